@@ -1,0 +1,34 @@
+"""The seam of five methods between the web and the engine. Only ids, refs and events cross it; never tensors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from lora_serve.core.commands import AdapterCommand
+from lora_serve.core.events import Event
+from lora_serve.core.request import GenerateRequest
+from lora_serve.core.stats import EngineStats
+
+
+class EngineClient(Protocol):
+    """What the doors and the web know of an engine. All methods run on the event loop's thread."""
+
+    async def start(self) -> None:
+        """Start the engine; returns when it takes requests (warm-up is requests)."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Submit `request` at once and yield its events: PromptEvent, TokenEvent ..., then FinishEvent.
+
+        An ErrorEvent is raised as its error instead of yielded. Leaving the loop early (`aclose`) is the abort:
+        the engine then frees the row's blocks and slot. Submitting is refused with QueueFullError when full.
+        """
+
+    async def adapters(self, command: AdapterCommand) -> None:
+        """Run a residency command; returns when it is done. Raises AdapterUnavailableError."""
+
+    async def stats(self) -> EngineStats:
+        """A snapshot made between two steps."""
+
+    async def stop(self) -> None:
+        """End the engine; whoever still waits gets NotReadyError."""

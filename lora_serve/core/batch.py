@@ -1,0 +1,73 @@
+"""One step's work: what the scheduler hands to the runner, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.request import SamplingParams
+
+BASE_SLOT = -1  # the slot of rows without an adapter
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRef:
+    """A device slot as a row sees it; the pool refuses a row whose generation is not the slot's own."""
+
+    index: int
+    generation: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """What the sampler needs of a row that reaches its last known token in this step."""
+
+    params: SamplingParams
+    seed: int  # 64 bits; drawn by the engine when the request has none
+    num_output_tokens: int
+    eos_token_ids: tuple[int, ...]  # forbidden while num_output_tokens < min_tokens
+    prompt_token_ids: tuple[int, ...] = ()  # filled only for rows with penalties
+    output_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step: `token_ids` are run at positions start, start + 1, ..."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    start: int  # tokens of this sequence already in the KV cache
+    block_table: tuple[int, ...]  # KV blocks covering positions 0 .. start + len(token_ids) - 1
+    slot: SlotRef | None  # None: the base model
+    sample: SampleInput | None  # None: a prompt chunk that is not the last
+    prompt_targets: tuple[int, ...] | None  # with prompt_logprobs: the next prompt token after each of token_ids
+    num_prompt_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one forward pass; at least one."""
+
+    rows: tuple[Row, ...]
+    fresh_blocks: tuple[int, ...]  # newly assigned KV blocks: zeroed before use, so no residue is ever read
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def num_adapters(self) -> int:
+        return len({row.slot.digest for row in self.rows if row.slot is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """One row's result; `error` ends this row only."""
+
+    sequence_id: int
+    token_id: int | None  # None: nothing was sampled
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per element of the row's prompt_targets
+    error: LoraServeError | None = None

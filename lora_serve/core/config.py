@@ -1,0 +1,234 @@
+"""Settings: resolved once from flags, environment (LORA_SERVE_X) and YAML, then frozen and handed on in slices.
+
+Names are vLLM's where it has one. `load_settings` is the only door; a wrong value is a ConfigError that names
+the flag, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.errors import ConfigError, InvalidRequestError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(value: Any) -> Any:
+    """`"512MiB"`, `"2GB"`, `"1.5g"` or a plain number -> bytes (int). Anything else raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", value.lower())
+    if not match:
+        raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which base model, where and how."""
+
+    model: str
+    device: str  # "auto", "cpu" or "cuda"
+    dtype: str  # "auto", "bfloat16", "float16" or "float32"
+    max_model_len: int | None  # tokens; None: the model's own limit
+    attention: str  # name of a file in model/attention, or "auto"
+    lora_kernel: str  # name of a file in model/lora_kernels, or "auto"
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Batching limits and device memory."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_queue: int  # waiting requests
+    kv_cache_memory: int | None  # bytes; None: chosen from free memory
+    block_size: int  # tokens per KV block
+    policy: str  # name of a file in engine/policies
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Where adapters are kept, and how many bytes each tier may hold."""
+
+    store: Path
+    roots: tuple[Path, ...]
+    redis_url: str | None
+    max_loras: int  # device slots
+    max_lora_rank: int
+    device_bytes: int | None  # None: no limit but max_loras
+    host_bytes: int
+    max_cpu_loras: int | None  # None: no limit but host_bytes
+    max_upload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str
+    port: int
+    served_model_name: str
+    admin_key: str | None
+    auth: str  # "auto", "on" or "off"
+    max_body_bytes: int
+    shutdown_timeout: float  # seconds
+    log_format: str  # "console" or "json"
+    warmup: str  # "auto", "full" or "off"
+
+
+class Settings(BaseSettings):
+    """Every setting of `lora-serve serve`; field names are flag names with underscores."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LORA_SERVE_",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        extra="forbid",
+        frozen=True,
+        protected_namespaces=(),
+    )
+
+    model: str = Field(description="folder or hub id of the base model")
+    served_model_name: str | None = Field(None, description="name of the base model on the wire; default: the model's folder or hub id")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs; auto: cuda if present")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="weights; auto: the checkpoint's own where the device computes it natively, else float32"
+    )
+    max_model_len: int | None = Field(None, ge=8, description="tokens, prompt and answer together; default: the model's own limit")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="rows in one step at most")
+    max_num_batched_tokens: int = Field(512, ge=16, description="tokens in one step at most; longer prompts run in chunks")
+    max_queue: int = Field(1024, ge=1, description="waiting requests at most; more are refused with 503")
+    max_loras: int = Field(16, ge=1, description="adapters resident on the device at most (slots)")
+    max_lora_rank: int = Field(256, ge=1, description="largest rank that may be registered")
+    max_cpu_loras: int | None = Field(None, ge=1, description="adapters kept in host memory at most; default: by bytes only")
+    adapter_memory: Bytes | None = Field(None, description="bytes of adapters on the device at most; default: by --max-loras only")
+    adapter_host_memory: Bytes = Field(2 * 2**30, description="bytes of adapters in host memory at most")
+    kv_cache_memory: Bytes | None = Field(None, description="bytes of the KV cache; default: chosen from the memory that is free")
+    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
+    adapter_root: tuple[Path, ...] = Field((), description="folder from which the admin may register by path; repeatable")
+    lora_modules: tuple[str, ...] = Field((), description="NAME=PATH adapters to register at start; repeatable")
+    redis_url: str | None = Field(None, description="redis://host:port/db of a second adapter store shared by replicas")
+    engine: Literal["thread"] = Field("thread", description="where the engine runs")
+    policy: Literal["fcfs"] = Field("fcfs", description="order of waiting requests")
+    attention: Literal["auto", "sdpa", "varlen"] = Field("auto", description="paged attention; auto: the fastest that runs here")
+    lora_kernel: Literal["auto", "loop", "gather", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
+    warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
+    auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
+    admin_key: str | None = Field(None, min_length=8, description="bearer key of the admin API; default: made at first start, kept in the store")
+    max_body_size: Bytes = Field(16 * 2**20, description="bytes of a request body at most (uploads: --max-upload-size)")
+    max_upload_size: Bytes = Field(4 * 2**30, description="bytes of an uploaded adapter at most")
+    shutdown_timeout: float = Field(30.0, ge=0, description="seconds that running requests may take to end after SIGTERM")
+    seed: int = Field(0, description="seed of unseeded requests' sampling")
+    log_format: Literal["console", "json"] = Field("console", description="form of the log on standard error")
+    config: Path | None = Field(None, description="YAML file with any of these settings")
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _check_lora_modules(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for item in value:
+            name, equals, path = item.partition("=")
+            if not equals or not path:
+                raise ValueError("expected NAME=PATH")
+            try:
+                check_adapter_id(name)
+            except InvalidRequestError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs}): each running row takes one token per step"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over environment over YAML; no .env, no secrets folder."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+    def model_slice(self) -> ModelConfig:
+        return ModelConfig(
+            self.model, self.device, self.dtype, self.max_model_len, self.attention, self.lora_kernel, self.seed
+        )
+
+    def engine_slice(self) -> EngineConfig:
+        return EngineConfig(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_queue,
+            self.kv_cache_memory,
+            self.block_size,
+            self.policy,
+            self.seed,
+        )
+
+    def adapter_slice(self) -> AdapterConfig:
+        return AdapterConfig(
+            self.store,
+            self.adapter_root,
+            self.redis_url,
+            self.max_loras,
+            self.max_lora_rank,
+            self.adapter_memory,
+            self.adapter_host_memory,
+            self.max_cpu_loras,
+            self.max_upload_size,
+        )
+
+    def server_slice(self) -> ServerConfig:
+        return ServerConfig(
+            self.host,
+            self.port,
+            self.served_model_name or self.model,
+            self.admin_key,
+            self.auth,
+            self.max_body_size,
+            self.shutdown_timeout,
+            self.log_format,
+            self.warmup,
+        )
+
+
+def load_settings(arguments: list[str]) -> Settings:
+    """Read flags (`arguments`, without the program's name), environment and `--config FILE.yaml`.
+
+    Raises ConfigError with one line per wrong setting: the flag, the value, what is allowed.
+    `--help` prints every flag and exits with 0, as argparse does.
+    """
+    raise ConfigError("not yet")
+
+
+def describe(error: ValidationError) -> str:
+    """One line per wrong setting."""
+    lines = []
+    for item in error.errors():
+        flag = "--" + str(item["loc"][0]).replace("_", "-") if item["loc"] else "settings"
+        lines.append(f"{flag}: {item['msg']} (got {item['input']!r})")
+    return "\n".join(lines)

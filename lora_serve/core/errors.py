@@ -1,0 +1,124 @@
+"""The error tree: what can go wrong, in words, with the ids inside.
+
+The tree knows nothing of HTTP; `server/errors.py` is the one place that turns a class into a status.
+
+LoraServeError
+├── ConfigError                  a flag, environment variable or YAML key is wrong
+├── ModelError                   the base model cannot be loaded, or cannot be served exactly
+├── RequestError                 the caller's input is wrong; saying it again will not help
+│   ├── InvalidRequestError      a field is wrong (`param` names it)
+│   ├── AuthenticationError      no key, or a wrong one
+│   ├── ForbiddenError           a key that may not do this
+│   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
+│   ├── ConflictError            the admin's change contradicts what is there
+│   ├── PayloadTooLargeError     the body is over the limit
+│   ├── UnsupportedMediaError    the body's type or encoding is not understood
+│   └── InvalidAdapterError      the adapter cannot be served exactly; `reasons` lists why
+├── CapacityError                not now: come back after `retry_after` seconds
+│   ├── QueueFullError           the waiting queue is at its limit
+│   ├── NotReadyError            warming up or draining
+│   └── AdapterUnavailableError  the adapter's weights could not be fetched now
+├── RequestTimeoutError          the request's own deadline passed
+└── InternalError                our bug or the machine's; the row ends, the server goes on
+    └── NumericalError           a row's logits are not finite
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class LoraServeError(Exception):
+    """Base of every error this package raises on purpose; `str(error)` is safe to show to its caller."""
+
+
+class ConfigError(LoraServeError):
+    """A setting is wrong; the message names the flag, the value and what is allowed."""
+
+
+class ModelError(LoraServeError):
+    """The base model is missing, broken, or cannot be served exactly."""
+
+
+class RequestError(LoraServeError):
+    """The caller's input is wrong."""
+
+
+class InvalidRequestError(RequestError):
+    """A field of the request is wrong; `param` names it, `code` is OpenAI's word for it where there is one."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class AuthenticationError(RequestError):
+    """No key was sent, or a wrong one."""
+
+
+class ForbiddenError(RequestError):
+    """The key is known and may not do this."""
+
+
+class AdapterNotFoundError(RequestError):
+    """Unknown, foreign or deleted adapter: deliberately one and the same text for all three."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model `{name}` does not exist or you do not have access to it.")
+        self.name = name
+
+
+class ConflictError(RequestError):
+    """The admin's change contradicts the state that is there."""
+
+
+class PayloadTooLargeError(RequestError):
+    """The body is larger than the limit."""
+
+
+class UnsupportedMediaError(RequestError):
+    """The body's content type or encoding is not understood."""
+
+
+class InvalidAdapterError(RequestError):
+    """The adapter cannot be served exactly; `reasons` lists every cause found, tensor names included."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        shown = list(reasons[:8])
+        if len(reasons) > len(shown):
+            shown.append(f"... and {len(reasons) - len(shown)} more")
+        super().__init__("The adapter cannot be served: " + "; ".join(shown))
+        self.reasons = tuple(reasons)
+
+
+class CapacityError(LoraServeError):
+    """Not now; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFullError(CapacityError):
+    """The waiting queue is at its limit."""
+
+
+class NotReadyError(CapacityError):
+    """The server is warming up or draining."""
+
+
+class AdapterUnavailableError(CapacityError):
+    """The adapter's weights cannot be fetched at present."""
+
+
+class RequestTimeoutError(LoraServeError):
+    """The request's own deadline (`timeout_ms`) passed."""
+
+
+class InternalError(LoraServeError):
+    """Our bug or the machine's fault; only the row that met it ends."""
+
+
+class NumericalError(InternalError):
+    """A row's logits are not finite."""

@@ -1,0 +1,73 @@
+"""The engine's figures: one frozen snapshot, made on the engine's own thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """One device slot that holds an adapter."""
+
+    index: int
+    generation: int
+    digest: str
+    name: str
+    num_bytes: int
+    num_rows: int  # rows that hold it now
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """The composition of one past batch."""
+
+    num_rows: int
+    num_tokens: int
+    num_adapters: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCounters:
+    """Per adapter digest, since start."""
+
+    hits: int = 0  # requests that found it on the device
+    misses: int = 0  # requests that had to wait for it
+    loads: int = 0
+    evictions: int = 0
+    load_seconds: float = 0.0  # of the last load, fetch to slot
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier ("device" or "host") of the adapter cache."""
+
+    hits: int
+    misses: int
+    loads: int
+    evictions: int
+    load_seconds: float  # summed
+    num_bytes: int  # resident now
+    budget_bytes: int  # 0: no limit in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One snapshot."""
+
+    num_running: int
+    num_waiting: int
+    running_adapters: tuple[str, ...]  # names of adapters resident on the device
+    waiting_adapters: tuple[str, ...]
+    max_loras: int
+    num_blocks: int
+    num_free_blocks: int
+    block_size: int  # tokens
+    num_preemptions: int
+    slots: tuple[SlotInfo, ...]
+    host_digests: tuple[str, ...]
+    loading_digests: tuple[str, ...]
+    tiers: dict[str, TierStats] = field(default_factory=dict)
+    adapters: dict[str, AdapterCounters] = field(default_factory=dict)
+    recent_batches: tuple[BatchInfo, ...] = ()
