@@ -1,0 +1,66 @@
+"""Which modules a LoRA config means, and each one's rank and scale: PEFT's own rules, tested against PEFT.
+
+Rules: peft/tuners/tuners_utils.py `check_target_module_exists`, peft/utils/other.py `get_pattern_key`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from lora_serve.adapters.patterns import Pattern, match_names
+from lora_serve.adapters.peft_config import LoraConfig
+
+ALL_LINEAR = "all-linear"
+_FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")  # lazy: the layer's number, not an expert's inside it
+
+
+def targeted(config: LoraConfig, modules: Sequence[str]) -> frozenset[str]:
+    """The linear layers among `modules` that `config` adapts."""
+    excluded = _excluded(config, modules)
+    candidates = [module for module in modules if module not in excluded]
+    if isinstance(config.target_modules, str):
+        if config.target_modules.lower() == ALL_LINEAR:
+            return frozenset(module for module in candidates if _FIRST_INDEX.match(module + "."))
+        return match_names([Pattern(config.target_modules, whole=True)], candidates)[0]
+    named = [module for module in candidates if _is_named(module, config.target_modules)]
+    return frozenset(module for module in named if _layer_counts(config, module))
+
+
+def ranks_and_scales(config: LoraConfig, modules: Sequence[str]) -> dict[str, tuple[int, float]]:
+    """module -> (rank, scale)."""
+    ranks = _first_match(config.rank_pattern, modules)
+    alphas = _first_match(config.alpha_pattern, modules)
+    table = {}
+    for module in modules:
+        rank = int(ranks.get(module, config.r))
+        table[module] = rank, config.scale(rank, alphas.get(module, config.alpha))
+    return table
+
+
+def _excluded(config: LoraConfig, modules: Sequence[str]) -> frozenset[str]:
+    exclude = config.exclude_modules
+    if isinstance(exclude, str):
+        return match_names([Pattern(exclude, whole=True)], modules)[0]
+    return frozenset(module for module in modules if _is_named(module, exclude))
+
+
+def _is_named(module: str, names: Iterable[str]) -> bool:
+    return any(module == name or module.endswith("." + name) for name in names)
+
+
+def _layer_counts(config: LoraConfig, module: str) -> bool:
+    if config.layers_to_transform is None:
+        return True
+    patterns = [re.compile(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.") for name in config.layers_pattern] or [_FIRST_INDEX]
+    match = next(filter(None, (pattern.match(module) for pattern in patterns)), None)
+    return match is not None and int(match["idx"]) in config.layers_to_transform
+
+
+def _first_match(patterns: Sequence[tuple[str, float]], modules: Sequence[str]) -> dict[str, float]:
+    expressions = [Pattern(key, whole=False) for key, _ in patterns]
+    found: dict[str, float] = {}
+    for matched, (_, value) in zip(match_names(expressions, modules), patterns, strict=True):
+        for module in matched:
+            found.setdefault(module, value)
+    return found
