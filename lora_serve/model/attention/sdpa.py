@@ -1,0 +1,112 @@
+"""Paged attention with torch's scaled_dot_product_attention: runs everywhere, fastest on CPU.
+
+Decode rows go in one call: their blocks are gathered by `index_select` (four times faster than `pool[table]`) and
+the query heads of a KV group are folded into the query length, which avoids the slow grouped-query path for one
+query token. Prefill rows go one by one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.step_context import PrefillRow, StepInputs
+
+
+class Backend:
+    """See `Attention`."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        out = torch.empty_like(query)
+        rows = step.decode.num_rows
+        if rows:
+            out[:rows] = self._decode(layer, query[:rows], step, scale, window, softcap)
+        for row in step.prefill:
+            here = slice(row.start, row.end)
+            if row.context == 0:
+                keys, values = key[here], value[here]
+            else:
+                keys, values = self._gather_row(layer, row)
+            out[here] = _prefill(query[here], keys, values, row.context, scale, window, softcap)
+        return out
+
+    def _decode(
+        self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """query [rows, num_heads, head_dim] -> the same shape."""
+        pool_k, pool_v = self._cache.layer(layer)
+        rows, num_heads, head_dim = query.shape
+        num_kv_heads = self._cache.shape.num_kv_heads
+        table = step.decode.block_table
+        flat = table.reshape(-1)
+        keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        values = pool_v.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        mask = step.masks.get(window)
+        if mask is None:
+            mask = step.masks[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
+        folded = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        return _attend(folded, keys, values, mask, scale, softcap).reshape(rows, num_heads, head_dim)
+
+    def _gather_row(self, layer: int, row: PrefillRow) -> tuple[Tensor, Tensor]:
+        """K and V of one row from its blocks, each [context + tokens, num_kv_heads, head_dim]."""
+        pool_k, pool_v = self._cache.layer(layer)
+        length = row.context + row.end - row.start
+        return (
+            pool_k.index_select(0, row.blocks).flatten(0, 1)[:length],
+            pool_v.index_select(0, row.blocks).flatten(0, 1)[:length],
+        )
+
+
+def _decode_mask(lengths: Tensor, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Additive mask [rows, 1, 1, num_keys]: 0 where the row's last token may look, -inf elsewhere."""
+    keys = torch.arange(num_keys, device=lengths.device)
+    visible = keys < lengths[:, None]
+    if window is not None:
+        visible &= keys >= (lengths - window)[:, None]
+    mask = torch.zeros(visible.shape, dtype=dtype, device=lengths.device)
+    return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+
+
+def _prefill(
+    query: Tensor, keys: Tensor, values: Tensor, context: int, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """query [tokens, num_heads, head_dim] over keys, values [context + tokens, num_kv_heads, head_dim]."""
+    tokens, num_heads, _ = query.shape
+    group = num_heads // keys.shape[1]
+    q = query.transpose(0, 1)[None]  # [1, num_heads, tokens, head_dim]
+    k = keys.transpose(0, 1).repeat_interleave(group, dim=0)[None]
+    v = values.transpose(0, 1).repeat_interleave(group, dim=0)[None]
+    if softcap is None and context == 0 and (window is None or tokens <= window):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+    q_positions = torch.arange(context, context + tokens, device=query.device)[:, None]
+    k_positions = torch.arange(keys.shape[0], device=query.device)[None, :]
+    visible = k_positions <= q_positions
+    if window is not None:
+        visible &= k_positions > q_positions - window
+    mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device)
+    mask.masked_fill_(~visible, float("-inf"))
+    return _attend(q, k, v, mask, scale, softcap)[0].transpose(0, 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Attention with an additive mask; soft-capped scores (Gemma 2, arXiv 2408.00118) are computed by hand."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = softcap * torch.tanh((q @ k.transpose(-1, -2)) * (scale / softcap)) + mask
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v

@@ -1,0 +1,231 @@
+"""The frozen base: loads a transformers model and lets its own code run over packed rows and a paged KV cache.
+
+Nothing of a model is copied here. The model's attention is replaced through transformers' public
+`AttentionInterface`, its linear layers are wrapped to add LoRA deltas, and it is called with all rows laid end to
+end (`position_ids` tell where each begins). What a model leaves in the cache is learned by watching one forward
+pass. A model for which the result is not that of its plain self is refused (`exactness.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+from transformers.pytorch_utils import Conv1D
+
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import ModelError
+from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.kv_cache import KVCache, KVShape
+from lora_serve.model.lora_kernels import create_kernel
+from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.step_context import StepContext, StepInputs
+
+_names = itertools.count()
+_IGNORED_ATTENTION_ARGUMENTS = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A plain transformers model, frozen, and the facts about it."""
+
+    module: PreTrainedModel
+    spec: ModelSpec
+    kv_shape: KVShape
+    device: torch.device
+
+
+class BaseModel:
+    """The plain model with its attention and linear layers replaced."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache, slots: LoraSlots, config: ModelConfig) -> None:
+        self.module = loaded.module
+        self.context = StepContext()
+        self._cache = cache
+        self._attention: Attention = create_attention(config.attention, cache)
+        kernel = create_kernel(config.lora_kernel, slots)
+        embedding = self.module.get_input_embeddings().weight
+        head = self.module.get_output_embeddings()
+        for name, index in slots.module_index.items():
+            linear = self.module.get_submodule(name)
+            assert isinstance(linear, nn.Linear | Conv1D)
+            base = FrozenLinear(linear, shared_weight=linear.weight is embedding)
+            wrapped = LoraLinear(base, index, kernel, self.context, is_output_head=linear is head)
+            self.module.set_submodule(name, wrapped)
+        implementation = f"lora_serve_{next(_names)}"
+        AttentionInterface.register(implementation, self._attend)
+        self.module.set_attn_implementation(implementation)
+
+    @torch.inference_mode()
+    def logits(self, step: StepInputs) -> Tensor:
+        """One forward pass over the packed rows: logits of `step.logit_positions`, [num_logits, vocab] float32."""
+        with self.context.running(step):
+            output = self.module(
+                input_ids=step.token_ids,
+                position_ids=step.position_ids,
+                use_cache=False,
+                logits_to_keep=step.logit_positions,
+            )
+        logits: Tensor = output.logits[0]
+        return logits.float()
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **arguments: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' attention function: query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D] after RoPE."""
+        step = self.context.step
+        layer = module.layer_idx
+        key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        self._cache.write(layer, key_rows, value_rows, step.cache_positions)
+        out = self._attention(
+            layer,
+            query[0].transpose(0, 1),
+            key_rows,
+            value_rows,
+            step,
+            scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
+            window=sliding_window,
+            softcap=softcap,
+        )
+        return out[None], None
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load the model of `config.model` (a folder or a hub id) frozen. Raises ModelError in words."""
+    device = _device(config.device)
+    try:
+        hf_config = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
+        dtype = _dtype(config.dtype, hf_config, device)
+        module = AutoModelForCausalLM.from_pretrained(
+            config.model, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="eager"
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises many kinds for a broken folder
+        raise ModelError(f"--model {config.model}: cannot be loaded: {_first_line(error)}") from error
+    module = module.to(device).eval().requires_grad_(False)
+    kv_shape, linears = _observe(module, device)
+    return LoadedModel(module, _spec(config, module, linears, dtype, device), kv_shape, device)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda: no CUDA device is visible to torch; use --device cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
+    """auto: the checkpoint's own type where the device multiplies it natively, else float32."""
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    own = getattr(hf_config, "dtype", None) or torch.float32
+    native = device.type == "cuda" or (
+        own == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+    return own if native else torch.float32
+
+
+def _spec(
+    config: ModelConfig, module: PreTrainedModel, linears: Mapping[str, LinearShape], dtype: torch.dtype, device: torch.device
+) -> ModelSpec:
+    text = module.config.get_text_config()
+    limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ModelError(f"--max-model-len {config.max_model_len}: this model knows {limit} positions at most")
+    eos = module.generation_config.eos_token_id if module.generation_config is not None else None
+    eos = eos if eos is not None else text.eos_token_id
+    unique = {tensor.data_ptr(): tensor.nbytes for tensor in itertools.chain(module.parameters(), module.buffers())}
+    return ModelSpec(
+        name=config.model,
+        architecture=type(module).__name__,
+        vocab_size=module.get_input_embeddings().weight.shape[0],
+        max_model_len=config.max_model_len or limit,
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        num_layers=text.num_hidden_layers,
+        linears=linears,
+        num_bytes=sum(unique.values()),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+    )
+
+
+@torch.inference_mode()
+def _observe(module: PreTrainedModel, device: torch.device) -> tuple[KVShape, dict[str, LinearShape]]:
+    """Run five tokens and watch: what each layer would cache, and which linear layers see every token once."""
+    num_tokens, keys, seen = 5, dict[int, Tensor](), dict[str, int]()
+
+    def watch(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        if key.shape != value.shape:
+            raise ModelError("keys and values of different shapes are not supported")
+        keys[layer.layer_idx] = key
+        return query.transpose(1, 2).contiguous(), None
+
+    def count(name: str) -> Any:
+        return lambda _, inputs, __: seen.__setitem__(name, seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[-1])
+
+    linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    hooks = [m.register_forward_hook(count(n)) for n, m in linears.items()]
+    implementation = f"lora_serve_watch_{next(_names)}"
+    AttentionInterface.register(implementation, watch)
+    before = module.config._attn_implementation
+    try:
+        module.set_attn_implementation(implementation)
+        ids = torch.arange(num_tokens, device=device)[None]
+        module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=torch.arange(num_tokens, device=device))
+    except Exception as error:
+        raise ModelError(f"{type(module).__name__} cannot be served: {_first_line(error)}") from error
+    finally:
+        module.set_attn_implementation(before)
+        for hook in hooks:
+            hook.remove()
+    return _kv_shape(module, keys), {
+        name: LinearShape(*reversed(_out_in(linears[name]))) for name, rows in seen.items() if rows == num_tokens
+    }
+
+
+def _out_in(linear: nn.Module) -> tuple[int, int]:
+    out, in_ = reversed(linear.weight.shape) if isinstance(linear, Conv1D) else linear.weight.shape  # type: ignore[misc]
+    return int(out), int(in_)
+
+
+def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
+    num_layers = module.config.get_text_config().num_hidden_layers
+    shapes = {(key.shape[1], key.shape[3], key.dtype) for key in keys.values()}
+    if sorted(keys) != list(range(num_layers)) or len(shapes) != 1:
+        raise ModelError(
+            f"{type(module).__name__} cannot be served: its {num_layers} layers do not all attend through keys and "
+            f"values of one shape (seen in {len(keys)} layers: {sorted(map(str, shapes))})"
+        )
+    num_kv_heads, head_dim, dtype = shapes.pop()
+    return KVShape(num_layers, num_kv_heads, head_dim, dtype)
+
+
+def is_local(model: str) -> bool:
+    """Whether `model` names a folder rather than a hub id."""
+    return Path(model).exists()

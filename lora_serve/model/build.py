@@ -1,0 +1,65 @@
+"""Loads the base model and lays its pools: everything of this floor that wiring needs, in one call."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from lora_serve.core.config import EngineConfig, ModelConfig
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.base_model import BaseModel, LoadedModel, load_model
+from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.runner import ModelRunner
+
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the free memory, for the KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """A base model that has proved exact, ready to run batches."""
+
+    spec: ModelSpec
+    runner: ModelRunner
+    num_blocks: int  # KV blocks, block 0 not counted
+
+
+def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slots: int) -> ModelParts:
+    """Load, wrap, prove. Raises ModelError and ConfigError before anything is served."""
+    loaded = load_model(model_config)
+    probe = probe_tokens(loaded.spec.vocab_size)
+    expected = plain_logprobs(loaded, probe)
+    num_blocks = _num_blocks(loaded, engine_config)
+    cache = KVCache(loaded.kv_shape, num_blocks + 1, engine_config.block_size, loaded.device)
+    slots = LoraSlots(loaded.spec.linears, num_slots, loaded.device)
+    runner = ModelRunner(BaseModel(loaded, cache, slots, model_config), cache, slots, loaded.device)
+    spec = loaded.spec
+    check_exactness(runner.run, expected, probe, cache.block_size, loaded.kv_shape.dtype, spec.architecture)
+    return ModelParts(spec, runner, num_blocks)
+
+
+def _num_blocks(loaded: LoadedModel, config: EngineConfig) -> int:
+    """How many blocks the budget pays for; at least one sequence of full length must fit."""
+    block_bytes = loaded.kv_shape.block_bytes(config.block_size)
+    per_sequence = -(-loaded.spec.max_model_len // config.block_size)
+    wanted = per_sequence * config.max_num_seqs
+    budget = config.kv_cache_memory if config.kv_cache_memory is not None else _free_memory(loaded.device)
+    num_blocks = min(wanted, budget // block_bytes)
+    if num_blocks < per_sequence:
+        raise ConfigError(
+            f"--kv-cache-memory: {budget} bytes hold {num_blocks * config.block_size} tokens, fewer than one sequence of "
+            f"--max-model-len {loaded.spec.max_model_len}; give at least {per_sequence * block_bytes} bytes or a smaller "
+            "--max-model-len"
+        )
+    return num_blocks
+
+
+def _free_memory(device: torch.device) -> int:
+    """The share of the device's free memory that the KV cache may take, bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)

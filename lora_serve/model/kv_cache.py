@@ -1,0 +1,56 @@
+"""The pool of the KV cache: bytes by block index. Who owns which block is `engine/blocks.py`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token leaves in the cache, learned from the model itself."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block of `block_size` tokens over all layers, K and V."""
+        return 2 * self.num_layers * block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """K and V of every layer in blocks of `block_size` tokens (PagedAttention, Kwon et al., SOSP 2023).
+
+    Block 0 belongs to nobody and stays zero: block tables are padded with it.
+    """
+
+    def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # torch.zeros maps untouched pages lazily on the CPU: a large budget costs nothing until it is used
+        self._pool = torch.zeros(
+            (2, shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=device,
+        )
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        return self._pool[0, index], self._pool[1, index]
+
+    def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at flat positions [num_tokens]."""
+        keys, values = self.layer(layer)
+        keys.flatten(0, 1).index_copy_(0, positions, key)
+        values.flatten(0, 1).index_copy_(0, positions, value)
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        """Clear blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
+        if blocks:
+            self._pool.index_fill_(2, torch.tensor(blocks, device=self._pool.device), 0)

@@ -1,0 +1,33 @@
+"""The LoRA delta of a mixed batch: one file per kernel, one contract test for all."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+from torch import Tensor
+
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.step_context import LoraTokens
+
+
+class LoraKernel(Protocol):
+    """`file.py` holds `class Kernel` with this constructor and method; the file's name is the config value."""
+
+    def __init__(self, slots: LoraSlots) -> None: ...
+
+    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
+        """y[i] += scale[s] * (x[i] A[s]^T) B[s]^T in place, s being token i's slot; other rows stay untouched.
+
+        y [num_tokens, out], x [num_tokens, in] of the model's dtype; A [rank, in], B [rank, out] per slot.
+        """
+
+
+def create_kernel(name: str, slots: LoraSlots) -> LoraKernel:
+    """The kernel of file `name`; "auto": native where a C compiler made it, else loop. Raises ConfigError."""
+    if name == "auto":
+        native = importlib.import_module(f"{__name__}.native")
+        name = "native" if native.why_not(slots) is None else "loop"
+    module = importlib.import_module(f"{__name__}.{name}")
+    kernel: LoraKernel = module.Kernel(slots)
+    return kernel

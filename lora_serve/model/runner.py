@@ -1,0 +1,155 @@
+"""Runs one batch: rows to packed tensors, one forward pass, logits to one token per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.adapters.weights import HostAdapter
+from lora_serve.core.batch import BASE_SLOT, Batch, Row, RowOutput, SampleInput, SlotRef
+from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
+from lora_serve.core.events import TokenLogprobs
+from lora_serve.model.base_model import BaseModel
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.sampler import logprobs_of, sample
+from lora_serve.model.step_context import DecodeRows, LoraTokens, PrefillRow, StepInputs
+
+_LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
+
+
+@dataclass(frozen=True, slots=True)
+class _LogitSpan:
+    """Where a row's logits lie among all logits of the step."""
+
+    start: int
+    end: int
+
+
+class ModelRunner:
+    """The runner that `engine/engine.py` speaks to; it knows slots, blocks and rows, but no requests and no tenants."""
+
+    def __init__(self, model: BaseModel, cache: KVCache, slots: LoraSlots, device: torch.device) -> None:
+        self._model = model
+        self._cache = cache
+        self._slots = slots
+        self._device = device
+
+    def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
+        """Put an adapter's weights into a device slot."""
+        self._slots.load(slot, adapter)
+
+    def clear_slot(self, index: int) -> None:
+        """Free a device slot's weights."""
+        self._slots.clear(index)
+
+    def run(self, batch: Batch) -> list[RowOutput]:
+        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
+        self._cache.zero(batch.fresh_blocks)
+        refused = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
+        rows = sorted((row for row in batch.rows if row.sequence_id not in refused), key=lambda row: len(row.token_ids) > 1)
+        outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
+        if rows:
+            outputs.update(self._run_rows(rows))
+        return [outputs[row.sequence_id] for row in batch.rows]
+
+    def _refusal(self, row: Row) -> LoraServeError | None:
+        try:
+            if row.slot is not None:
+                self._slots.check(row.slot)
+        except InternalError as error:
+            return error
+        return None
+
+    @torch.inference_mode()
+    def _run_rows(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
+        """rows: those of one token first."""
+        step, spans = self._pack(rows)
+        logits = self._model.logits(step)
+        prompt_logprobs = {row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)}
+        sampled = [(row, row.sample, span.end - 1) for row, span in zip(rows, spans, strict=True) if row.sample is not None]
+        chosen = self._sample(logits, sampled)
+        return {
+            row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
+            if not prompt_logprobs[row.sequence_id]
+            else _with_prompt(chosen.get(row.sequence_id), row.sequence_id, prompt_logprobs[row.sequence_id])
+            for row in rows
+        }
+
+    def _pack(self, rows: Sequence[Row]) -> tuple[StepInputs, list[_LogitSpan]]:
+        """The step's tensors, and where each row's logits will lie."""
+        num_decode = sum(len(row.token_ids) == 1 for row in rows)
+        spans, logit_positions, prefill, position = list[_LogitSpan](), list[int](), list[PrefillRow](), 0
+        for row in rows:
+            end = position + len(row.token_ids)
+            first = position if row.prompt_targets else end - 1 if row.sample is not None else end
+            spans.append(_LogitSpan(len(logit_positions), len(logit_positions) + end - first))
+            logit_positions.extend(range(first, end))
+            if len(row.token_ids) > 1:
+                prefill.append(PrefillRow(position, end, row.start, self._tensor(row.block_table)))
+            position = end
+        slot_of = [row.slot.index if row.slot is not None else BASE_SLOT for row in rows]
+        step = StepInputs(
+            token_ids=self._tensor([token for row in rows for token in row.token_ids])[None],
+            position_ids=self._tensor([p for row in rows for p in range(row.start, row.start + len(row.token_ids))])[None],
+            cache_positions=self._tensor([p for row in rows for p in self._cache_positions(row)]),
+            decode=self._decode_rows(rows[:num_decode]),
+            prefill=tuple(prefill),
+            logit_positions=self._tensor(logit_positions or [0]),
+            lora=LoraTokens.of((len(row.token_ids), slot) for row, slot in zip(rows, slot_of, strict=True)),
+            lora_logits=LoraTokens.of((span.end - span.start, slot) for span, slot in zip(spans, slot_of, strict=True)),
+        )
+        return step, spans
+
+    def _cache_positions(self, row: Row) -> list[int]:
+        size, table = self._cache.block_size, row.block_table
+        return [table[p // size] * size + p % size for p in range(row.start, row.start + len(row.token_ids))]
+
+    def _decode_rows(self, rows: Sequence[Row]) -> DecodeRows:
+        width = max((len(row.block_table) for row in rows), default=0)
+        table = [[*row.block_table, *[0] * (width - len(row.block_table))] for row in rows]
+        return DecodeRows(len(rows), self._tensor(table), self._tensor([row.start + 1 for row in rows]))
+
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _sample(self, logits: Tensor, sampled: Sequence[tuple[Row, SampleInput, int]]) -> dict[int, RowOutput]:
+        """One output per (row, its sampling input, index of its last logits)."""
+        if not sampled:
+            return {}
+        own = logits[self._tensor([index for *_, index in sampled])]
+        is_number = ~own.amax(dim=-1).isnan()  # amax passes NaN on
+        tokens = sample(own, [inputs for _, inputs, _ in sampled])
+        wanted = [i for i, (_, inputs, _) in enumerate(sampled) if inputs.params.logprobs is not None]
+        logprobs: dict[int, TokenLogprobs] = {}
+        if wanted:
+            index = self._tensor(wanted)
+            num_top = [sampled[i][1].params.logprobs or 0 for i in wanted]
+            logprobs = dict(zip(wanted, logprobs_of(own[index], tokens[index], num_top), strict=True))
+        return {
+            row.sequence_id: RowOutput(row.sequence_id, token, logprobs.get(i))
+            if fine
+            else RowOutput(row.sequence_id, None, error=NumericalError("the model's logits for this request are not numbers"))
+            for i, ((row, *_), token, fine) in enumerate(zip(sampled, tokens.tolist(), is_number.tolist(), strict=True))
+        }
+
+
+def _prompt_logprobs(logits: Tensor, row: Row, span: _LogitSpan) -> tuple[TokenLogprobs, ...]:
+    """The log-probabilities of the row's prompt targets, a few positions at a time."""
+    targets = row.prompt_targets or ()
+    found: list[TokenLogprobs] = []
+    for start in range(0, len(targets), _LOGPROB_ROWS):
+        part = targets[start : start + _LOGPROB_ROWS]
+        own = logits[span.start + start : span.start + start + len(part)]
+        tokens = torch.tensor(part, dtype=torch.int64, device=logits.device)
+        found.extend(logprobs_of(own, tokens, [row.num_prompt_logprobs] * len(part)))
+    return tuple(found)
+
+
+def _with_prompt(output: RowOutput | None, sequence_id: int, found: tuple[TokenLogprobs, ...]) -> RowOutput:
+    if output is None:
+        return RowOutput(sequence_id, None, prompt_logprobs=found)
+    return RowOutput(sequence_id, output.token_id, output.logprobs, found, output.error)

@@ -1,0 +1,152 @@
+"""From logits to one token per row, on tensors: no Python loop over the vocabulary and none over rows' tokens.
+
+Sampling inverts the cumulative distribution at one uniform number per row, which is a hash of the row's seed and of
+how many tokens it has: a seeded request draws the same numbers alone or in any batch, and after a recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import SampleInput
+from lora_serve.core.events import TokenLogprobs
+
+_NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens first, at all only when they must
+
+
+def uniform(seeds: Sequence[int], counters: Sequence[int]) -> Tensor:
+    """One number in (0, 1) per (seed, counter): SplitMix64 (Steele et al., OOPSLA 2014). Returns [rows] float64."""
+    z = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    count = np.array(counters, dtype=np.uint64)
+    for step in (np.uint64(0), count):  # mix the seed before the counter: neighbouring seeds stay unrelated
+        z = z + (step + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return torch.from_numpy(((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+
+
+def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """logits [rows, vocab] float32 -> token ids [rows] int64. Order of the steps as in vLLM:
+    forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p.
+    """
+    logits = _adjusted(logits, rows)
+    tokens = logits.argmax(dim=-1)
+    plain = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not _is_truncated(row)]
+    truncated = [i for i, row in enumerate(rows) if row.params.temperature > 0 and _is_truncated(row)]
+    for chosen, draw in ((plain, _draw), (truncated, _draw_truncated)):
+        if chosen:
+            index = torch.tensor(chosen, device=logits.device)
+            members = [rows[i] for i in chosen]
+            temperature = _column([row.params.temperature for row in members], logits)
+            probabilities = torch.softmax(logits[index] / temperature, dim=-1)
+            numbers = uniform([row.seed for row in members], [row.num_output_tokens for row in members])
+            tokens[index] = draw(probabilities, numbers.to(logits.device)[:, None], members)
+    return tokens
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
+    """Of the raw distribution: logits [rows, vocab] float32, the chosen tokens [rows], how many best ones per row."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    width = max([*num_top, 1])
+    best = logprobs.topk(min(width, logits.shape[1]), dim=-1)
+    columns = (tokens.tolist(), chosen[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist())
+    return [
+        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for (token, logprob, rank, ids, values), count in zip(zip(*columns, strict=True), num_top, strict=True)
+    ]
+
+
+def _is_truncated(row: SampleInput) -> bool:
+    params = row.params
+    return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _draw(probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """Inverse transform over the vocabulary in its own order; probabilities [rows, vocab], numbers [rows, 1]."""
+    cumulative = probabilities.double().cumsum(dim=-1)
+    drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
+    return drawn.clamp_(max=probabilities.shape[1] - 1)
+
+
+def _draw_truncated(probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """Inverse transform over the tokens kept by min-p, top-k and top-p, best first."""
+    vocabulary = probabilities.shape[1]
+    best = probabilities.topk(min(_NUM_CANDIDATES, vocabulary), dim=-1)
+    kept = _kept(best.values, rows, vocabulary)
+    if bool((kept[:, -1] > 0).any()) and best.values.shape[1] < vocabulary:  # a row keeps more than the candidates
+        best = probabilities.sort(dim=-1, descending=True)
+        kept = _kept(best.values, rows, vocabulary)
+    positions = _draw(kept, numbers, rows)
+    return best.indices.gather(1, positions[:, None])[:, 0]
+
+
+def _kept(ordered: Tensor, rows: Sequence[SampleInput], vocabulary: int) -> Tensor:
+    """`ordered` [rows, candidates] descending, with 0 where min-p, top-k or top-p cut; rows of their own sums."""
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
+    min_p = _column([row.params.min_p for row in rows], ordered)
+    top_k = torch.tensor([row.params.top_k or vocabulary for row in rows], device=ordered.device)[:, None]
+    top_p = _column([row.params.top_p for row in rows], ordered)
+    kept = ordered.masked_fill((ordered < min_p * ordered[:, :1]) | (ranks >= top_k), 0.0)
+    # without min-p and top-k the whole row sums to 1, also when only its best candidates are here
+    is_cut = (top_k <= ordered.shape[1]) | (kept[:, -1:] == 0)
+    total = torch.where(is_cut, kept.sum(dim=-1, keepdim=True), torch.ones_like(min_p))
+    before = kept.cumsum(dim=-1) - kept
+    return kept.masked_fill((before >= top_p * total) & (ranks > 0), 0.0)
+
+
+def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """Logits with forbidden tokens, bias and penalties applied; the argument itself stays as it is."""
+    forbidden = [
+        (i, token)
+        for i, row in enumerate(rows)
+        if row.num_output_tokens < row.params.min_tokens
+        for token in (*row.eos_token_ids, *row.params.stop_token_ids)
+    ]
+    bias = [(i, token, value) for i, row in enumerate(rows) for token, value in row.params.logit_bias]
+    penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
+    if not (forbidden or bias or penalised):
+        return logits
+    logits = logits.clone()
+    device = logits.device
+    if forbidden:
+        index = torch.tensor(forbidden, device=device)
+        logits[index[:, 0], index[:, 1]] = float("-inf")
+    if bias:
+        where = torch.tensor([(i, token) for i, token, _ in bias], device=device)
+        values = torch.tensor([value for *_, value in bias], dtype=logits.dtype, device=device)
+        logits.index_put_((where[:, 0], where[:, 1]), values, accumulate=True)
+    if penalised:
+        index = torch.tensor(penalised, device=device)
+        logits[index] = _penalised(logits[index], [rows[i] for i in penalised])
+    return logits
+
+
+def _penalised(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """Repetition (Keskar et al., 2019: prompt and output), frequency and presence (OpenAI: output) penalties."""
+    prompts = _counts([row.prompt_token_ids for row in rows], logits)
+    outputs = _counts([row.output_token_ids for row in rows], logits)
+    repetition = _column([row.params.repetition_penalty for row in rows], logits)
+    seen = (prompts > 0) | (outputs > 0)
+    factor = torch.where(logits > 0, 1.0 / repetition, repetition)
+    logits = torch.where(seen, logits * factor, logits)
+    logits = logits - _column([row.params.frequency_penalty for row in rows], logits) * outputs
+    return logits - _column([row.params.presence_penalty for row in rows], logits) * (outputs > 0)
+
+
+def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """How often each token of the vocabulary occurs per row: [rows, vocab]."""
+    row_of = torch.tensor([i for i, ids in enumerate(tokens) for _ in ids], dtype=torch.int64, device=like.device)
+    flat = torch.tensor([token for ids in tokens for token in ids], dtype=torch.int64, device=like.device)
+    counts = torch.zeros_like(like)
+    return counts.index_put_((row_of, flat), torch.ones(len(flat), dtype=like.dtype, device=like.device), accumulate=True)

@@ -1,0 +1,118 @@
+"""One step as tensors, and the object through which the model's layers find it.
+
+Rows lie end to end in one packed sequence of `num_tokens` tokens: rows of a single token (decode) first, then
+longer ones (prefill chunks). There is no padding. The context is an object given to the layers at construction;
+there is no global current batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import BASE_SLOT
+
+SHORT_SEGMENT = 4  # tokens; above it one matrix product beats reading the adapter once per token
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The first `num_rows` tokens of the step: one query token per row."""
+
+    num_rows: int
+    block_table: Tensor  # [num_rows, max_blocks] int64, padded with block 0, which is always zero
+    lengths: Tensor  # [num_rows] int64, keys to attend to, the token's own included
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """One row of several tokens: packed tokens start .. end, preceded by `context` cached tokens."""
+
+    start: int
+    end: int
+    context: int
+    blocks: Tensor  # [num_blocks] int64, covering context + (end - start) tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSegment:
+    """Neighbouring packed tokens start .. end that use the same slot."""
+
+    start: int
+    end: int
+    slot: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTokens:
+    """Which slot each packed token uses; tokens of the base model are in no segment."""
+
+    segments: tuple[LoraSegment, ...]
+    long_segments: tuple[LoraSegment, ...]  # those of more than SHORT_SEGMENT tokens
+    short_slots: Tensor  # [num_tokens] int32 on the CPU: the slot of tokens in short segments, -1 elsewhere
+
+    @property
+    def has_short(self) -> bool:
+        return len(self.long_segments) < len(self.segments)
+
+    @staticmethod
+    def of(lengths_and_slots: Iterable[tuple[int, int]]) -> LoraTokens:
+        """From (number of tokens, slot) pairs in packed order; equal neighbours become one segment."""
+        segments: list[LoraSegment] = []
+        position = 0
+        for length, slot in lengths_and_slots:
+            end = position + length
+            if segments and segments[-1].slot == slot and segments[-1].end == position:
+                segments[-1] = LoraSegment(segments[-1].start, end, slot)
+            elif length > 0 and slot != BASE_SLOT:
+                segments.append(LoraSegment(position, end, slot))
+            position = end
+        short_slots = torch.full((position,), BASE_SLOT, dtype=torch.int32)
+        for segment in segments:
+            if segment.num_tokens <= SHORT_SEGMENT:
+                short_slots[segment.start : segment.end] = segment.slot
+        long_segments = tuple(segment for segment in segments if segment.num_tokens > SHORT_SEGMENT)
+        return LoraTokens(tuple(segments), long_segments, short_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Everything one forward pass reads besides weights."""
+
+    token_ids: Tensor  # [1, num_tokens] int64
+    position_ids: Tensor  # [1, num_tokens] int64
+    cache_positions: Tensor  # [num_tokens] int64, flat index into the KV cache: block * block_size + offset
+    decode: DecodeRows
+    prefill: tuple[PrefillRow, ...]
+    logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
+    lora: LoraTokens  # of the packed tokens
+    lora_logits: LoraTokens  # of the tokens in logit_positions, for an adapter of the output head
+    masks: dict[int | None, Tensor] = field(default_factory=dict)  # attention's own, one per window size
+
+
+class StepContext:
+    """Holds the running step; `step` is only valid inside `running`."""
+
+    def __init__(self) -> None:
+        self._step: StepInputs | None = None
+
+    @property
+    def step(self) -> StepInputs:
+        assert self._step is not None, "a layer ran outside of a step"
+        return self._step
+
+    @contextmanager
+    def running(self, step: StepInputs) -> Iterator[None]:
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
