@@ -1,0 +1,183 @@
+"""An engine client without an engine: deterministic answers, scripted errors and delays. For tests of whoever uses one.
+
+Unscripted, the token ids are a hash of the prompt, the adapter's digest, the seed and the position, so that any mix-up
+of prompts, adapters or rows shows in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Unpin
+from lora_serve.core.errors import LoraServeError, NotReadyError, QueueFullError
+from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
+from lora_serve.core.request import FinishReason, GenerateRequest
+from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
+
+MAX_LORAS = 4
+TIMINGS = Timings(queue=0.001, load=0.002, prefill=0.003)
+
+
+@dataclass(frozen=True, slots=True)
+class MockReply:
+    """What one request gets. Times are seconds."""
+
+    token_ids: Sequence[int] | None = None  # None: derived by hash, max_tokens of them
+    error: LoraServeError | None = None
+    error_after: int | None = None  # tokens before the error; None: instead of the PromptEvent
+    delay: float = 0.0  # before the PromptEvent and before each token
+    gate: asyncio.Event | None = None  # the PromptEvent waits for it
+    finish: FinishReason | None = None  # None: by stop ids, then by max_tokens
+    stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class _Row:
+    request: GenerateRequest
+    produced: int = 0
+    waiting: bool = True
+
+
+@dataclass
+class MockEngineClient:
+    """Fulfils EngineClient. `script` maps a request to its reply."""
+
+    vocab_size: int
+    script: Callable[[GenerateRequest], MockReply] = field(default=lambda request: MockReply())
+    eos_token_ids: tuple[int, ...] = ()
+    max_queue: int = 1024
+    requests: list[GenerateRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early
+    commands: list[AdapterCommand] = field(default_factory=list)
+    command_error: LoraServeError | None = None  # raised by `adapters`
+    running: bool = False
+
+    def __post_init__(self) -> None:
+        self._rows: dict[str, _Row] = {}
+        self._resident: dict[str, AdapterRef] = {}
+        self._pinned: set[str] = set()
+
+    async def start(self) -> None:
+        self.running = True
+
+    async def stop(self) -> None:
+        self.running = False
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Record `request` and yield what the script says. Raises QueueFullError, NotReadyError."""
+        if not self.running:
+            raise NotReadyError("The engine is stopped.")
+        if len(self._rows) >= self.max_queue:
+            raise QueueFullError("The queue is full.", retry_after=2.0)
+        self.requests.append(request)
+        self._rows[request.request_id] = _Row(request)
+        return self._events(request, self.script(request))
+
+    async def adapters(self, command: AdapterCommand) -> None:
+        self.commands.append(command)
+        if self.command_error is not None:
+            raise self.command_error
+        match command:
+            case Prefetch(adapter):
+                self._resident[adapter.digest] = adapter
+            case Pin(adapter):
+                self._resident[adapter.digest] = adapter
+                self._pinned.add(adapter.digest)
+            case Unpin(digest):
+                self._pinned.discard(digest)
+            case Evict(digest):
+                self._resident.pop(digest, None)
+
+    async def stats(self) -> EngineStats:
+        waiting = [row.request for row in self._rows.values() if row.waiting]
+        slots = tuple(
+            SlotInfo(index, 1, ref.digest, ref.name, ref.num_bytes, 0, ref.digest in self._pinned)
+            for index, ref in enumerate(self._resident.values())
+        )
+        return EngineStats(
+            num_running=len(self._rows) - len(waiting),
+            num_waiting=len(waiting),
+            running_adapters=tuple(ref.name for ref in self._resident.values()),
+            waiting_adapters=tuple(request.adapter.name for request in waiting if request.adapter),
+            max_loras=MAX_LORAS,
+            num_blocks=100,
+            num_free_blocks=100 - len(self._rows),
+            block_size=16,
+            num_preemptions=0,
+            slots=slots,
+            host_digests=tuple(self._resident),
+            loading_digests=(),
+            adapters={digest: AdapterCounters(hits=1, misses=1, loads=1) for digest in self._resident},
+        )
+
+    async def _events(self, request: GenerateRequest, reply: MockReply) -> AsyncIterator[Event]:
+        row = self._rows[request.request_id]
+        ended = False
+        try:
+            if reply.gate is not None:
+                await reply.gate.wait()
+            await asyncio.sleep(reply.delay)
+            if reply.error is not None and reply.error_after is None:
+                ended = True
+                raise reply.error
+            row.waiting = False
+            if request.adapter is not None:
+                self._resident[request.adapter.digest] = request.adapter
+            yield PromptEvent(request.request_id, TIMINGS, _prompt_logprobs(request))
+            for token_id in self._tokens(request, reply):
+                if reply.error is not None and row.produced == reply.error_after:
+                    ended = True
+                    raise reply.error
+                await asyncio.sleep(reply.delay)
+                row.produced += 1
+                yield TokenEvent(request.request_id, token_id, self._logprobs(request, token_id))
+                if token_id in self._stop_ids(request) and row.produced >= request.sampling.min_tokens:
+                    ended = True
+                    yield FinishEvent(request.request_id, FinishReason.STOP, token_id)
+                    return
+            ended = True
+            yield FinishEvent(request.request_id, reply.finish or FinishReason.LENGTH, reply.stop_token_id)
+        finally:
+            del self._rows[request.request_id]
+            if not ended:
+                self.aborted.append(request.request_id)
+
+    def _stop_ids(self, request: GenerateRequest) -> tuple[int, ...]:
+        sampling = request.sampling
+        return sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_token_ids)
+
+    def _tokens(self, request: GenerateRequest, reply: MockReply) -> list[int]:
+        limit = request.sampling.max_tokens
+        if reply.token_ids is not None:
+            return list(reply.token_ids)[:limit]
+        return [derived_token_id(request, position, self.vocab_size) for position in range(limit)]
+
+    def _logprobs(self, request: GenerateRequest, token_id: int) -> TokenLogprobs | None:
+        count = request.sampling.logprobs
+        return None if count is None else token_logprobs(token_id, count, self.vocab_size)
+
+
+def derived_token_id(request: GenerateRequest, position: int, vocab_size: int) -> int:
+    """The unscripted token at `position` of the answer."""
+    digest = request.adapter.digest if request.adapter else "base"
+    words = f"{request.prompt_token_ids}|{digest}|{request.sampling.seed}|{position}"
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % vocab_size
+
+
+def token_logprobs(token_id: int, count: int, vocab_size: int) -> TokenLogprobs:
+    """The chosen token is the best, with probability 1/2; the next ids follow with 1/4, 1/8, ..."""
+    top = tuple(((token_id + index) % vocab_size, -math.log(2) * (index + 1)) for index in range(count))
+    return TokenLogprobs(token_id, -math.log(2), 1, top)
+
+
+def _prompt_logprobs(request: GenerateRequest) -> tuple[TokenLogprobs | None, ...] | None:
+    count = request.sampling.prompt_logprobs
+    if count is None:
+        return None
+    ids = request.prompt_token_ids
+    return (None, *(token_logprobs(token_id, count, max(ids) + count + 2) for token_id in ids[1:]))

@@ -1,0 +1,92 @@
+"""Command line flags made from a settings class's fields: one flag per field, described once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from lora_serve.core.errors import ConfigError
+
+_METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", Path: "PATH", str: "TEXT"}
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argument parser that leaves values as text (the settings class checks them) and raises ConfigError."""
+
+    def __init__(self, program: str, description: str, fields: Mapping[str, FieldInfo]) -> None:
+        super().__init__(prog=program, description=description, allow_abbrev=False)
+        for name, field in fields.items():
+            self._add_flag(name, field)
+
+    def values(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Only what was given. Raises ConfigError for an unknown flag or a missing value."""
+        namespace, unknown = self.parse_known_args(list(arguments))
+        if unknown:
+            raise ConfigError(self._unknown(unknown[0]))
+        return {name: value for name, value in vars(namespace).items() if value is not argparse.SUPPRESS}
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+    def _add_flag(self, name: str, field: FieldInfo) -> None:
+        flag = flag_name(name)
+        kinds = list(_leaves(field.annotation))
+        help_text = f"{field.description}{_default(field)}".replace("%", "%%")
+        if bool in kinds:
+            action = argparse.BooleanOptionalAction
+            self.add_argument(flag, action=action, help=help_text, default=argparse.SUPPRESS)
+        elif any(get_origin(kind) is tuple for kind in _members(field.annotation)):
+            self.add_argument(
+                flag, nargs="+", action="extend", metavar=_metavar(kinds), help=help_text, default=argparse.SUPPRESS
+            )
+        else:
+            self.add_argument(flag, metavar=_metavar(kinds), help=help_text, default=argparse.SUPPRESS)
+
+    def _unknown(self, argument: str) -> str:
+        flag = argument.partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        return f"{flag}: there is no such flag" + (f"; did you mean {near[0]}?" if near else "; --help lists them")
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The members of a union, without None; the annotation itself if it is none."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        yield from (member for member in get_args(annotation) if member is not type(None))
+    else:
+        yield annotation
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The types below unions, tuples and Annotated; Literals stay whole."""
+    for member in _members(annotation):
+        origin = get_origin(member)
+        if origin is tuple or hasattr(member, "__metadata__"):
+            yield from _leaves(get_args(member)[0])
+        else:
+            yield member
+
+
+def _metavar(kinds: list[Any]) -> str:
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            return "{" + ",".join(map(str, get_args(kind))) + "}"
+    return _METAVARS.get(kinds[0], "VALUE")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return " (required)"
+    if field.default is None or field.default == ():
+        return ""
+    is_mebibytes = isinstance(field.default, int) and field.default >= 2**20 and field.default % 2**20 == 0
+    return f" (default: {field.default // 2**20}MiB)" if is_mebibytes else f" (default: {field.default})"

@@ -1,0 +1,78 @@
+"""The admin key: configured, or made at the first start and kept in the store (mode 0600)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lora_serve.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "admin_key"
+MIN_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    """Knows only the SHA-256 of the key, so that no log, repr or crash dump can show it."""
+
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, secret: str) -> AdminKey:
+        return cls(hashlib.sha256(secret.encode()).digest())
+
+    def matches(self, candidate: str) -> bool:
+        """Compare in constant time; `candidate` may be anything a client sent."""
+        offered = hashlib.sha256(candidate.encode("utf-8", "surrogateescape")).digest()
+        return hmac.compare_digest(self.digest, offered)
+
+
+def load_admin_key(configured: str | None, store: Path) -> AdminKey:
+    """Return the configured key, else the one in `store`/admin_key, which is made (256 random bits) if missing.
+
+    Logs where the key lies, never the key. Raises ConfigError if the file cannot be read, made or used.
+    """
+    if configured is not None:
+        return AdminKey.of(configured)
+    path = store / FILE_NAME
+    try:
+        secret = _read(path) if path.exists() else _create(path)
+    except OSError as error:
+        raise ConfigError(f"--admin-key: the key file {path} cannot be used: {error.strerror}") from error
+    logger.info("the admin key is in %s", path)
+    return AdminKey.of(secret)
+
+
+def _read(path: Path) -> str:
+    secret = path.read_text("utf-8").strip()
+    if len(secret) < MIN_LENGTH:
+        raise ConfigError(f"--admin-key: {path} holds no key of at least {MIN_LENGTH} characters; remove it")
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+    return secret
+
+
+def _create(path: Path) -> str:
+    """Write a new key aside, then link it into place: a second server starting now takes the winner's key."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret = secrets.token_urlsafe(32)
+    aside = path.with_name(f".{FILE_NAME}.{secrets.token_hex(8)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(secret + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    except FileExistsError:
+        return _read(path)
+    finally:
+        aside.unlink()
+    return secret

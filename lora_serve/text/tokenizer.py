@@ -1,0 +1,83 @@
+"""The base model's tokenizer: text <-> token ids. Knows nothing of requests, adapters or HTTP.
+
+Works on the Rust tokenizer below transformers' wrapper: its `encode` and `decode` change no state, so several threads
+may call them at once, where the wrapper sets truncation and padding on each call ("Already borrowed").
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from lora_serve.core.errors import ModelError
+from lora_serve.text.token_bytes import TokenBytes
+
+_TOKEN_CACHE = 65536  # remembered texts of single tokens
+
+
+class TextModel:
+    """A fast tokenizer with its chat template; immutable, safe in threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.wrapper = tokenizer
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
+        self.max_token_length = max(map(len, self._backend.get_vocab()), default=1)  # characters
+        self._token_bytes = TokenBytes(self._backend, {number: token.content for number, token in added.items()})
+        self.token_text: Callable[[int], str] = functools.lru_cache(_TOKEN_CACHE)(self._decode_one)
+
+    @classmethod
+    def load(cls, model: str) -> TextModel:
+        """Load the tokenizer of a folder or hub id. Raises ModelError if it has none that can be used."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            raise ModelError(f"The tokenizer of {model} cannot be loaded: {error}") from error
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
+        return cls(tokenizer)
+
+    def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids the tokenizer does not know give nothing."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token, such as `Ġthe`; None if there is no such token."""
+        return self._backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a UTF-8 character."""
+        found = self._token_bytes.find(token_id)
+        return self.token_text(token_id).encode() if found is None else found
+
+    def _decode_one(self, token_id: int) -> str:
+        """Text of one token within a text: decoded twice, as some decoders strip the first token's space."""
+        once = self.decode((token_id,), skip_special_tokens=False)
+        twice = self.decode((token_id, token_id), skip_special_tokens=False)
+        if "\ufffd" in once or len(twice) <= len(once):
+            return once
+        return twice[len(once) :]
+
+    def info(self) -> dict[str, Any]:
+        """The tokenizer's configuration in JSON's types, without any path of this machine."""
+        described: dict[str, Any] = {"tokenizer_class": type(self.wrapper).__name__, "vocab_size": self.vocab_size}
+        for name, token in self.wrapper.special_tokens_map.items():
+            described[name] = str(token)
+        for name in ("add_bos_token", "add_eos_token", "model_max_length", "padding_side", "truncation_side"):
+            setting = getattr(self.wrapper, name, None)
+            if isinstance(setting, str | bool | int):
+                described[name] = setting
+        described["chat_template"] = self.wrapper.chat_template
+        return described
