@@ -15,6 +15,7 @@ from torch import Tensor
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.binding import BoundModule
 from lora_serve.adapters.digest import WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -59,6 +60,12 @@ def load_host_adapter(
         modules = {path: _module(file, bound, artifact, dtype_policy) for path, bound in artifact.modules.items()}
     num_bytes = sum(module.a.nbytes + module.b.nbytes for module in modules.values())
     return HostAdapter(adapter.digest, adapter.name, num_bytes, artifact.rank, types.MappingProxyType(modules))
+
+
+def fetch_host_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> HostAdapter:
+    """What a Loader fetches. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
+    with store.open(adapter.digest) as folder:
+        return load_host_adapter(folder, adapter, spec)
 
 
 def check_values(folder: Path, artifact: Artifact, allow_noop: bool = False) -> None:

@@ -1,0 +1,37 @@
+"""The seam between the registry, the loader and whatever keeps adapter files."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+
+class AdapterStore(Protocol):
+    """Files of adapter versions by digest. Safe to call from several threads; a half-written blob is never seen.
+
+    Every method raises AdapterUnavailableError when the store cannot be reached or written.
+    """
+
+    def put(self, digest: str, folder: Path) -> None:
+        """Keep the folder's two files durably; a no-op if they are there already and sound.
+
+        `folder` must be private to the caller, hold what `digest` names, and never be written to again:
+        a store may link its files instead of copying them.
+        """
+
+    def open(self, digest: str) -> AbstractContextManager[Path]:
+        """A folder with the two files, to be read only, valid until the context ends.
+
+        The content is not promised to be sound: whoever loads it checks the digest. Raises
+        AdapterUnavailableError if the store does not have it.
+        """
+
+    def has(self, digest: str) -> bool:
+        """Whether it is here."""
+
+    def delete(self, digest: str) -> None:
+        """Forget it; a no-op if it is not here."""
+
+    def digests(self) -> frozenset[str]:
+        """Everything that is here."""

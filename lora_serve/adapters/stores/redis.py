@@ -1,0 +1,127 @@
+"""Adapter files in Redis, shared by replicas: chunks of 1 MiB, then a manifest that makes them visible.
+
+Keys: `<prefix><hex>:<file>:<number>` hold chunks, `<prefix><hex>:manifest` a JSON object file -> {size, chunks}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+CHUNK_BYTES = 2**20
+UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
+_NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+_log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """See AdapterStore. Everything is idempotent, so two replicas may write the same digest at once."""
+
+    def __init__(self, url: str, prefix: str = "lora_serve:adapters:", timeout: float = 5.0) -> None:
+        """`timeout`: seconds for connecting and for each reply. Raises ConfigError for a URL that is not one."""
+        try:
+            self._redis: Any = redis.Redis.from_url(
+                url, socket_timeout=timeout, socket_connect_timeout=timeout, health_check_interval=30
+            )
+        except ValueError as error:
+            raise ConfigError(f"--redis-url: {error}") from None
+        self._prefix = prefix
+
+    def put(self, digest: str, folder: Path) -> None:
+        """See AdapterStore."""
+        with _readable_errors():
+            if self._manifest(digest) is not None:
+                return
+            manifest = {name: self._write_file(digest, folder / name) for name in _NAMES}
+            kept = [self._redis.persist(key) for key in self._chunk_keys(digest, manifest)]
+            if not all(kept):
+                raise AdapterUnavailableError("Redis dropped a part of the adapter while it was being written.")
+            self._redis.set(self._key(digest, "manifest"), json.dumps(manifest))
+
+    @contextmanager
+    def open(self, digest: str) -> Iterator[Path]:
+        """See AdapterStore. The files are fetched into a temporary folder."""
+        with tempfile.TemporaryDirectory(prefix="lora_serve-") as scratch:
+            folder = Path(scratch)
+            with _readable_errors():
+                self._read(digest, folder)
+            yield folder
+
+    def has(self, digest: str) -> bool:
+        """See AdapterStore."""
+        with _readable_errors():
+            return bool(self._redis.exists(self._key(digest, "manifest")))
+
+    def delete(self, digest: str) -> None:
+        """See AdapterStore. The manifest goes first, so that half a blob is never seen."""
+        with _readable_errors():
+            self._redis.delete(self._key(digest, "manifest"))
+            for key in list(self._redis.scan_iter(match=self._key(digest, "*"), count=1000)):
+                self._redis.unlink(key)
+
+    def digests(self) -> frozenset[str]:
+        """See AdapterStore."""
+        start = len(self._prefix)
+        with _readable_errors():
+            keys = [key.decode() for key in self._redis.scan_iter(match=f"{self._prefix}*:manifest", count=1000)]
+        return frozenset("sha256:" + key[start:].partition(":")[0] for key in keys)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._redis.close()
+
+    def _key(self, digest: str, *parts: object) -> str:
+        return ":".join([self._prefix + digest.removeprefix("sha256:"), *map(str, parts)])
+
+    def _chunk_keys(self, digest: str, manifest: dict[str, dict[str, int]]) -> list[str]:
+        return [self._key(digest, name, number) for name, file in manifest.items() for number in range(file["chunks"])]
+
+    def _manifest(self, digest: str) -> dict[str, dict[str, int]] | None:
+        """The manifest, or None if there is none or one of its chunks was evicted."""
+        text = self._redis.get(self._key(digest, "manifest"))
+        if text is None:
+            return None
+        manifest: dict[str, dict[str, int]] = json.loads(text)
+        keys = self._chunk_keys(digest, manifest)
+        return manifest if self._redis.exists(*keys) == len(keys) else None
+
+    def _write_file(self, digest: str, path: Path) -> dict[str, int]:
+        size = chunks = 0
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS)
+                size, chunks = size + len(chunk), chunks + 1
+        return {"size": size, "chunks": chunks}
+
+    def _read(self, digest: str, folder: Path) -> None:
+        manifest = self._manifest(digest)
+        if manifest is None:
+            raise AdapterUnavailableError(f"The adapter store does not have {digest}.")
+        for name in _NAMES:
+            with (folder / name).open("wb") as file:
+                for number in range(manifest[name]["chunks"]):
+                    file.write(self._redis.get(self._key(digest, name, number)) or b"")
+                if file.tell() != manifest[name]["size"]:
+                    raise AdapterUnavailableError(f"Redis has lost a part of {digest}.")
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        _log.warning("redis: %r", error)
+        raise AdapterUnavailableError("The adapter store in Redis cannot be reached at present.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("redis store: %r", error)
+        raise AdapterUnavailableError("The adapter store in Redis gave no usable answer.") from None
