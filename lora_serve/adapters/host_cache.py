@@ -50,6 +50,11 @@ class HostCache(Generic[V]):
         self.num_bytes -= item[1]
         return True
 
+    def bytes_of(self, digest: str) -> int:
+        """Bytes of one value, 0 if it is not here; not a use."""
+        item = self._items.get(digest)
+        return 0 if item is None else item[1]
+
     @property
     def digests(self) -> tuple[str, ...]:
         """Oldest use first."""

@@ -1,0 +1,146 @@
+"""Reads an uploaded tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
+
+Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder; a README beside
+them is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
+"""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol, cast
+
+from lora_serve.adapters.bounded_reader import BoundedReader, CappedFile
+from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.tar_stream import BrokenArchiveError, read_members
+from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
+
+MAX_MEMBERS = 1000
+_NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+_CHUNK_BYTES = 2**20
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_BROKEN = (
+    BrokenArchiveError,
+    EOFError,
+    NotImplementedError,  # zipfile: a compression method or version it lacks
+    UnicodeError,
+    gzip.BadGzipFile,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
+    """Write the two files into `folder`, which is the caller's own and empty.
+
+    Raises InvalidAdapterError (no archive, broken, an illegal or missing member), PayloadTooLargeError (the content,
+    decompressed, passes `max_bytes`), OSError.
+    """
+    taker = _Taker(folder, max_bytes)
+    try:
+        with archive.open("rb") as file:
+            start = file.read(4)
+            file.seek(0)
+            if start.startswith(b"PK"):
+                _take_zip(file, taker)
+            elif start.startswith(b"\x1f\x8b"):
+                with gzip.GzipFile(fileobj=file) as content:
+                    _take_tar(cast("IO[bytes]", content), taker, max_bytes)
+            else:
+                _take_tar(file, taker, max_bytes)
+    except _BROKEN as error:
+        raise InvalidAdapterError([f"the upload is not a sound tar, tar.gz or zip: {str(error)[:200]}"]) from None
+    taker.check_complete()
+
+
+def _take_tar(source: IO[bytes], taker: _Taker, max_bytes: int) -> None:
+    # Headers and what is passed over count too, so a compression bomb ends here.
+    bounded = cast("IO[bytes]", BoundedReader(source, max_bytes + 4096 * MAX_MEMBERS))
+    for member in read_members(bounded):
+        taker.take(member.name, member.is_file, member.is_folder, partial(_itself, member))
+
+
+def _take_zip(file: IO[bytes], taker: _Taker) -> None:
+    with zipfile.ZipFile(cast("IO[bytes]", CappedFile(file))) as archive:
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise BrokenArchiveError("it is encrypted, or compressed by something other than deflate")
+            is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
+            taker.take(info.filename, is_file, info.is_dir(), partial(archive.open, info))
+
+
+def _itself(member: _Readable) -> AbstractContextManager[_Readable]:
+    return nullcontext(member)
+
+
+class _Taker:
+    """Takes members one by one; knows what was taken and how many bytes may still come."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._left = max_bytes
+        self._num_members = 0
+        self._parents: dict[str, PurePosixPath] = {}
+        self._has_pickle = False
+
+    def take(
+        self, name: str, is_file: bool, is_folder: bool, opened: Callable[[], AbstractContextManager[_Readable]]
+    ) -> None:
+        """Take the member if it is one of the two files. Raises as `unpack` does."""
+        path = self._checked(name, is_file or is_folder)
+        self._has_pickle |= path.suffix in _PICKLES
+        if is_folder or path.name not in _NAMES or len(path.parts) > 2:
+            return
+        if path.name in self._parents:
+            raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+        self._parents[path.name] = path.parent
+        with opened() as member, (self._folder / path.name).open("xb") as file:
+            self._copy(member, file)
+
+    def check_complete(self) -> None:
+        """Raises InvalidAdapterError if a file is missing."""
+        reasons = [
+            f"{name} is not in the archive, neither at its top nor in one folder"
+            for name in _NAMES
+            if name not in self._parents
+        ]
+        if reasons and self._has_pickle:
+            reasons.append("it holds a pickle instead: save the adapter as safetensors")
+        if not reasons and len(set(self._parents.values())) > 1:
+            reasons.append("the two files lie in different folders of the archive")
+        if reasons:
+            raise InvalidAdapterError(reasons)
+
+    def _checked(self, name: str, is_plain: bool) -> PurePosixPath:
+        path = PurePosixPath(name)
+        self._num_members += 1
+        if self._num_members > MAX_MEMBERS:
+            raise InvalidAdapterError([f"the archive has more than {MAX_MEMBERS} members"])
+        if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+            raise InvalidAdapterError([f"the archive's member {name[:200]!r} points outside"])
+        if not is_plain:
+            raise InvalidAdapterError([f"the archive's member {name[:200]!r} is a link or device, not a file"])
+        return path
+
+    def _copy(self, member: _Readable, file: IO[bytes]) -> None:
+        while chunk := member.read(min(_CHUNK_BYTES, self._left + 1)):
+            self._left -= len(chunk)
+            if self._left < 0:
+                raise PayloadTooLargeError(
+                    f"The archive's content exceeds --max-upload-size ({self._max_bytes} bytes)."
+                )
+            file.write(chunk)

@@ -1,0 +1,123 @@
+"""A tar reader with bounded memory and bounded output, forwards only.
+
+Python's `tarfile` reads extended headers of any size into memory and its extraction filters have known bypasses;
+this one knows the little that an archive of two files needs (POSIX.1-2001 ustar and pax, GNU long names).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+BLOCK = 512
+MAX_EXTENDED_BYTES = 65536
+_CHUNK_BYTES = 2**20
+_FILE = (b"0", b"\0", b"7")
+
+
+class BrokenArchiveError(Exception):
+    """The archive's form is wrong; the text says how."""
+
+
+@dataclass(slots=True)
+class TarMember:
+    """One member; `read` its content before asking for the next one."""
+
+    name: str
+    is_file: bool
+    is_folder: bool
+    left: int  # bytes not read yet
+    _source: IO[bytes]
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; b"" at the end. Raises BrokenArchiveError if the archive ends too early."""
+        chunk = self._source.read(min(size, self.left))
+        if not chunk and self.left and size:
+            raise BrokenArchiveError("it is truncated")
+        self.left -= len(chunk)
+        return chunk
+
+
+def read_members(source: IO[bytes]) -> Iterator[TarMember]:
+    """The members of the tar that `source` yields. Raises BrokenArchiveError."""
+    longer: dict[str, str] = {}
+    while (header := _read_header(source)) is not None:
+        kind, size = header[156:157], _number(header[124:136])
+        if kind in (b"x", b"L"):
+            longer |= _extended(_content(source, size), kind)
+        elif kind in (b"g", b"K"):
+            _content(source, size)
+        else:
+            yield from _member(source, header, int(longer.get("size", size)), longer.get("path"))
+            longer = {}
+
+
+def _member(source: IO[bytes], header: bytes, size: int, name: str | None) -> Iterator[TarMember]:
+    kind = header[156:157]
+    name = name or _name(header)
+    is_folder = kind == b"5" or (kind in _FILE and name.endswith("/"))
+    member = TarMember(name, kind in _FILE and not is_folder, is_folder, size, source)
+    padding = -size % BLOCK
+    yield member
+    while member.left:
+        member.read(_CHUNK_BYTES)
+    source.read(padding)
+
+
+def _read_header(source: IO[bytes]) -> bytes | None:
+    header = source.read(BLOCK)
+    if not header or header == bytes(BLOCK):
+        return None
+    if len(header) < BLOCK:
+        raise BrokenArchiveError("it is truncated")
+    plain = header[:148] + b" " * 8 + header[156:]
+    if _number(header[148:156]) != sum(plain):
+        raise BrokenArchiveError("a header's checksum is wrong")
+    return header
+
+
+def _number(field: bytes) -> int:
+    if field[0] & 0x80:  # GNU's base 256 for sizes over 8 GiB
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b" \0")
+    if digits.translate(None, b"01234567"):
+        raise BrokenArchiveError("a header holds no octal number")
+    return int(digits or b"0", 8)
+
+
+def _name(header: bytes) -> str:
+    name = _text(header[:100].partition(b"\0")[0])
+    prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
+    return f"{_text(prefix)}/{name}" if prefix else name
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _content(source: IO[bytes], size: int) -> bytes:
+    if size > MAX_EXTENDED_BYTES:
+        raise BrokenArchiveError(f"an extended header has {size} bytes")
+    content = source.read(size + -size % BLOCK)[:size]
+    if len(content) < size:
+        raise BrokenArchiveError("it is truncated")
+    return content
+
+
+def _extended(content: bytes, kind: bytes) -> dict[str, str]:
+    """The next member's real name and size, from a GNU long name or pax records ("<length> <key>=<value>\\n")."""
+    if kind == b"L":
+        return {"path": _text(content.partition(b"\0")[0])}
+    found = {}
+    while content:
+        length, space, _ = content.partition(b" ")
+        if not space or len(length) > 6 or not length.isdigit() or not len(length) < int(length) <= len(content):
+            raise BrokenArchiveError("a pax header is broken")
+        key, _, value = content[len(length) + 1 : int(length) - 1].partition(b"=")
+        if key.startswith(b"GNU.sparse") or (key == b"size" and not value[:20].isdigit()):
+            raise BrokenArchiveError("sparse files are not supported")
+        if key in (b"path", b"size"):
+            found[key.decode()] = _text(value[:MAX_EXTENDED_BYTES] if key == b"path" else value[:20])
+        content = content[int(length) :]
+    return found
