@@ -71,3 +71,5 @@ class EngineStats:
     tiers: dict[str, TierStats] = field(default_factory=dict)
     adapters: dict[str, AdapterCounters] = field(default_factory=dict)
     recent_batches: tuple[BatchInfo, ...] = ()
+    num_steps: int = 0
+    step_seconds: float = 0.0  # summed over all steps

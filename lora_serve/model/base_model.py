@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.model import onednn
 from lora_serve.model.attention import Attention, create_attention
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.kv_cache import KVCache, KVShape
@@ -32,7 +32,6 @@ from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _names = itertools.count()
-_IGNORED_ATTENTION_ARGUMENTS = {"dropout", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class BaseModel:
         self._attention: Attention = create_attention(config.attention, cache)
         kernel = create_kernel(config.lora_kernel, slots)
         embedding = self.module.get_input_embeddings().weight
-        head = self.module.get_output_embeddings()
+        head = self.module.get_output_embeddings()  # type: ignore[no-untyped-call]
         for name, index in slots.module_index.items():
             linear = self.module.get_submodule(name)
             assert isinstance(linear, nn.Linear | Conv1D)
@@ -91,9 +90,9 @@ class BaseModel:
         softcap: float | None = None,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' attention function: query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D] after RoPE."""
+        """transformers' attention: query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE."""
         step = self.context.step
-        layer = module.layer_idx
+        layer = _layer_index(module)
         key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
         self._cache.write(layer, key_rows, value_rows, step.cache_positions)
         out = self._attention(
@@ -122,7 +121,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
         raise
     except Exception as error:  # transformers raises many kinds for a broken folder
         raise ModelError(f"--model {config.model}: cannot be loaded: {_first_line(error)}") from error
-    module = module.to(device).eval().requires_grad_(False)
+    module.to(device)  # type: ignore[arg-type]
+    module.eval()  # type: ignore[no-untyped-call]
+    module.requires_grad_(False)
     kv_shape, linears = _observe(module, device)
     return LoadedModel(module, _spec(config, module, linears, dtype, device), kv_shape, device)
 
@@ -145,14 +146,16 @@ def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
         chosen: torch.dtype = getattr(torch, name)
         return chosen
     own = getattr(hf_config, "dtype", None) or torch.float32
-    native = device.type == "cuda" or (
-        own == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    native = device.type == "cuda" or (own == torch.bfloat16 and onednn.multiplies_bfloat16())
     return own if native else torch.float32
 
 
 def _spec(
-    config: ModelConfig, module: PreTrainedModel, linears: Mapping[str, LinearShape], dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    module: PreTrainedModel,
+    linears: Mapping[str, LinearShape],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> ModelSpec:
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
@@ -164,7 +167,7 @@ def _spec(
     return ModelSpec(
         name=config.model,
         architecture=type(module).__name__,
-        vocab_size=module.get_input_embeddings().weight.shape[0],
+        vocab_size=int(text.vocab_size),
         max_model_len=config.max_model_len or limit,
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         num_layers=text.num_hidden_layers,
@@ -183,17 +186,19 @@ def _observe(module: PreTrainedModel, device: torch.device) -> tuple[KVShape, di
     def watch(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         if key.shape != value.shape:
             raise ModelError("keys and values of different shapes are not supported")
-        keys[layer.layer_idx] = key
+        keys[_layer_index(layer)] = key
         return query.transpose(1, 2).contiguous(), None
 
     def count(name: str) -> Any:
-        return lambda _, inputs, __: seen.__setitem__(name, seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[-1])
+        return lambda _, inputs, __: seen.__setitem__(
+            name, seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[-1]
+        )
 
     linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear | Conv1D)}
     hooks = [m.register_forward_hook(count(n)) for n, m in linears.items()]
     implementation = f"lora_serve_watch_{next(_names)}"
     AttentionInterface.register(implementation, watch)
-    before = module.config._attn_implementation
+    before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
     try:
         module.set_attn_implementation(implementation)
         ids = torch.arange(num_tokens, device=device)[None]
@@ -204,14 +209,19 @@ def _observe(module: PreTrainedModel, device: torch.device) -> tuple[KVShape, di
         module.set_attn_implementation(before)
         for hook in hooks:
             hook.remove()
-    return _kv_shape(module, keys), {
-        name: LinearShape(*reversed(_out_in(linears[name]))) for name, rows in seen.items() if rows == num_tokens
-    }
+    targets = {name: _shape(linears[name]) for name, rows in seen.items() if rows == num_tokens}
+    return _kv_shape(module, keys), targets
 
 
-def _out_in(linear: nn.Module) -> tuple[int, int]:
-    out, in_ = reversed(linear.weight.shape) if isinstance(linear, Conv1D) else linear.weight.shape  # type: ignore[misc]
-    return int(out), int(in_)
+def _shape(linear: nn.Linear | Conv1D) -> LinearShape:
+    first, second = linear.weight.shape
+    return LinearShape(first, second) if isinstance(linear, Conv1D) else LinearShape(second, first)
+
+
+def _layer_index(module: nn.Module) -> int:
+    index = module.layer_idx
+    assert isinstance(index, int)
+    return index
 
 
 def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
@@ -224,8 +234,3 @@ def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
         )
     num_kv_heads, head_dim, dtype = shapes.pop()
     return KVShape(num_layers, num_kv_heads, head_dim, dtype)
-
-
-def is_local(model: str) -> bool:
-    """Whether `model` names a folder rather than a hub id."""
-    return Path(model).exists()

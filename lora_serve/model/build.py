@@ -51,9 +51,9 @@ def _num_blocks(loaded: LoadedModel, config: EngineConfig) -> int:
     num_blocks = min(wanted, budget // block_bytes)
     if num_blocks < per_sequence:
         raise ConfigError(
-            f"--kv-cache-memory: {budget} bytes hold {num_blocks * config.block_size} tokens, fewer than one sequence of "
-            f"--max-model-len {loaded.spec.max_model_len}; give at least {per_sequence * block_bytes} bytes or a smaller "
-            "--max-model-len"
+            f"--kv-cache-memory: {budget} bytes hold {num_blocks * config.block_size} tokens, fewer than one "
+            f"sequence of --max-model-len {loaded.spec.max_model_len}; give at least {per_sequence * block_bytes} "
+            "bytes or a smaller --max-model-len"
         )
     return num_blocks
 

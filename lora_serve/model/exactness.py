@@ -48,7 +48,9 @@ def check_exactness(
             Row(i, tokens[start : start + n], start, table, None, None, (*tokens, 0)[start + 1 : start + n + 1])
             for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))
         )
-        for i, output in enumerate(run(Batch(rows, tuple(b for table in tables for b in table) if not any(starts) else ()))):
+        for i, output in enumerate(
+            run(Batch(rows, tuple(b for table in tables for b in table) if not any(starts) else ()))
+        ):
             if output.error is not None:
                 raise ModelError(f"{architecture} cannot be served: {output.error}")
             found[i].extend(item.logprob for item in output.prompt_logprobs)
@@ -58,6 +60,6 @@ def check_exactness(
     )
     if not worst <= _TOLERANCE[dtype]:
         raise ModelError(
-            f"{architecture} cannot be served exactly: packed rows over a paged cache give log-probabilities that differ "
-            f"by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g})"
+            f"{architecture} cannot be served exactly: packed rows over a paged cache give log-probabilities that "
+            f"differ by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g})"
         )

@@ -82,7 +82,9 @@ class LoraSlots:
     def check(self, slot: SlotRef) -> None:
         """Raise InternalError unless the slot still holds exactly this digest in this generation."""
         if self._owners[slot.index] != slot:
-            raise InternalError(f"adapter slot {slot.index} no longer holds {slot.digest} of generation {slot.generation}")
+            raise InternalError(
+                f"adapter slot {slot.index} no longer holds {slot.digest} of generation {slot.generation}"
+            )
 
     def weights(self, module: int, slot: int) -> LoraModule | None:
         """The slot's weights for a module, None if it does not target it."""

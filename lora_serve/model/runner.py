@@ -50,7 +50,9 @@ class ModelRunner:
         """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
         self._cache.zero(batch.fresh_blocks)
         refused = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
-        rows = sorted((row for row in batch.rows if row.sequence_id not in refused), key=lambda row: len(row.token_ids) > 1)
+        rows = sorted(
+            (row for row in batch.rows if row.sequence_id not in refused), key=lambda row: len(row.token_ids) > 1
+        )
         outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
         if rows:
             outputs.update(self._run_rows(rows))
@@ -69,8 +71,12 @@ class ModelRunner:
         """rows: those of one token first."""
         step, spans = self._pack(rows)
         logits = self._model.logits(step)
-        prompt_logprobs = {row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)}
-        sampled = [(row, row.sample, span.end - 1) for row, span in zip(rows, spans, strict=True) if row.sample is not None]
+        prompt_logprobs = {
+            row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)
+        }
+        sampled = [
+            (row, row.sample, span.end - 1) for row, span in zip(rows, spans, strict=True) if row.sample is not None
+        ]
         chosen = self._sample(logits, sampled)
         return {
             row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
@@ -94,7 +100,9 @@ class ModelRunner:
         slot_of = [row.slot.index if row.slot is not None else BASE_SLOT for row in rows]
         step = StepInputs(
             token_ids=self._tensor([token for row in rows for token in row.token_ids])[None],
-            position_ids=self._tensor([p for row in rows for p in range(row.start, row.start + len(row.token_ids))])[None],
+            position_ids=self._tensor([p for row in rows for p in range(row.start, row.start + len(row.token_ids))])[
+                None
+            ],
             cache_positions=self._tensor([p for row in rows for p in self._cache_positions(row)]),
             decode=self._decode_rows(rows[:num_decode]),
             prefill=tuple(prefill),
@@ -132,7 +140,9 @@ class ModelRunner:
         return {
             row.sequence_id: RowOutput(row.sequence_id, token, logprobs.get(i))
             if fine
-            else RowOutput(row.sequence_id, None, error=NumericalError("the model's logits for this request are not numbers"))
+            else RowOutput(
+                row.sequence_id, None, error=NumericalError("the model's logits for this request are not numbers")
+            )
             for i, ((row, *_), token, fine) in enumerate(zip(sampled, tokens.tolist(), is_number.tolist(), strict=True))
         }
 

@@ -85,7 +85,7 @@ def _draw_truncated(probabilities: Tensor, numbers: Tensor, rows: Sequence[Sampl
     best = probabilities.topk(min(_NUM_CANDIDATES, vocabulary), dim=-1)
     kept = _kept(best.values, rows, vocabulary)
     if bool((kept[:, -1] > 0).any()) and best.values.shape[1] < vocabulary:  # a row keeps more than the candidates
-        best = probabilities.sort(dim=-1, descending=True)
+        best = probabilities.topk(vocabulary, dim=-1)
         kept = _kept(best.values, rows, vocabulary)
     positions = _draw(kept, numbers, rows)
     return best.indices.gather(1, positions[:, None])[:, 0]
@@ -149,4 +149,6 @@ def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     row_of = torch.tensor([i for i, ids in enumerate(tokens) for _ in ids], dtype=torch.int64, device=like.device)
     flat = torch.tensor([token for ids in tokens for token in ids], dtype=torch.int64, device=like.device)
     counts = torch.zeros_like(like)
-    return counts.index_put_((row_of, flat), torch.ones(len(flat), dtype=like.dtype, device=like.device), accumulate=True)
+    return counts.index_put_(
+        (row_of, flat), torch.ones(len(flat), dtype=like.dtype, device=like.device), accumulate=True
+    )

@@ -25,7 +25,15 @@ from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraTokens
 
 _SOURCE = Path(__file__).with_name("native.c")
-_FLAGS = ("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fassociative-math",
+    "-fno-signed-zeros",
+    "-fno-trapping-math",
+)
 
 
 def why_not(slots: LoraSlots) -> str | None:
@@ -51,7 +59,10 @@ class Kernel:
         self._loop = loop.Kernel(slots)
         tables = slots.tables
         self._addresses = [
-            tuple(table[module].data_ptr() for table in (tables.a, tables.b, tables.rank, tables.scale, tables.is_bfloat16))
+            tuple(
+                table[module].data_ptr()
+                for table in (tables.a, tables.b, tables.rank, tables.scale, tables.is_bfloat16)
+            )
             for module in range(len(slots.module_index))
         ]
 

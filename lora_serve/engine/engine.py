@@ -1,0 +1,170 @@
+"""The step. Everything the server does to a request happens in `step`, on one thread, in this order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.batch import Batch, RowOutput, SlotRef
+from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
+from lora_serve.core.errors import InternalError, LoraServeError
+from lora_serve.core.events import Event
+from lora_serve.core.stats import BatchInfo, EngineStats
+from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.messages import Command
+from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+_NUM_RECENT_BATCHES = 64
+
+
+class Runner(Protocol):
+    """The seam to the maths: `model/runner.py`, or a fake in tests."""
+
+    def load_slot(self, slot: SlotRef, adapter: Any) -> None:
+        """Put an adapter's weights into a device slot."""
+
+    def clear_slot(self, index: int) -> None:
+        """Free a device slot's weights."""
+
+    def run(self, batch: Batch) -> list[RowOutput]:
+        """One forward pass; one output per row, in order."""
+
+
+class Engine:
+    """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
+
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, residency: AdapterResidency[Any], blocks: BlockManager
+    ) -> None:
+        self._runner = runner
+        self.scheduler = scheduler
+        self.residency = residency
+        self._blocks = blocks
+        self._commands: list[Command] = []
+        self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
+        self._num_steps = 0
+        self._step_seconds = 0.0
+
+    def step(self) -> tuple[bool, list[Event]]:
+        """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
+        start = time.monotonic()
+        events = self.scheduler.expire(start)
+        batch, refusals = self.scheduler.schedule(start)
+        events += refusals
+        self._settle_commands()
+        self._load_slots()
+        if batch is None:
+            return False, events
+        outputs = self._run(batch)
+        now = time.monotonic()
+        events += self.scheduler.update(outputs, batch, now)
+        self._settle_commands()
+        self._record(batch, now - start)
+        return True, events
+
+    def load_finished(self, message: LoadFinished[Any]) -> list[Event]:
+        """A loader is done; requests of an adapter that cannot be had end here."""
+        error = self.residency.load_finished(message)
+        if error is None:
+            return []
+        failed = [c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin)]
+        self._commands = [command for command in self._commands if command not in failed]
+        for command in failed:
+            command.reply(error)
+        return self.scheduler.fail_adapter(message.digest, error)
+
+    def command(self, command: Command) -> None:
+        """Take a residency command in; it is answered when it is done."""
+        self._commands.append(command)
+        self._settle_commands()
+        self._load_slots()
+
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        residency, slots = self.residency, tuple(self.residency.slots.infos())
+        waiting = {s.request.adapter.name for s in self.scheduler.waiting if s.request.adapter is not None}
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            running_adapters=tuple(sorted({slot.name for slot in slots})),
+            waiting_adapters=tuple(sorted(waiting)),
+            max_loras=residency.slots.num_slots,
+            num_blocks=self._blocks.num_blocks,
+            num_free_blocks=self._blocks.num_free,
+            block_size=self._blocks.block_size,
+            num_preemptions=self.scheduler.num_preemptions,
+            slots=slots,
+            host_digests=residency.host.digests,
+            loading_digests=residency.loading_digests,
+            tiers=residency.tiers(),
+            adapters=residency.counters(),
+            recent_batches=tuple(self._recent),
+            num_steps=self._num_steps,
+            step_seconds=self._step_seconds,
+        )
+
+    def _load_slots(self) -> None:
+        for change in self.residency.take_changes():
+            if change.adapter is None:
+                self._runner.clear_slot(change.slot.index)
+                continue
+            try:
+                self._runner.load_slot(change.slot, change.adapter)
+            except Exception:  # its rows are refused by the pool's check; the others run
+                _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
+
+    def _run(self, batch: Batch) -> list[RowOutput]:
+        """The forward pass. If it raises, every row runs alone, so that only the row at fault ends.
+
+        Running a row again is harmless: it writes the same K and V to the same places.
+        """
+        try:
+            return self._runner.run(batch)
+        except Exception:
+            _log.exception("a batch of %d rows failed; its rows run alone", len(batch.rows))
+        return [
+            self._run_alone(Batch((row,), batch.fresh_blocks if i == 0 else ())) for i, row in enumerate(batch.rows)
+        ]
+
+    def _run_alone(self, batch: Batch) -> RowOutput:
+        try:
+            return self._runner.run(batch)[0]
+        except Exception:
+            _log.exception("a row failed alone")
+        return RowOutput(batch.rows[0].sequence_id, None, error=InternalError("The request could not be computed."))
+
+    def _settle_commands(self) -> None:
+        self._commands = [command for command in self._commands if not self._settle(command)]
+
+    def _settle(self, message: Command) -> bool:
+        """Try a command; True once it is answered."""
+        command = message.command
+        error: LoraServeError | None = None
+        try:
+            if isinstance(command, Prefetch | Pin):
+                is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
+            elif isinstance(command, Unpin):
+                self.residency.unpin(command.digest)
+                is_done = True
+            else:
+                is_done = self.residency.evict(command.digest)
+        except LoraServeError as refusal:
+            is_done, error = True, refusal
+        if is_done:
+            message.reply(error)
+        return is_done
+
+    def _record(self, batch: Batch, seconds: float) -> None:
+        self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))
+        self._num_steps += 1
+        self._step_seconds += seconds
+
+
+def _digest(message: Command) -> str:
+    command = message.command
+    return command.digest if isinstance(command, Unpin | Evict) else command.adapter.digest

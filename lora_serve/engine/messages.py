@@ -1,0 +1,50 @@
+"""The map of the engine: everything that can reach its loop, through one mailbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.commands import AdapterCommand
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.request import GenerateRequest
+from lora_serve.core.stats import EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request; answered by events."""
+
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client left; unknown ids are fine, they ended meanwhile."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A residency command; `reply` is called once, with None or the error, when it is done."""
+
+    command: AdapterCommand
+    reply: Callable[[LoraServeError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StatsQuery:
+    """`reply` is called with a snapshot made between two steps."""
+
+    reply: Callable[[EngineStats], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop; whoever still waits gets NotReadyError."""
+
+
+Message = Submit | Abort | Command | StatsQuery | Stop | LoadFinished[Any]

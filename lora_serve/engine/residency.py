@@ -1,0 +1,221 @@
+"""Which adapters are on the device and in host memory, and which are under way. Never waits for a byte."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from lora_serve.adapters.host_cache import HostCache
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import SlotRef
+from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
+from lora_serve.core.stats import AdapterCounters, TierStats
+from lora_serve.engine.slots import SlotTable
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChange(Generic[V]):
+    """What the runner must do to a slot before the next batch: load `adapter`, or clear it if that is None."""
+
+    slot: SlotRef
+    adapter: V | None
+
+
+@dataclass(slots=True)
+class _Counters:
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    evictions: int = 0
+    load_seconds: float = 0.0
+
+    def frozen(self) -> AdapterCounters:
+        return AdapterCounters(self.hits, self.misses, self.loads, self.evictions, self.load_seconds)
+
+
+@dataclass(slots=True)
+class _Tier:
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    evictions: int = 0
+    load_seconds: float = 0.0
+
+    def frozen(self, num_bytes: int, budget: int | None) -> TierStats:
+        return TierStats(self.hits, self.misses, self.loads, self.evictions, self.load_seconds, num_bytes, budget or 0)
+
+
+@dataclass(slots=True)
+class _Tiers:
+    device: _Tier = field(default_factory=_Tier)
+    host: _Tier = field(default_factory=_Tier)
+
+
+class AdapterResidency(Generic[V]):
+    """The two cache tiers of the engine. Owned by the engine loop; loaders only post `LoadFinished`.
+
+    Sequences `want` an adapter from the day they wait until they end; what is wanted is not evicted from the host
+    before it was used, and loads are started only as far as the host budget can hold what is wanted. So many more
+    adapters than memory work, and the oldest waiting sequence always gets on.
+    """
+
+    def __init__(self, slots: SlotTable, host: HostCache[V], submit: Callable[[AdapterRef], None]) -> None:
+        self.slots = slots
+        self.host = host
+        self._submit = submit
+        self._wanted: Counter[str] = Counter()
+        self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
+        self._changes: list[SlotChange[V]] = []
+        self._counters: dict[str, _Counters] = {}
+        self._tiers = _Tiers()
+
+    # -- for the scheduler -------------------------------------------------------------------------------------
+
+    def want(self, adapter: AdapterRef) -> None:
+        """One more sequence needs it; counts as a hit or a miss of each tier."""
+        self._wanted[adapter.digest] += 1
+        counters = self._counters.setdefault(adapter.digest, _Counters())
+        if adapter.digest in self.slots:
+            self._tiers.device.hits += 1
+            counters.hits += 1
+            return
+        self._tiers.device.misses += 1
+        counters.misses += 1
+        if adapter.digest in self.host:
+            self._tiers.host.hits += 1
+        else:
+            self._tiers.host.misses += 1
+
+    def unwant(self, digest: str) -> None:
+        """A sequence that wanted it has ended."""
+        self._wanted[digest] -= 1
+        if self._wanted[digest] <= 0:
+            del self._wanted[digest]
+
+    def is_here(self, digest: str) -> bool:
+        """On the device or in host memory."""
+        return digest in self.slots or digest in self.host
+
+    def acquire(self, adapter: AdapterRef) -> SlotRef | None:
+        """A slot for one more row, which holds it until `release`; None: not now (see `is_here` for why).
+
+        Raises AdapterUnavailableError if waiting would not help.
+        """
+        if adapter.digest not in self.slots and not self._to_device(adapter):
+            return None
+        return self.slots.acquire(adapter.digest)
+
+    def release(self, slot: SlotRef) -> None:
+        """The row has ended."""
+        self.slots.release(slot)
+
+    def request(self, adapter: AdapterRef) -> None:
+        """Start a load unless it is here, under way, or the host has no room for it yet."""
+        digest = adapter.digest
+        if self.is_here(digest) or digest in self._in_flight or not self._has_room(adapter):
+            return
+        self._in_flight[digest] = (adapter, time.monotonic())
+        self._submit(adapter)
+
+    def take_changes(self) -> tuple[SlotChange[V], ...]:
+        """What the runner must do before the next batch, in order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def load_finished(self, message: LoadFinished[V]) -> LoraServeError | None:
+        """Take in what a loader posted; the error if the adapter cannot be had."""
+        adapter, submitted = self._in_flight.pop(message.digest)
+        if message.adapter is None:
+            return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
+        for digest in self._wanted:
+            self.host.get(digest)  # a use: what is wanted goes last
+        try:
+            evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes)
+        except AdapterUnavailableError as error:
+            return error
+        seconds = time.monotonic() - submitted
+        self._tiers.host.evictions += len(evicted)
+        self._tiers.host.loads += 1
+        self._tiers.host.load_seconds += seconds
+        counters = self._counters.setdefault(message.digest, _Counters())
+        counters.loads += 1
+        counters.load_seconds = seconds
+        return None
+
+    def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
+        """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""
+        if adapter.digest not in self.slots and not self._to_device(adapter):
+            self.request(adapter)
+            return False
+        if pin:
+            self.slots.set_pinned(adapter.digest, True)
+        return True
+
+    def unpin(self, digest: str) -> None:
+        """Let it be evicted again."""
+        if digest in self.slots:
+            self.slots.set_pinned(digest, False)
+
+    def evict(self, digest: str) -> bool:
+        """Out of both tiers; False while a sequence wants it or a load is under way."""
+        if self._wanted[digest] or digest in self._in_flight:
+            return False
+        self.host.drop(digest)
+        if digest in self.slots:
+            self._drop(self.slots.remove(digest))
+        return True
+
+    # -- figures -----------------------------------------------------------------------------------------------
+
+    @property
+    def loading_digests(self) -> tuple[str, ...]:
+        return tuple(self._in_flight)
+
+    def counters(self) -> dict[str, AdapterCounters]:
+        """Per digest."""
+        return {digest: counters.frozen() for digest, counters in self._counters.items()}
+
+    def tiers(self) -> dict[str, TierStats]:
+        """Per tier."""
+        return {
+            "device": self._tiers.device.frozen(self.slots.num_bytes, self.slots.max_bytes),
+            "host": self._tiers.host.frozen(self.host.num_bytes, self.host.max_bytes),
+        }
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _to_device(self, adapter: AdapterRef) -> bool:
+        """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""
+        if adapter.digest not in self.host:
+            return False
+        placed = self.slots.place(adapter)
+        if placed is None:
+            return False
+        slot, evicted = placed
+        for victim in evicted:
+            self._drop(victim)
+        self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
+        self._tiers.device.loads += 1
+        return True
+
+    def _drop(self, slot: SlotRef) -> None:
+        self._changes.append(SlotChange(slot, None))
+        self._tiers.device.evictions += 1
+        self._counters.setdefault(slot.digest, _Counters()).evictions += 1
+
+    def _has_room(self, adapter: AdapterRef) -> bool:
+        """Whether the host can hold it beside everything wanted that is not on the device yet."""
+        staged = [ref.num_bytes for ref, _ in self._in_flight.values()]
+        waiting = [digest for digest in self._wanted if digest in self.host and digest not in self.slots]
+        count = len(staged) + len(waiting)
+        num_bytes = sum(staged) + sum(self.host.bytes_of(digest) for digest in waiting)
+        fits = num_bytes + adapter.num_bytes <= self.host.max_bytes
+        return count == 0 or (fits and (self.host.max_items is None or count < self.host.max_items))

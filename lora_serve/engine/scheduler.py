@@ -1,0 +1,331 @@
+"""Who runs in the next step, and what became of those who ran: continuous batching (Orca, Yu et al., OSDI 2022)
+with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), preemption by recompute, and adapter slots.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+from typing import Any
+
+from lora_serve.core.batch import Batch, Row, RowOutput, SampleInput, SlotRef
+from lora_serve.core.config import EngineConfig
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InternalError,
+    LoraServeError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.request import FinishReason, GenerateRequest, OnCold
+from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.policies import Policy
+from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.sequence import Sequence
+
+_PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of every position: bounds their memory
+
+
+class Scheduler:
+    """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps a slot."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        residency: AdapterResidency[Any],
+        policy: Policy,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+    ) -> None:
+        self._config = config
+        self._blocks = blocks
+        self._residency = residency
+        self._policy = policy
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+        self._random = random.Random(config.seed)
+        self._num_added = 0
+        self._by_request: dict[str, Sequence] = {}
+        self.waiting: list[Sequence] = []  # in the policy's order
+        self.running: list[Sequence] = []  # in order of admission: the last is the youngest
+        self.num_preemptions = 0
+
+    # -- coming and going --------------------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> list[Event]:
+        """Take a request in, or refuse it."""
+        adapter = request.adapter
+        if len(self.waiting) >= self._config.max_queue:
+            return [
+                ErrorEvent(
+                    request.request_id,
+                    QueueFullError(f"The queue is full ({self._config.max_queue} requests wait); try again later."),
+                )
+            ]
+        is_cold = adapter is not None and not self._residency.is_here(adapter.digest)
+        if adapter is not None and is_cold and request.on_cold is OnCold.FAIL:
+            self._residency.request(adapter)
+            return [ErrorEvent(request.request_id, _cold_error(adapter.name))]
+        seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
+        sequence = Sequence(self._num_added, request, seed, list(request.prompt_token_ids), was_cold=is_cold)
+        self._num_added += 1
+        self._by_request[request.request_id] = sequence
+        if adapter is not None:
+            self._residency.want(adapter)
+        self._enqueue(sequence)
+        return []
+
+    def abort(self, request_id: str) -> None:
+        """End a request nobody waits for; an unknown id ended meanwhile."""
+        sequence = self._by_request.get(request_id)
+        if sequence is not None:
+            self._release(sequence)
+
+    def fail_adapter(self, digest: str, error: LoraServeError) -> list[Event]:
+        """End every waiting request of an adapter that cannot be had."""
+        failed = [s for s in self.waiting if s.request.adapter is not None and s.request.adapter.digest == digest]
+        return [self._fail(sequence, error) for sequence in failed]
+
+    def fail_all(self, error: LoraServeError) -> list[Event]:
+        """End every request."""
+        return [self._fail(sequence, error) for sequence in list(self._by_request.values())]
+
+    def expire(self, now: float) -> list[Event]:
+        """End requests whose deadline, or whose patience with a cold adapter, is over."""
+        return [
+            self._fail(sequence, error)
+            for sequence in list(self._by_request.values())
+            if (error := self._lateness(sequence, now)) is not None
+        ]
+
+    def next_deadline(self) -> float | None:
+        """When `expire` must be called next, in seconds of time.monotonic()."""
+        times = [t for sequence in self._by_request.values() for t in self._deadlines(sequence)]
+        return min(times, default=None)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> tuple[Batch | None, list[Event]]:
+        """The next batch, None if nobody can run now; and the refusals found on the way."""
+        rows: dict[int, Row] = {}
+        preempted = self.num_preemptions
+        budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
+        events = self._admit(rows, budget, now) if self.num_preemptions == preempted else []
+        if not rows:
+            return None, events
+        return Batch(tuple(rows.values()), self._blocks.take_fresh()), events
+
+    def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
+        """Take in one step's results: tokens, ends, errors."""
+        events: list[Event] = []
+        sequences = {sequence.sequence_id: sequence for sequence in self.running}
+        for row, output in zip(batch.rows, outputs, strict=True):
+            sequence = sequences[row.sequence_id]
+            if output.error is not None:
+                events.append(self._fail(sequence, output.error))
+                continue
+            if output.prompt_logprobs and row.start == len(sequence.prompt_logprobs):
+                sequence.prompt_logprobs.extend(output.prompt_logprobs)
+            sequence.num_computed += len(row.token_ids)
+            if output.token_id is not None:
+                events.extend(self._take_token(sequence, output, now))
+        return events
+
+    def _schedule_running(self, rows: dict[int, Row], budget: int) -> int:
+        """Rows of running sequences, those that decode first; returns the tokens left."""
+        for sequence in sorted(self.running, key=lambda s: s.num_remaining > 1):
+            count = self._chunk(sequence, budget)
+            if count == 0 or sequence not in self.running or not self._reserve(sequence, count, rows):
+                continue
+            rows[sequence.sequence_id] = self._row(sequence, count)
+            budget = self._config.max_num_batched_tokens - sum(len(row.token_ids) for row in rows.values())
+        return budget
+
+    def _admit(self, rows: dict[int, Row], budget: int, now: float) -> list[Event]:
+        """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
+        events: list[Event] = []
+        slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
+        passed_over: list[Sequence] = []
+        for sequence in list(self.waiting):
+            if len(self.running) >= self._config.max_num_seqs or budget == 0:
+                break
+            if self._blocks.num_needed(len(sequence.token_ids) + 1) > self._blocks.num_free and self.running:
+                break
+            adapter = sequence.request.adapter
+            if adapter is not None:
+                if slot_is_owed:
+                    continue
+                try:
+                    sequence.slot = self._acquire(sequence, now)
+                except AdapterUnavailableError as error:
+                    events.append(self._fail(sequence, error))
+                    continue
+                if sequence.slot is None:
+                    passed_over.append(sequence)
+                    slot_is_owed = sequence.num_passed_over >= self._config.max_num_seqs and self._residency.is_here(
+                        adapter.digest
+                    )
+                    continue
+                for older in passed_over:
+                    older.num_passed_over += 1
+            self._start(sequence, now)
+            count = self._chunk(sequence, budget)
+            self._reserve(sequence, count, rows)
+            rows[sequence.sequence_id] = self._row(sequence, count)
+            budget -= count
+        return events
+
+    def _acquire(self, sequence: Sequence, now: float) -> SlotRef | None:
+        """A slot for the sequence's adapter, or None and a load under way."""
+        adapter = sequence.request.adapter
+        assert adapter is not None
+        if not self._residency.is_here(adapter.digest):
+            sequence.was_cold, sequence.cold_until = True, None
+            self._residency.request(adapter)
+            return None
+        if sequence.was_cold and sequence.cold_until is None:
+            sequence.cold_until = now
+        return self._residency.acquire(adapter)
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        if sequence.first_scheduled is None:
+            sequence.first_scheduled = now
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """How many of its tokens the sequence runs in this step."""
+        wants_prompt = sequence.request.sampling.prompt_logprobs is not None and sequence.num_output == 0
+        limit = min(budget, _PROMPT_LOGPROB_CHUNK) if wants_prompt else budget
+        return min(sequence.num_remaining, limit)
+
+    def _reserve(self, sequence: Sequence, count: int, rows: dict[int, Row]) -> bool:
+        """Blocks for `count` more tokens; the youngest sequences are preempted for them, at last itself (False)."""
+        missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
+        while missing > self._blocks.num_free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            rows.pop(victim.sequence_id, None)
+            if victim is sequence:
+                return False
+        sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
+        return True
+
+    def _row(self, sequence: Sequence, count: int) -> Row:
+        request, start = sequence.request, sequence.num_computed
+        end = start + count
+        targets = None
+        if request.sampling.prompt_logprobs is not None and start < sequence.num_prompt and sequence.num_output == 0:
+            targets = tuple(sequence.token_ids[start + 1 : end + 1])
+        return Row(
+            sequence_id=sequence.sequence_id,
+            token_ids=tuple(sequence.token_ids[start:end]),
+            start=start,
+            block_table=tuple(sequence.blocks),
+            slot=sequence.slot,
+            sample=self._sample_input(sequence) if end == len(sequence.token_ids) else None,
+            prompt_targets=targets,
+            num_prompt_logprobs=request.sampling.prompt_logprobs or 0,
+        )
+
+    def _sample_input(self, sequence: Sequence) -> SampleInput:
+        params = sequence.request.sampling
+        return SampleInput(
+            params,
+            sequence.seed,
+            sequence.num_output,
+            self._eos_token_ids,
+            sequence.request.prompt_token_ids if params.has_penalties else (),
+            tuple(sequence.token_ids[sequence.num_prompt :]) if params.has_penalties else (),
+        )
+
+    def _take_token(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
+        request, token = sequence.request, output.token_id
+        assert token is not None
+        events: list[Event] = []
+        if sequence.num_output == 0:
+            wanted = request.sampling.prompt_logprobs is not None
+            prompt = (None, *sequence.prompt_logprobs) if wanted else None
+            events.append(PromptEvent(request.request_id, sequence.timings(now), prompt))
+        if request.sampling.max_tokens > 0:
+            sequence.token_ids.append(token)
+            events.append(TokenEvent(request.request_id, token, output.logprobs))
+        finish = self._finish(sequence, token)
+        if finish is not None:
+            self._release(sequence)
+            events.append(finish)
+        return events
+
+    def _finish(self, sequence: Sequence, token: int) -> FinishEvent | None:
+        request, params = sequence.request, sequence.request.sampling
+        if sequence.num_output >= params.min_tokens:
+            is_eos = token in self._eos_token_ids and not params.ignore_eos
+            if params.max_tokens > 0 and (is_eos or token in params.stop_token_ids):
+                return FinishEvent(request.request_id, FinishReason.STOP, token)
+        if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= self._max_model_len:
+            return FinishEvent(request.request_id, FinishReason.LENGTH)
+        return None
+
+    # -- the one release path ----------------------------------------------------------------------------------
+
+    def _fail(self, sequence: Sequence, error: LoraServeError) -> ErrorEvent:
+        self._release(sequence)
+        return ErrorEvent(sequence.request.request_id, error)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Finish, abort, error, timeout and disconnect all end here."""
+        self._give_back(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        if sequence.request.adapter is not None:
+            self._residency.unwant(sequence.request.adapter.digest)
+        del self._by_request[sequence.request.request_id]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to waiting with its tokens; K and V are computed again later (preemption by recompute)."""
+        self._give_back(sequence)
+        sequence.num_computed = 0
+        self.running.remove(sequence)
+        self._enqueue(sequence)
+        self.num_preemptions += 1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._blocks.free(sequence.blocks)
+        sequence.blocks.clear()
+        if sequence.slot is not None:
+            self._residency.release(sequence.slot)
+            sequence.slot = None
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=self._policy.key)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def _deadlines(self, sequence: Sequence) -> list[float]:
+        request = sequence.request
+        times = [] if request.deadline is None else [request.deadline]
+        if request.max_cold_wait is not None and sequence in self.waiting and self._is_cold(sequence):
+            times.append(request.arrival_time + request.max_cold_wait)
+        return times
+
+    def _is_cold(self, sequence: Sequence) -> bool:
+        adapter = sequence.request.adapter
+        return adapter is not None and sequence.num_output == 0 and not self._residency.is_here(adapter.digest)
+
+    def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
+        if not any(now >= time for time in self._deadlines(sequence)):
+            return None
+        request = sequence.request
+        if request.deadline is not None and now >= request.deadline:
+            return RequestTimeoutError("The request's timeout_ms passed before it was done.")
+        if request.adapter is None:
+            return InternalError("a request without an adapter waited for one")
+        return _cold_error(request.adapter.name)
+
+
+def _cold_error(name: str) -> AdapterUnavailableError:
+    return AdapterUnavailableError(f"The adapter `{name}` is still being loaded; try again.", retry_after=1)

@@ -1,0 +1,47 @@
+"""A sequence: the one mutable record of a request inside the engine. The scheduler owns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lora_serve.core.batch import SlotRef
+from lora_serve.core.events import Timings, TokenLogprobs
+from lora_serve.core.request import GenerateRequest
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens so far, and what it holds: KV blocks and a slot while it runs, nothing while it waits."""
+
+    sequence_id: int  # also the order of arrival
+    request: GenerateRequest
+    seed: int
+    token_ids: list[int]  # prompt, then output
+    num_computed: int = 0  # tokens whose K and V are cached
+    blocks: list[int] = field(default_factory=list)
+    slot: SlotRef | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_passed_over: int = 0  # younger adapter rows admitted while this one waited for a slot
+    was_cold: bool = False
+    cold_until: float | None = None  # when its adapter was first seen on this host; None while it is not
+    first_scheduled: float | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens known but not yet computed: 1 for a sequence that decodes."""
+        return len(self.token_ids) - self.num_computed
+
+    def timings(self, now: float) -> Timings:
+        """Seconds until the first token, which is now."""
+        arrival = self.request.arrival_time
+        scheduled = self.first_scheduled if self.first_scheduled is not None else now
+        load = max(0.0, self.cold_until - arrival) if self.was_cold and self.cold_until is not None else 0.0
+        return Timings(queue=max(0.0, scheduled - arrival - load), load=load, prefill=max(0.0, now - scheduled))
