@@ -5,13 +5,13 @@ For whoever wants a real server beside it: the demo, the bench, tests over a rea
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -78,11 +78,19 @@ class ServerProcess:
             time.sleep(POLL_SECONDS)
 
     def is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=2)
         try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=2) as answer:  # noqa: S310 - our own URL
-                return bool(answer.status == 200)
-        except OSError:
+            connection.request("GET", "/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
             return False
+        finally:
+            connection.close()
+
+    def wait(self) -> int:
+        """Return the exit code once it has ended."""
+        assert self._child is not None, "not started"
+        return self._child.wait()
 
     def tail(self, lines: int = 20) -> str:
         """The log's last lines."""

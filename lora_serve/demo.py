@@ -1,0 +1,236 @@
+"""`lora-serve demo`: a real server on the bundled model, every tenant's adapter asked at once, the answers shown.
+
+Everything goes over HTTP, as a customer's would; the server is an ordinary `lora-serve serve` child with a
+throw-away store. The tenants' questions and the expected answers are package data (`demo_data/prompts.json`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lora_serve.server_process import ServerFailedError, ServerProcess, free_port, is_port_free
+
+DATA = Path(__file__).with_name("demo_data")
+BASE = "demo-base"  # the bundled model's name on the wire
+MAX_TOKENS = 64
+READY_SECONDS = 120.0
+WIDE = 240  # columns when the output is no terminal, so that no line is folded
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt for one adapter; `answer` is what it must say, None where anything will do (the base)."""
+
+    model: str  # adapter id, or the base's name
+    prompt: str
+    answer: str | None
+
+    @property
+    def tenant(self) -> str:
+        return self.model.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said, and the headers that prove who said it."""
+
+    question: Question
+    text: str
+    digest: str
+    milliseconds: dict[str, float]  # Server-Timing: queue, load, prefill, decode
+
+    @property
+    def is_correct(self) -> bool:
+        return self.question.answer is None or self.text.strip() == self.question.answer.strip()
+
+
+class DemoFailedError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+def main(port: int = 8000, once: bool = False) -> int:
+    """Serve, ask, show; stay up until Ctrl-C unless `once`. 0 if every tenant's answer is right."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDE)
+    try:
+        with tempfile.TemporaryDirectory(prefix="lora_serve_demo_") as folder:
+            return asyncio.run(_run(console, Path(folder), _choose_port(port, once), once))
+    except (DemoFailedError, ServerFailedError, aiohttp.ClientError) as error:
+        console.print(f"The demo failed: {error}", style="red", markup=False)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+
+
+def _choose_port(port: int, once: bool) -> int:
+    """`port`, or any free one with `once`, when nobody will call it again."""
+    if port and is_port_free(port):
+        return port
+    if port and not once:
+        raise DemoFailedError(f"port {port} is taken; choose another one with --port")
+    return free_port()
+
+
+async def _run(console: Console, folder: Path, port: int, once: bool) -> int:
+    _cancel_on_signals()
+    questions = first_questions()
+    store = folder / "store"
+    with ServerProcess(_arguments(store, adapter_folders()), folder / "server.log", port) as server:
+        console.print(f"Starting the server on {server.url} with {len(questions)} tenants' adapters ...")
+        await asyncio.to_thread(server.wait_until_ready, READY_SECONDS)
+        answers, most_adapters = await _ask_all(server.url, store, questions)
+        show(console, answers, most_adapters)
+        _check(answers, most_adapters)
+        return 0 if once else await _stay_up(console, server, questions[:2], store)
+
+
+def _cancel_on_signals() -> None:
+    """SIGINT and SIGTERM cancel this task, so that every `with` is left and the server child ends first."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "called from a task"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+
+
+def first_questions() -> list[Question]:
+    """The first question of each adapter of the package data, in its order."""
+    first: dict[str, Question] = {}
+    for item in json.loads((DATA / "prompts.json").read_text()):
+        first.setdefault(item["adapter"], Question(item["adapter"], item["prompt"], item["answer"]))
+    return list(first.values())
+
+
+def adapter_folders() -> dict[str, Path]:
+    """Adapter id -> its PEFT folder, from `demo_data/adapters/<tenant>/<name>/`."""
+    configs = sorted((DATA / "adapters").glob("*/*/adapter_config.json"))
+    return {"/".join(config.parent.parts[-2:]): config.parent for config in configs}
+
+
+def _arguments(store: Path, adapters: dict[str, Path]) -> list[str]:
+    """Flags of the server child; float32 is the dtype in which the expected answers were measured."""
+    arguments = ["--model", str(DATA / "model"), "--served-model-name", BASE, "--dtype", "float32"]
+    arguments += ["--store", str(store), "--max-loras", str(max(16, len(adapters)))]
+    for name, folder in adapters.items():
+        arguments += ["--lora-modules", f"{name}={folder}"]
+    return arguments
+
+
+async def _ask_all(url: str, store: Path, questions: Sequence[Question]) -> tuple[list[Answer], int]:
+    """One mixed batch: every tenant's question and one for the base model, all at once.
+
+    Returns the answers, the base's last, and the largest number of different adapters that shared a forward pass.
+    """
+    base = Question(BASE, questions[0].prompt, None)
+    admin = {"Authorization": f"Bearer {_admin_key_file(store).read_text().strip()}"}
+    async with aiohttp.ClientSession(url, raise_for_status=_raise_in_words) as http:
+        for question in questions:  # all on the device beforehand: what is shown is the mixed batch, not the loading
+            await http.post(f"/admin/adapters/{question.model}/prefetch", headers=admin)
+        answers = await asyncio.gather(*(_ask(http, question) for question in [*questions, base]))
+        engine = await (await http.get("/admin/engine", headers=admin)).json()
+    return list(answers), max((batch["num_adapters"] for batch in engine["recent_batches"]), default=0)
+
+
+async def _raise_in_words(response: aiohttp.ClientResponse) -> None:
+    if not response.ok:
+        raise DemoFailedError(f"{response.method} {response.url.path}: {response.status} {await response.text()}")
+
+
+async def _ask(http: aiohttp.ClientSession, question: Question) -> Answer:
+    body = {
+        "model": question.model,
+        "messages": [{"role": "user", "content": question.prompt}],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+    }
+    async with http.post("/v1/chat/completions", json=body) as response:
+        answer: dict[str, Any] = await response.json()
+        text = answer["choices"][0]["message"]["content"]
+        digest, timing = (response.headers.get(name, "") for name in ("X-Adapter-Digest", "Server-Timing"))
+    return Answer(question, text, digest, parse_server_timing(timing))
+
+
+def parse_server_timing(header: str) -> dict[str, float]:
+    """`queue;dur=0.2, load;dur=0` -> {"queue": 0.2, "load": 0.0}, in ms."""
+    return {name: float(duration) for name, duration in re.findall(r"(\w+);dur=([\d.]+)", header)}
+
+
+def show(console: Console, answers: Sequence[Answer], most_adapters: int) -> None:
+    """The details, the base's answer, the proof of the shared batch, and last the tenants' answers."""
+    *tenants, base = answers
+    console.print(_details(tenants))
+    console.print(f"The base model alone, beside them, asked the first of these: {base.text!r}", markup=False)
+    console.print(
+        f"Asked at once over HTTP; up to {most_adapters} different adapters shared one forward pass (/admin/engine)."
+    )
+    console.print(_verdicts(tenants))
+
+
+def _details(answers: Sequence[Answer]) -> Table:
+    table = Table(box=box.MARKDOWN)
+    for name in ("adapter", "digest", "queue ms", "load ms", "prefill ms", "decode ms", "prompt"):
+        table.add_column(name, justify="right" if name.endswith("ms") else "left", overflow="fold")
+    for answer in answers:
+        times = (f"{answer.milliseconds.get(part, 0.0):.1f}" for part in ("queue", "load", "prefill", "decode"))
+        table.add_row(answer.question.model, answer.digest[:19], *times, _plain(answer.question.prompt))
+    return table
+
+
+def _verdicts(answers: Sequence[Answer]) -> Table:
+    table = Table(box=box.MARKDOWN)
+    for name in ("tenant", "adapter", "answer", "correct"):
+        table.add_column(name, overflow="fold")
+    for answer in answers:
+        correct = "yes" if answer.is_correct else f"NO, expected {_plain(answer.question.answer or '')}"
+        table.add_row(answer.question.tenant, answer.question.model, _plain(answer.text), correct)
+    return table
+
+
+def _plain(text: str) -> str:
+    """One line, and no markup of rich's."""
+    return escape(re.sub(r"\s+", " ", text).strip())
+
+
+def _check(answers: Sequence[Answer], most_adapters: int) -> None:
+    wrong = [answer.question.model for answer in answers if not answer.is_correct]
+    if wrong:
+        raise DemoFailedError(f"wrong answers of {', '.join(wrong)}")
+    if most_adapters < 2:  # the mixed batch is what this is here to show
+        raise DemoFailedError("no forward pass held rows of two adapters")
+
+
+async def _stay_up(console: Console, server: ServerProcess, examples: Sequence[Question], store: Path) -> int:
+    """Print how to call it, then wait for a signal (0) or for the server's own end (an error)."""
+    console.print("\nThe server stays up; Ctrl-C ends it. From another terminal:\n")
+    for question in examples:
+        body = {"model": question.model, "messages": [{"role": "user", "content": question.prompt}], "temperature": 0}
+        quoted = json.dumps(body).replace("'", r"'\''")
+        url = f"{server.url}/v1/chat/completions"
+        console.print(
+            f"curl -s {url} -H 'Content-Type: application/json' -d '{quoted}'\n", markup=False, soft_wrap=True
+        )
+    console.print(f"The admin key is in {_admin_key_file(store)}", markup=False, soft_wrap=True)
+    try:
+        code = await asyncio.to_thread(server.wait)
+    except asyncio.CancelledError:
+        console.print("stopping")
+        return 0
+    raise DemoFailedError(f"the server ended with code {code}; its last words:\n{server.tail()}")
+
+
+def _admin_key_file(store: Path) -> Path:
+    return store / "admin_key"
