@@ -1,0 +1,37 @@
+"""Puts the tables, the scheduler and a runner together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lora_serve.adapters.host_cache import HostCache
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, EngineConfig
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.engine import Engine, Runner
+from lora_serve.engine.policies import create_policy
+from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.scheduler import Scheduler
+from lora_serve.engine.slots import SlotTable
+
+
+def build_engine(
+    runner: Runner,
+    spec: ModelSpec,
+    num_blocks: int,
+    engine_config: EngineConfig,
+    adapter_config: AdapterConfig,
+    submit: Callable[[AdapterRef], None],
+) -> Engine:
+    """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`."""
+    blocks = BlockManager(num_blocks, engine_config.block_size)
+    residency = AdapterResidency[Any](
+        SlotTable(adapter_config.max_loras, adapter_config.device_bytes),
+        HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras),
+        submit,
+    )
+    policy = create_policy(engine_config.policy)
+    scheduler = Scheduler(engine_config, blocks, residency, policy, spec.eos_token_ids, spec.max_model_len)
+    return Engine(runner, scheduler, residency, blocks)

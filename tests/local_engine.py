@@ -1,0 +1,107 @@
+"""The real engine on a real tiny model without threads: requests in, finished sequences out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lora_serve.adapters.artifact import read_artifact
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.weights import load_host_adapter
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import Settings
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
+from lora_serve.core.request import FinishReason, GenerateRequest, SamplingParams
+from lora_serve.engine.build import build_engine
+from lora_serve.model.build import build_model
+
+
+@dataclass
+class Answer:
+    """What one request came to."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    reason: FinishReason | None = None
+    error: LoraServeError | None = None
+
+
+class LocalEngine:
+    """`adapters`: folders by name. Loads happen between two steps, on the calling thread."""
+
+    def __init__(self, model: Path, adapters: Mapping[str, Path] | None = None, **settings: Any) -> None:
+        self.settings = Settings(model=str(model), **settings)
+        self.parts = build_model(
+            self.settings.model_slice(), self.settings.engine_slice(), self.settings.adapter_slice().max_loras
+        )
+        self._loading: list[AdapterRef] = []
+        self.engine = build_engine(
+            self.parts.runner,
+            self.parts.spec,
+            self.parts.num_blocks,
+            self.settings.engine_slice(),
+            self.settings.adapter_slice(),
+            self._loading.append,
+        )
+        self._folders = dict(adapters or {})
+        self.refs = {name: self._ref(name, folder) for name, folder in self._folders.items()}
+        self.max_adapters_in_batch = 0
+        self._num_requests = 0
+
+    def request(self, prompt: list[int], adapter: str | None = None, **sampling: Any) -> GenerateRequest:
+        """A greedy request unless `sampling` says otherwise."""
+        self._num_requests += 1
+        return GenerateRequest(
+            request_id=f"request-{self._num_requests}",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
+            adapter=self.refs[adapter] if adapter is not None else None,
+            arrival_time=time.monotonic(),
+        )
+
+    def run(self, requests: list[GenerateRequest]) -> list[Answer]:
+        """All requests at once, to their ends."""
+        answers = {request.request_id: Answer() for request in requests}
+        for request in requests:
+            self._take(answers, self.engine.scheduler.add(request))
+        while any(answer.reason is None and answer.error is None for answer in answers.values()):
+            did_run, events = self.engine.step()
+            self._take(answers, events)
+            assert did_run or events or self._loading, "the engine stands still with work to do"
+            self._load(answers)
+        recent = self.engine.stats().recent_batches
+        self.max_adapters_in_batch = max(batch.num_adapters for batch in recent)
+        return list(answers.values())
+
+    def _load(self, answers: dict[str, Answer]) -> None:
+        while self._loading:
+            ref = self._loading.pop(0)
+            try:
+                host = load_host_adapter(self._folders[ref.name], ref, self.parts.spec)
+                message = LoadFinished(ref.digest, host, None, 0.0)
+            except LoraServeError as error:
+                message = LoadFinished(ref.digest, None, error, 0.0)
+            self._take(answers, self.engine.load_finished(message))
+
+    def _take(self, answers: dict[str, Answer], events: list[Any]) -> None:
+        for event in events:
+            answer = answers[event.request_id]
+            match event:
+                case PromptEvent():
+                    answer.prompt_logprobs = event.prompt_logprobs
+                case TokenEvent():
+                    answer.token_ids.append(event.token_id)
+                    answer.logprobs.append(event.logprobs)
+                case FinishEvent():
+                    answer.reason = event.reason
+                case ErrorEvent():
+                    answer.error = event.error
+
+    def _ref(self, name: str, folder: Path) -> AdapterRef:
+        artifact = read_artifact(folder, self.parts.spec)
+        return AdapterRef("default", name, 1, artifact.digest, artifact.rank, artifact.num_bytes)

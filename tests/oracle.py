@@ -1,0 +1,108 @@
+"""Tiny models and adapters, and what plain transformers and PEFT make of them: the truth nobody here wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+_SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_WINDOW = {"sliding_window": 6}
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, **_WINDOW}
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "mistral": _WINDOW,
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": _GEMMA,
+    "phi3": {},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "granite": {"attention_multiplier": 0.3, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "olmo2": {},
+    "starcoder2": _WINDOW,
+    "stablelm": {},
+    "mixtral": {"num_local_experts": 4, **_WINDOW},
+    "cohere": {},
+    "smollm3": {"use_sliding_window": True, **_WINDOW},
+}
+
+
+def save_tiny_model(architecture: str, folder: Path, **overrides: Any) -> Path:
+    """A random float32 model of an architecture, with weights large enough for distinct answers."""
+    config = AutoConfig.for_model(architecture, **{**_SHAPE, **ARCHITECTURES[architecture], **overrides})
+    torch.manual_seed(sum(map(ord, architecture)))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def load_plain(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model as transformers alone serves it."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return model.eval().requires_grad_(False)
+
+
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """Last names of the linear layers, the output head left out: what "all-linear" means."""
+    head = model.get_output_embeddings()
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head}
+    return sorted({name.rpartition(".")[2] for name in linears})
+
+
+def save_adapter(model_folder: Path, folder: Path, seed: int = 0, std: float = 0.15, **config: Any) -> Path:
+    """A PEFT checkpoint with random weights in A and B; `config` as for peft.LoraConfig."""
+    base = load_plain(model_folder)
+    settings: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": linear_names(base), "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(base, peft.LoraConfig(**{**settings, **config}))
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * std
+    model.save_pretrained(folder)
+    return folder
+
+
+def load_peft(model_folder: Path, adapters: Mapping[str, Path]) -> Any:
+    """PEFT with every adapter loaded; `set_adapter(name)` chooses one, `disable_adapter()` is the base."""
+    model: Any = load_plain(model_folder)
+    for name, folder in adapters.items():
+        if isinstance(model, peft.PeftModel):
+            model.load_adapter(folder, adapter_name=name)
+        else:
+            model = peft.PeftModel.from_pretrained(model, folder, adapter_name=name)
+    return model.eval()
+
+
+@torch.inference_mode()
+def logprobs_with_peft(model: Any, adapter: str | None, tokens: Sequence[int]) -> torch.Tensor:
+    """log p(. | tokens[:i + 1]) for every i by one adapter alone: [len(tokens), vocab]."""
+    ids = torch.tensor([list(tokens)])
+    if adapter is None:
+        with model.disable_adapter():
+            logits = model(input_ids=ids, use_cache=False).logits
+    else:
+        model.set_adapter(adapter)
+        logits = model(input_ids=ids, use_cache=False).logits
+    return logits[0].float().log_softmax(-1)
