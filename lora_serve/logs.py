@@ -1,0 +1,44 @@
+"""The form of the log: one line per event on standard error, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import warnings
+
+_FIELDS = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time (UTC), level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def configure_logging(form: str, level: int = logging.INFO) -> None:
+    """`form` is "console" or "json". The libraries' own chatter starts at warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_FIELDS, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("lora_serve").setLevel(level)
+    logging.captureWarnings(True)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    _quieten_transformers()
+
+
+def _quieten_transformers() -> None:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
