@@ -36,7 +36,7 @@ def bind(config: LoraConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec)
         reasons += problems
         if not problems:
             bound[module] = BoundModule(names["A"], names["B"], rank, scale)
-    reasons += _missing(config, sides, spec)
+    reasons += _coverage(config, sides, spec)
     if reasons or not bound:
         raise InvalidAdapterError(reasons or ["it adapts no layer of the base model"])
     return bound
@@ -74,8 +74,13 @@ def _problems(
     return problems
 
 
-def _missing(config: LoraConfig, sides: Mapping[str, object], spec: ModelSpec) -> list[str]:
-    return [
-        f"target_modules names {module}, but the file has no weights for it"
-        for module in sorted(targeted(config, tuple(spec.linears)) - sides.keys())
+def _coverage(config: LoraConfig, sides: Mapping[str, object], spec: ModelSpec) -> list[str]:
+    """PEFT would make up missing weights and drop those it does not target; neither is what was trained."""
+    targets = targeted(config, tuple(spec.linears))
+    missing = [
+        f"target_modules names {module}, but the file has no weights for it" for module in targets - sides.keys()
     ]
+    beyond = [
+        f"the file has weights for {module}, but the config does not target it" for module in sides.keys() - targets
+    ]
+    return sorted(missing) + sorted(beyond)

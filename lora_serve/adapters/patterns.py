@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lora_serve.core.errors import InvalidAdapterError
 
-TIME_LIMIT = 2.0  # seconds, for all patterns of one adapter together
+TIME_LIMIT = 5.0  # seconds, for all patterns of one adapter together
 MAX_LENGTH = 4096  # characters of one pattern
 _MAX_REPEATS = 3
 _REPEAT = re.compile(r"(?<!\()[*+?{][?+]?")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lora_serve.adapters.loader import Loader, LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError, InternalError, InvalidAdapterError, LoraServeError
+
+
+def ref(digest: str) -> AdapterRef:
+    return AdapterRef("tenant", f"tenant/{digest}", 1, digest, 8, 100)
+
+
+Started = Callable[..., Loader[str]]
+
+
+@pytest.fixture
+def posted() -> queue.Queue[LoadFinished[str]]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def started(posted: queue.Queue[LoadFinished[str]]) -> Iterator[Started]:
+    loaders: list[Loader[str]] = []
+
+    def start(fetch: Callable[[AdapterRef], str], num_threads: int = 2) -> Loader[str]:
+        loaders.append(Loader(fetch, posted.put, num_threads))
+        return loaders[-1]
+
+    yield start
+    for loader in loaders:
+        loader.close()
+
+
+def test_posts_what_was_fetched(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:
+    started(lambda adapter: adapter.name).submit(ref("d"))
+    message = posted.get(timeout=5)
+    assert (message.digest, message.adapter, message.error) == ("d", "tenant/d", None)
+    assert message.seconds >= 0
+
+
+def test_many_waiters_share_one_load(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:
+    release = threading.Event()
+    calls = []
+
+    def fetch(adapter: AdapterRef) -> str:
+        calls.append(adapter.digest)
+        release.wait(5)
+        return "weights"
+
+    loader = started(fetch)
+    for _ in range(50):
+        loader.submit(ref("d"))
+    release.set()
+    posted.get(timeout=5)
+    loader.close()
+    assert calls == ["d"]
+    assert posted.empty()
+
+
+def test_failed_load_can_be_asked_for_again_by_whoever_reads_the_message() -> None:
+    posted: queue.Queue[LoadFinished[str]] = queue.Queue()
+    results = iter([OSError("disk"), None])
+
+    def fetch(adapter: AdapterRef) -> str:
+        if (error := next(results)) is not None:
+            raise error
+        return "weights"
+
+    def post(message: LoadFinished[str]) -> None:
+        if message.error is not None:
+            loader.submit(ref("d"))  # from inside the post: the digest must be free again by now
+        posted.put(message)
+
+    loader = Loader(fetch, post)
+    loader.submit(ref("d"))
+    assert [posted.get(timeout=5).adapter for _ in range(2)] == [None, "weights"]
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "posted_as"),
+    [
+        (InvalidAdapterError(["corrupt"]), InvalidAdapterError),
+        (FileNotFoundError("/secret/path"), AdapterUnavailableError),
+        (MemoryError(), AdapterUnavailableError),
+        (ZeroDivisionError("our bug"), InternalError),
+    ],
+)
+def test_every_failure_is_posted_as_one_of_our_errors_without_paths(
+    started: Started, posted: queue.Queue[LoadFinished[str]], raised: Exception, posted_as: type[LoraServeError]
+) -> None:
+    def fetch(adapter: AdapterRef) -> str:
+        raise raised
+
+    started(fetch).submit(ref("d"))
+    message = posted.get(timeout=5)
+    assert type(message.error) is posted_as
+    assert message.adapter is None
+    assert "secret" not in str(message.error)
+
+
+def test_slow_load_does_not_hold_up_another(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:
+    release = threading.Event()
+
+    def fetch(adapter: AdapterRef) -> str:
+        if adapter.digest == "slow":
+            release.wait(5)
+        return adapter.digest
+
+    loader = started(fetch)
+    loader.submit(ref("slow"))
+    loader.submit(ref("fast"))
+    assert posted.get(timeout=5).digest == "fast"
+    release.set()
+    assert posted.get(timeout=5).digest == "slow"
