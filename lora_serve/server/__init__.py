@@ -1,0 +1,1 @@
+"""Floor 6, web: aiohttp, wire <-> core. Never torch."""

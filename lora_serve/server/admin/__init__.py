@@ -1,0 +1,1 @@
+"""The admin API: register, list, show, delete, residency, the engine's inside."""

@@ -1,0 +1,66 @@
+"""An adapter's card: what the catalog says, and where the engine has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.core.adapter import AdapterState
+from lora_serve.core.stats import AdapterCounters, EngineStats
+
+
+def adapter_card(entry: CatalogEntry, stats: EngineStats | None) -> dict[str, Any]:
+    """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked."""
+    return {
+        "id": entry.name,
+        "object": "adapter",
+        "tenant": entry.tenant,
+        "pinned": entry.pinned,
+        "created": int(entry.created),
+        "metadata": dict(entry.metadata),
+        "version": entry.default_version,
+        **_version_card(entry.default, stats),
+        "versions": [
+            {"version": version.version, "created": int(version.created), **_version_card(version, stats)}
+            for version in entry.versions
+        ],
+    }
+
+
+def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
+    """The best tier the bytes are on."""
+    if stats is None:
+        return AdapterState.REGISTERED
+    if any(slot.digest == digest for slot in stats.slots):
+        return AdapterState.ON_DEVICE
+    if digest in stats.loading_digests:
+        return AdapterState.FETCHING
+    return AdapterState.ON_HOST if digest in stats.host_digests else AdapterState.REGISTERED
+
+
+def _version_card(version: VersionEntry, stats: EngineStats | None) -> dict[str, Any]:
+    counters = stats.adapters.get(version.digest, AdapterCounters()) if stats else AdapterCounters()
+    summary = dict(version.summary)
+    return {
+        "digest": version.digest,
+        "rank": version.rank,
+        "targets": summary.pop("targets", []),
+        "bytes": version.num_bytes,
+        "source": version.source,
+        "config": summary,
+        "state": state_of(version.digest, stats).value,
+        "tiers": _tiers(version.digest, stats),
+        "hits": counters.hits,
+        "misses": counters.misses,
+        "loads": counters.loads,
+        "evictions": counters.evictions,
+        "last_load_ms": round(counters.load_seconds * 1000, 3),
+    }
+
+
+def _tiers(digest: str, stats: EngineStats | None) -> list[str]:
+    tiers = ["disk"]
+    if stats is not None:
+        tiers += ["host"] if digest in stats.host_digests else []
+        tiers += ["device"] if any(slot.digest == digest for slot in stats.slots) else []
+    return tiers

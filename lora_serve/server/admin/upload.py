@@ -1,0 +1,174 @@
+"""PUT /admin/adapters/{id}: the two files as multipart, or a tar, tar.gz or zip of them. Streamed to disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import BodyPartReader, web
+
+from lora_serve.adapters.archive import unpack
+from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    UnsupportedMediaError,
+)
+from lora_serve.server.admin.registration import check_new_id, complete_registration
+from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.schemas.admin import RegisterFields
+from lora_serve.server.services import SERVICES, Services
+
+CHUNK_BYTES = 2**18
+MAX_PARTS = 16
+MAX_FIELD_BYTES = 2**17
+ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
+TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop")
+
+
+@dataclass(slots=True)
+class Upload:
+    """Where an upload goes, and how much of it may still come."""
+
+    folder: Path  # the two files
+    archive: Path  # or an archive of them
+    max_bytes: int
+    num_bytes: int = 0
+    is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def count(self, chunk: bytes) -> None:
+        """Raises PayloadTooLargeError."""
+        self.num_bytes += len(chunk)
+        if self.num_bytes > self.max_bytes:
+            raise PayloadTooLargeError(f"The upload is larger than {self.max_bytes} bytes (--max-upload-size).")
+
+
+async def upload_adapter(request: web.Request) -> web.StreamResponse:
+    """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata` and `allow_noop` are
+    form fields or query parameters.
+    """
+    services, adapter_id = request.app[SERVICES], request.match_info["id"]
+    check_new_id(services, adapter_id)
+    async with _staged(services) as upload:
+        upload.fields.update({name: text for name, text in request.query.items() if name in TEXT_FIELDS})
+        await _receive(request, upload)
+        fields = check_fields(RegisterFields, {"id": adapter_id, "source": "upload", **_typed(upload.fields)})
+        if upload.archive.exists():
+            await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
+        upload.is_handed_over = True
+        return await complete_registration(
+            services,
+            adapter_id,
+            lambda: services.registry.register_upload(
+                adapter_id, upload.folder, fields.tenant, fields.pin, fields.metadata, fields.allow_noop
+            ),
+        )
+
+
+@asynccontextmanager
+async def _staged(services: Services) -> AsyncIterator[Upload]:
+    """Private folders, gone afterwards."""
+    try:
+        folder = await asyncio.to_thread(services.registry.new_folder)
+        aside = await asyncio.to_thread(services.registry.new_folder)
+    except OSError as error:
+        raise AdapterUnavailableError("The adapter store cannot be written at present.") from error
+    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes)
+    try:
+        yield upload
+    except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise
+        raise AdapterUnavailableError("The adapter store cannot be written at present.") from error
+    finally:
+        for leftover in (aside,) if upload.is_handed_over else (aside, folder):
+            await asyncio.shield(asyncio.to_thread(remove_folder, leftover))
+
+
+async def _receive(request: web.Request, upload: Upload) -> None:
+    if (request.content_length or 0) > upload.max_bytes + MAX_PARTS * MAX_FIELD_BYTES:
+        raise PayloadTooLargeError(f"The upload is larger than {upload.max_bytes} bytes (--max-upload-size).")
+    try:
+        if request.content_type.startswith("multipart/"):
+            await _receive_parts(request, upload)
+        elif request.content_type.endswith("json"):
+            raise UnsupportedMediaError("Upload multipart/form-data, or a tar, tar.gz or zip as it is.")
+        else:  # an archive; its own first bytes say which, as clients rarely send the right type
+            await _write(upload.archive, aiter(request.content.iter_chunked(CHUNK_BYTES)), upload)
+    except (ValueError, web.RequestPayloadError) as error:
+        raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
+
+
+async def _receive_parts(request: web.Request, upload: Upload) -> None:
+    reader = await request.multipart()
+    for _ in range(MAX_PARTS):
+        part = await reader.next()
+        if part is None:
+            return
+        if not isinstance(part, BodyPartReader):
+            raise InvalidRequestError("A part of the upload is itself multipart.")
+        await _receive_part(part, upload)
+    raise InvalidRequestError(f"The upload has more than {MAX_PARTS} parts.")
+
+
+async def _receive_part(part: BodyPartReader, upload: Upload) -> None:
+    name = (part.filename or part.name or "").replace("\\", "/").rpartition("/")[2]
+    target = name if name in (CONFIG_NAME, WEIGHTS_NAME) else part.name
+    if target in (CONFIG_NAME, WEIGHTS_NAME):
+        await _write(upload.folder / target, _chunks(part), upload)
+    elif name.endswith(ARCHIVE_ENDINGS):
+        await _write(upload.archive, _chunks(part), upload)
+    elif part.name in TEXT_FIELDS and part.filename is None:
+        upload.fields[part.name] = await _read_text(part)
+    else:
+        raise InvalidRequestError(
+            f"The upload's part {name[:100]!r} is not known: send {CONFIG_NAME} and {WEIGHTS_NAME}, or an archive."
+        )
+
+
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk(CHUNK_BYTES):
+        yield chunk
+
+
+async def _read_text(part: BodyPartReader) -> str:
+    text = b""
+    async for chunk in _chunks(part):
+        text += chunk
+        if len(text) > MAX_FIELD_BYTES:
+            raise PayloadTooLargeError(f"The field `{part.name}` is larger than {MAX_FIELD_BYTES} bytes.")
+    return text.decode("utf-8")
+
+
+async def _write(path: Path, chunks: AsyncIterator[bytes], upload: Upload) -> None:
+    """A file that we name; a name that comes twice is refused."""
+    try:
+        opened = await asyncio.to_thread(path.open, "xb")
+    except FileExistsError:
+        raise InvalidRequestError(f"The upload holds {path.name} twice.") from None
+    with opened as file:
+        async for chunk in chunks:
+            upload.count(chunk)
+            await asyncio.to_thread(file.write, chunk)
+
+
+def _typed(fields: dict[str, str]) -> dict[str, Any]:
+    """Form texts -> the types of RegisterFields. Raises InvalidRequestError."""
+    typed: dict[str, Any] = {}
+    for name, text in fields.items():
+        if name == "tenant":
+            typed[name] = text
+        elif name == "metadata":
+            typed[name] = parse_json(text.encode("utf-8", "surrogatepass"))
+        elif text.lower() in ("true", "1", "false", "0"):
+            typed[name] = text.lower() in ("true", "1")
+        else:
+            raise InvalidRequestError(f"`{name}` must be true or false.", param=name)
+    return typed

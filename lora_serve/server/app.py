@@ -1,0 +1,68 @@
+"""The aiohttp application: every route, and who may use it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from lora_serve.server import health, models, tokenize
+from lora_serve.server.admin import deletion, listing, registration, residency, upload, vllm_lora
+from lora_serve.server.context import add_headers
+from lora_serve.server.engine_metrics import get_metrics
+from lora_serve.server.middleware import answer, for_admin, for_inference, for_reading
+from lora_serve.server.openai.chat import create_chat_completion
+from lora_serve.server.openai.completions import create_completion
+from lora_serve.server.openai.embeddings import create_embedding
+from lora_serve.server.services import SERVICES, Services
+
+
+def build_app(services: Services) -> web.Application:
+    """Run it with `handler_cancellation=True`, or a client's disconnect never reaches the handlers."""
+    app = web.Application(middlewares=[answer], client_max_size=services.config.max_body_bytes)
+    app[SERVICES] = services
+    app.on_response_prepare.append(add_headers)
+    app.add_routes([*_open_routes(), *_inference_routes(), *_admin_routes()])
+    return app
+
+
+def _open_routes() -> list[web.RouteDef]:
+    return [
+        web.get("/health", health.get_health),
+        web.get("/ping", health.get_health),
+        web.post("/ping", health.get_health),
+        web.get("/ready", health.get_ready),
+        web.get("/version", health.get_version),
+        web.get("/metrics", get_metrics),
+    ]
+
+
+def _inference_routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/completions", for_inference(create_completion)),
+        web.post("/v1/chat/completions", for_inference(create_chat_completion)),
+        web.post("/v1/embeddings", for_inference(create_embedding)),
+        web.get("/v1/models", for_reading(models.list_models)),
+        web.get("/v1/models/{id:.+}", for_reading(models.get_model)),
+        web.post("/tokenize", for_reading(tokenize.tokenize)),
+        web.post("/detokenize", for_reading(tokenize.detokenize)),
+        web.get("/tokenizer_info", for_reading(tokenize.tokenizer_info)),
+    ]
+
+
+def _admin_routes() -> list[web.RouteDef]:
+    """An id holds slashes, so the routes with a verb behind the id come first."""
+    one = "/admin/adapters/{id:.+}"
+    return [
+        web.post("/admin/adapters", for_admin(registration.register_adapter)),
+        web.get("/admin/adapters", for_admin(listing.list_adapters)),
+        web.post(f"{one}/pin", for_admin(residency.pin)),
+        web.post(f"{one}/unpin", for_admin(residency.unpin)),
+        web.post(f"{one}/prefetch", for_admin(residency.prefetch)),
+        web.post(f"{one}/evict", for_admin(residency.evict)),
+        web.put(one, for_admin(upload.upload_adapter)),
+        web.get(one, for_admin(listing.get_adapter)),
+        web.delete(one, for_admin(deletion.delete_adapter)),
+        web.get("/admin/engine", for_admin(listing.get_engine)),
+        web.delete("/v1/models/{id:.+}", for_admin(models.delete_model)),
+        web.post("/v1/load_lora_adapter", for_admin(vllm_lora.load_lora_adapter)),
+        web.post("/v1/unload_lora_adapter", for_admin(vllm_lora.unload_lora_adapter)),
+    ]

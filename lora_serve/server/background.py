@@ -1,0 +1,70 @@
+"""Work that outlives the request which asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from lora_serve.core.errors import NotReadyError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Call(Protocol[T_co]):
+    """Something to be called without arguments."""
+
+    def __call__(self) -> T_co: ...
+
+
+class WorkerThread:
+    """One thread that runs calls in the order they came. The registry lives on it: it is written by one thread only."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+
+    async def run(self, call: Call[T]) -> T:
+        """Run `call` on the thread. Raises what it raises, NotReadyError after `close`."""
+        try:
+            future = self._executor.submit(call)
+        except RuntimeError as error:
+            raise NotReadyError("The server is shutting down.") from error
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Wait for what runs; what waits is dropped."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class BackgroundTasks:
+    """Tasks that are held until they end, so that none is lost; their failures are logged."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def complete(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Run `work` to its end even if the caller is cancelled meanwhile (its client has left)."""
+        return await asyncio.shield(self.start(work, name))
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Wait for the tasks, `timeout` seconds at most; then cancel them."""
+        if self._tasks:
+            _, left = await asyncio.wait(set(self._tasks), timeout=timeout)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.warning("%s failed: %s", task.get_name(), task.exception())

@@ -1,0 +1,112 @@
+"""GET /metrics: the web's counters and one snapshot of the engine, in text format 0.0.4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.stats import EngineStats
+from lora_serve.server.metrics import Metrics
+from lora_serve.server.services import SERVICES
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_ADAPTERS_LISTED = 1000  # names in a label of vllm:lora_requests_info
+
+
+async def get_metrics(request: web.Request) -> web.StreamResponse:
+    """A dead engine takes only its own figures away."""
+    services = request.app[SERVICES]
+    try:
+        stats = await services.client.stats()
+    except LoraServeError:
+        stats = None
+    text = generate_latest(Scrape(services.metrics, stats))
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+class Scrape(Collector):
+    """One scrape: all families, without prometheus_client's `_created` series."""
+
+    def __init__(self, metrics: Metrics, stats: EngineStats | None) -> None:
+        self._metrics = metrics
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._metrics.registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+        if self._stats is not None:
+            yield from engine_families(self._stats, self._metrics.labels)
+
+
+def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """vLLM's gauges, and our own of adapter tiers and batches."""
+    used = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
+    yield _gauge("vllm:num_requests_running", "Rows in the batch.", labels, stats.num_running)
+    yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", labels, stats.num_waiting)
+    yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", labels, used)
+    yield _counter("vllm:num_preemptions", "Sequences set back to make room.", labels, stats.num_preemptions)
+    cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
+    yield _gauge("vllm:cache_config_info", "The KV cache's shape.", cache, 1)
+    yield lora_requests_info(stats)
+    yield from _tier_families(stats)
+    yield from _batch_families(stats)
+
+
+def lora_requests_info(stats: EngineStats) -> Metric:
+    """One sample whose value is the time, as in vLLM: names of the adapters on the device, and of those awaited."""
+    labels = {
+        "max_lora": str(stats.max_loras),
+        "running_lora_adapters": _names(stats.running_adapters),
+        "waiting_lora_adapters": _names(stats.waiting_adapters),
+    }
+    return _gauge("vllm:lora_requests_info", "Adapters on the device and adapters waited for.", labels, time.time())
+
+
+def _names(names: Iterable[str]) -> str:
+    return ",".join(sorted(set(names))[:MAX_ADAPTERS_LISTED])
+
+
+def _tier_families(stats: EngineStats) -> Iterator[Metric]:
+    counts = {
+        name: CounterMetricFamily(f"lora_serve_adapter_{name}", f"Adapter {name} per tier.", labels=["tier"])
+        for name in ("hits", "misses", "evictions", "loads")
+    }
+    seconds = SummaryMetricFamily("lora_serve_adapter_load_seconds", "Seconds per load into the tier.", labels=["tier"])
+    resident = GaugeMetricFamily("lora_serve_adapter_bytes", "Bytes of adapters in the tier.", labels=["tier"])
+    for tier, figures in stats.tiers.items():
+        for name, family in counts.items():
+            family.add_metric([tier], getattr(figures, name))
+        resident.add_metric([tier], figures.num_bytes)
+        seconds.add_metric([tier], figures.loads, figures.load_seconds)
+    yield from (*counts.values(), resident, seconds)
+
+
+def _batch_families(stats: EngineStats) -> Iterator[Metric]:
+    """Means over the last batches, which the engine remembers."""
+    batches = stats.recent_batches
+    count = max(1, len(batches))
+    rows = sum(batch.num_rows for batch in batches) / count
+    adapters = sum(batch.num_adapters for batch in batches) / count
+    seconds = sum(batch.seconds for batch in batches) / count
+    yield _gauge("lora_serve_batch_rows", "Rows per batch, mean of the last batches.", {}, rows)
+    yield _gauge("lora_serve_batch_adapters", "Adapters per batch, mean of the last batches.", {}, adapters)
+    yield _gauge("lora_serve_step_seconds", "Seconds per step, mean of the last batches.", {}, seconds)
+
+
+def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = CounterMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family

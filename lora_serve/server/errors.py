@@ -1,0 +1,114 @@
+"""The one place where an error becomes a status and OpenAI's error body.
+
+| error                     | status | type                  | code                     |
+|---------------------------|--------|-----------------------|--------------------------|
+| InvalidRequestError       | 400    | invalid_request_error | its own                  |
+| AuthenticationError       | 401    | authentication_error  | invalid_api_key          |
+| ForbiddenError            | 403    | permission_error      | forbidden                |
+| AdapterNotFoundError      | 404    | invalid_request_error | model_not_found          |
+| ConflictError             | 409    | conflict_error        | conflict                 |
+| PayloadTooLargeError      | 413    | invalid_request_error | payload_too_large        |
+| UnsupportedMediaError     | 415    | invalid_request_error | unsupported_media_type   |
+| InvalidAdapterError       | 422    | invalid_adapter       | invalid_adapter          |
+| QueueFullError            | 503    | server_error          | overloaded               |
+| NotReadyError             | 503    | server_error          | not_ready                |
+| AdapterUnavailableError   | 503    | server_error          | adapter_unavailable      |
+| RequestTimeoutError       | 504    | timeout_error         | timeout                  |
+| anything else             | 500    | server_error          | internal_error           |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core import errors
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRY_AFTER = 120  # seconds
+_TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
+    (errors.InvalidRequestError, 400, "invalid_request_error", None),
+    (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
+    (errors.ForbiddenError, 403, "permission_error", "forbidden"),
+    (errors.AdapterNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (errors.ConflictError, 409, "conflict_error", "conflict"),
+    (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
+    (errors.UnsupportedMediaError, 415, "invalid_request_error", "unsupported_media_type"),
+    (errors.InvalidAdapterError, 422, "invalid_adapter", "invalid_adapter"),
+    (errors.QueueFullError, 503, "server_error", "overloaded"),
+    (errors.NotReadyError, 503, "server_error", "not_ready"),
+    (errors.AdapterUnavailableError, 503, "server_error", "adapter_unavailable"),
+    (errors.CapacityError, 503, "server_error", "overloaded"),
+    (errors.RequestTimeoutError, 504, "timeout_error", "timeout"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """An error as it goes over the wire."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> web.Response:
+        text = json.dumps(self.body(), ensure_ascii=False)
+        return web.Response(status=self.status, text=text, content_type="application/json", headers=self.headers)
+
+
+def wire_error(error: Exception, request_id: str) -> WireError:
+    """What to answer for `error`. An unexpected one is logged with its traceback and shown as a fixed text."""
+    if isinstance(error, web.HTTPException):
+        return _http_exception(error)
+    for kind, status, name, code in _TABLE:
+        if isinstance(error, kind):
+            return WireError(status, str(error), name, _param(error), code or _code(error), _headers(error))
+    logger.error("request %s failed", request_id, exc_info=error)
+    message = f"The server met an internal error. Its log has the details under the request id {request_id}."
+    return WireError(500, message, "server_error", code="internal_error")
+
+
+def _param(error: errors.LoraServeError) -> str | None:
+    if isinstance(error, errors.AdapterNotFoundError):
+        return "model"
+    return error.param if isinstance(error, errors.InvalidRequestError) else None
+
+
+def _code(error: errors.LoraServeError) -> str | None:
+    return error.code if isinstance(error, errors.InvalidRequestError) else None
+
+
+def _headers(error: errors.LoraServeError) -> dict[str, str] | None:
+    if isinstance(error, errors.AuthenticationError):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, errors.CapacityError):
+        return {"Retry-After": str(max(1, min(MAX_RETRY_AFTER, math.ceil(error.retry_after))))}
+    return None
+
+
+def _http_exception(error: web.HTTPException) -> WireError:
+    """aiohttp's own refusals: no such path, wrong method, body too large."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return WireError(413, "The request body is too large.", "invalid_request_error", code="payload_too_large")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{error.method[:32]} is not allowed here; allowed: {allowed}."
+        code = "method_not_allowed"
+        return WireError(405, message, "invalid_request_error", code=code, headers={"Allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return WireError(404, "There is nothing at this URL.", "invalid_request_error", code="not_found")
+    return WireError(error.status, error.reason, "invalid_request_error" if error.status < 500 else "server_error")

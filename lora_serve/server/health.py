@@ -1,0 +1,39 @@
+"""Liveness, readiness, version."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from aiohttp import web
+
+from lora_serve import __version__
+from lora_serve.core.errors import NotReadyError
+from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
+from lora_serve.server.services import SERVICES
+
+STEP_PATIENCE = 1.0  # seconds that /health waits for an engine in the middle of a step
+
+
+async def get_health(request: web.Request) -> web.StreamResponse:
+    """200 while the process can still do its work, ready or not; 503 once the engine is dead."""
+    services = request.app[SERVICES]
+    lifecycle = services.lifecycle
+    if lifecycle.state is ServerState.FAILED:
+        raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
+    if lifecycle.state is ServerState.READY:
+        with suppress(TimeoutError):  # a long step is no death
+            await asyncio.wait_for(services.client.stats(), STEP_PATIENCE)
+    return web.json_response({"status": "ok", "state": lifecycle.state.value})
+
+
+async def get_ready(request: web.Request) -> web.StreamResponse:
+    """200 from the end of the warm-up until the server drains."""
+    lifecycle = request.app[SERVICES].lifecycle
+    if lifecycle.state is not ServerState.READY:
+        raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
+    return web.json_response({"status": "ready"})
+
+
+async def get_version(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"version": __version__})

@@ -1,0 +1,98 @@
+"""A request's body as a checked value; whatever is wrong with it is a 4xx that says what."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from lora_serve.core.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError
+from lora_serve.server.services import SERVICES
+
+M = TypeVar("M", bound=BaseModel)
+
+ENCODINGS = ("", "identity", "gzip", "deflate")  # what aiohttp decodes
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """The body as a JSON object, fields that are null left out.
+
+    Raises InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError.
+    """
+    _check_headers(request)
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large(request) from None
+    except (web.RequestPayloadError, ValueError) as error:
+        raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
+    value = parse_json(raw)
+    if not isinstance(value, dict):
+        raise InvalidRequestError("The request body must be a JSON object.")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def check_fields(model: type[M], fields: dict[str, Any]) -> M:
+    """`fields` as a `model`. Raises InvalidRequestError for the first field that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        item = error.errors(include_url=False, include_context=False)[0]
+        where = _where(item)
+        message = item["msg"].removeprefix("Value error, ")
+        raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
+
+
+def parse_json(raw: bytes) -> Any:
+    """Strict JSON: UTF-8, finite numbers, no lone surrogates, no depth that Python cannot follow."""
+    try:
+        value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+        if b"\\ud" in raw or b"\\uD" in raw:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError("The request body is not UTF-8.") from None
+    except UnicodeEncodeError:
+        raise InvalidRequestError("The request body holds half of a surrogate pair, which is no character.") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {str(error)[:200]}") from None
+    return value
+
+
+def _check_headers(request: web.Request) -> None:
+    kind = request.content_type.lower()
+    if "Content-Type" in request.headers and kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
+    if request.headers.get("Content-Encoding", "").strip().lower() not in ENCODINGS:
+        raise UnsupportedMediaError("The request body's Content-Encoding must be gzip, deflate or none.")
+    if (request.content_length or 0) > request.app[SERVICES].config.max_body_bytes:
+        raise _too_large(request)
+
+
+def _too_large(request: web.Request) -> PayloadTooLargeError:
+    limit = request.app[SERVICES].config.max_body_bytes
+    return PayloadTooLargeError(f"The request body is larger than {limit} bytes (--max-body-size).")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:32]} is too large a number")
+    return number
+
+
+def _where(item: ErrorDetails) -> str:
+    """("messages", 0, "role") -> messages[0].role"""
+    path = ""
+    for part in item["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,64 @@
+"""Whether requests may come in: starting, ready, draining, failed; and how many are inside."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lora_serve.core.errors import NotReadyError
+
+RETRY_AFTER = 5.0  # seconds
+
+
+class ServerState(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Lifecycle:
+    """Changed by the wiring only, on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.state = ServerState.STARTING
+        self.reason = "The server is warming up."
+        self.num_inside = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def ready(self) -> None:
+        """Warm-up is done. Nothing happens unless the server was starting."""
+        if self.state is ServerState.STARTING:
+            self.state, self.reason = ServerState.READY, ""
+
+    def fail(self, reason: str) -> None:
+        """The engine is dead; /health says so, and nothing is let in. `reason` is shown to callers."""
+        self.state, self.reason = ServerState.FAILED, reason
+
+    async def drain(self, timeout: float) -> bool:
+        """Let nobody in any more and wait for those inside, `timeout` seconds at most. Whether all have left."""
+        if self.state is not ServerState.FAILED:
+            self.state, self.reason = ServerState.DRAINING, "The server is shutting down."
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """One inference request. Raises NotReadyError."""
+        if self.state is not ServerState.READY:
+            raise NotReadyError(self.reason, retry_after=RETRY_AFTER)
+        self.num_inside += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_inside -= 1
+            if self.num_inside == 0:
+                self._idle.set()

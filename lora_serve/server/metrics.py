@@ -1,0 +1,113 @@
+"""What the web counts and times, under vLLM's names; the engine's own figures join at the scrape (engine_metrics.py).
+
+Text format 0.0.4 always: under OpenMetrics negotiation prometheus_client would rename `vllm:x`.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from lora_serve.core.events import Timings
+
+MAX_TENANT_LABELS = 200
+OTHER_TENANTS = "other"
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+
+
+class Metrics:
+    """One registry per application, so that two applications in one process do not add up."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.labels = {"model_name": model_name, "engine": "0"}
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._success = Counter(
+            "vllm:request_success",
+            "Sequences that ended, by reason.",
+            [*self.labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
+        self.inter_token = self._histogram("vllm:inter_token_latency_seconds", "Token to next token.", ITL_BUCKETS)
+        self.latency = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", REQUEST_BUCKETS)
+        self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Time in the queue.", REQUEST_BUCKETS)
+        self._tenant_tokens = self._tenant_counter("lora_serve_tenant_tokens", "Prompt and generated tokens.")
+        self._tenant_requests = self._tenant_counter("lora_serve_tenant_requests", "Sequences asked for.")
+        self._tenants: set[str] = set()
+        for reason in ("stop", "length", "abort"):
+            self._success.labels(**self.labels, finished_reason=reason)
+
+    def sequence(self, tenant: str, arrival: float, num_prompt_tokens: int) -> SequenceTimer:
+        """Times one sequence; `arrival` is seconds of `time.monotonic()`."""
+        return SequenceTimer(self, self._tenant_label(tenant), arrival, num_prompt_tokens)
+
+    def count_tenant(self, label: str, requests: int = 0, tokens: int = 0) -> None:
+        self._tenant_requests.labels(label).inc(requests)
+        self._tenant_tokens.labels(label).inc(tokens)
+
+    def count_end(self, reason: str) -> None:
+        self._success.labels(**self.labels, finished_reason=reason).inc()
+
+    def _tenant_label(self, tenant: str) -> str:
+        """The tenant's name while there are few, so that no caller can grow the series without bound."""
+        if tenant not in self._tenants and len(self._tenants) >= MAX_TENANT_LABELS:
+            return OTHER_TENANTS
+        self._tenants.add(tenant)
+        return tenant
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, list(self.labels), registry=self.registry).labels(**self.labels)
+
+    def _tenant_counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["tenant"], registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, list(self.labels), buckets=buckets, registry=self.registry).labels(**self.labels)
+
+
+class SequenceTimer:
+    """Counts one sequence; whatever leaves the `with` block without `finished` counts as aborted."""
+
+    def __init__(self, metrics: Metrics, tenant_label: str, arrival: float, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._tenant_label = tenant_label
+        self._arrival = arrival
+        self._num_prompt_tokens = num_prompt_tokens
+        self._last_token: float | None = None
+        self._reason = "abort"
+
+    def __enter__(self) -> SequenceTimer:
+        self._metrics.count_tenant(self._tenant_label, requests=1)
+        return self
+
+    def admitted(self, timings: Timings) -> None:
+        """The prompt is computed."""
+        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        self._metrics.count_tenant(self._tenant_label, tokens=self._num_prompt_tokens)
+        self._metrics.queue_time.observe(timings.queue)
+
+    def token(self) -> None:
+        """A token came."""
+        now = time.monotonic()
+        self._metrics.generation_tokens.inc()
+        self._metrics.count_tenant(self._tenant_label, tokens=1)
+        if self._last_token is None:
+            self._metrics.first_token.observe(now - self._arrival)
+        else:
+            self._metrics.inter_token.observe(now - self._last_token)
+        self._last_token = now
+
+    def finished(self, reason: str) -> None:
+        self._reason = reason
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.count_end(self._reason)
+        self._metrics.latency.observe(time.monotonic() - self._arrival)

@@ -1,0 +1,95 @@
+"""Around every handler: request id, errors in OpenAI's form, access log; and who may enter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from lora_serve.server.context import CONTEXT, RequestContext
+from lora_serve.server.errors import wire_error
+from lora_serve.server.services import SERVICES
+
+access_log = logging.getLogger("lora_serve.access")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in the log
+
+
+@web.middleware
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request its id, turn errors into answers, and write one line of log."""
+    context = request[CONTEXT] = RequestContext()
+    status = CLIENT_LEFT
+    try:
+        response = await _respond(request, handler, context)
+        status = response.status
+        return response
+    finally:
+        _log(request, context, status)
+
+
+async def _respond(request: web.Request, handler: Handler, context: RequestContext) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception as error:
+        return wire_error(error, context.request_id).response()
+
+
+def _log(request: web.Request, context: RequestContext, status: int) -> None:
+    """No query string, no body, no header: they may hold what is not ours to keep."""
+    answerer = context.answerer
+    access_log.info(
+        "%s %s %d %.1f ms",
+        request.method,
+        request.rel_url.raw_path,  # percent-encoded, so no line break can get in
+        status,
+        (time.monotonic() - context.started) * 1000,
+        extra={
+            "request_id": context.request_id,
+            "tenant": context.tenant.name if context.tenant else None,
+            "adapter": f"{answerer.name}@{answerer.version}" if answerer else None,
+            "digest": answerer.digest if answerer else None,
+            "prompt_tokens": context.num_prompt_tokens,
+            "output_tokens": context.num_output_tokens,
+        },
+    )
+
+
+def for_inference(handler: Handler) -> Handler:
+    """Let in whoever may use the models, while the server is ready."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        services = request.app[SERVICES]
+        request[CONTEXT].tenant = services.authenticator.inference(request.headers.get("Authorization"))
+        with services.lifecycle.inside():
+            return await handler(request)
+
+    return guarded
+
+
+def for_reading(handler: Handler) -> Handler:
+    """Let in whoever may use the models, whatever state the server is in."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        authenticator = request.app[SERVICES].authenticator
+        request[CONTEXT].tenant = authenticator.inference(request.headers.get("Authorization"))
+        return await handler(request)
+
+    return guarded
+
+
+def for_admin(handler: Handler) -> Handler:
+    """Let in the admin only, whatever `--auth` says."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        authenticator = request.app[SERVICES].authenticator
+        request[CONTEXT].tenant = authenticator.admin(request.headers.get("Authorization"))
+        return await handler(request)
+
+    return guarded

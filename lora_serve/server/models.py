@@ -1,0 +1,72 @@
+"""GET /v1/models, GET and DELETE /v1/models/{id}"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.adapters.catalog_entry import CatalogEntry
+from lora_serve.core.errors import AdapterNotFoundError
+from lora_serve.server.adapter_choice import AdapterChooser
+from lora_serve.server.admin.removal import remove_adapter
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.openai.chosen import tenant_of
+from lora_serve.server.services import SERVICES, Services
+
+STARTED = int(time.time())  # `created` of the base model
+
+
+async def list_models(request: web.Request) -> web.StreamResponse:
+    """The base model first, then the tenant's adapters by name."""
+    services = request.app[SERVICES]
+    tenant = tenant_of(request[CONTEXT])
+    snapshot = services.catalog.snapshot
+    visible = (entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if tenant.may_see(entry.tenant))
+    data = [_base_card(services), *(_adapter_card(services, entry, entry.name) for entry in visible)]
+    return web.json_response({"object": "list", "data": data})
+
+
+async def get_model(request: web.Request) -> web.StreamResponse:
+    services, name = request.app[SERVICES], request.match_info["id"]
+    adapter = AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT])).find(name)
+    if adapter is None:
+        return web.json_response(_base_card(services))
+    return web.json_response(_adapter_card(services, services.catalog.entry(adapter.name), name))
+
+
+async def delete_model(request: web.Request) -> web.StreamResponse:
+    """OpenAI's form of the admin's DELETE; `id@3` deletes one version."""
+    services, name = request.app[SERVICES], request.match_info["id"]
+    adapter_id, at, _ = name.partition("@")
+    version = services.catalog.resolve(name).version if at else None
+    try:
+        await remove_adapter(services, adapter_id, version)
+    except AdapterNotFoundError:
+        raise AdapterNotFoundError(name) from None
+    return web.json_response({"id": name, "object": "model", "deleted": True})
+
+
+def _base_card(services: Services) -> dict[str, Any]:
+    return _card(services.base_name, STARTED, "lora_serve", services.base_name, None, services)
+
+
+def _adapter_card(services: Services, entry: CatalogEntry, name: str) -> dict[str, Any]:
+    """`root` is the version that the id means, by its content."""
+    version = services.catalog.resolve(name.removeprefix(f"{services.base_name}:"))
+    root = f"{entry.name}@{version.digest}"
+    return _card(name, int(entry.created), entry.tenant, root, services.base_name, services)
+
+
+def _card(name: str, created: int, owner: str, root: str, parent: str | None, services: Services) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": owner,
+        "root": root,
+        "parent": parent,
+        "max_model_len": services.spec.max_model_len,
+        "permission": [],
+    }

@@ -1,0 +1,1 @@
+"""OpenAI's two generating APIs, with vLLM's additions."""

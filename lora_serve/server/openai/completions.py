@@ -1,0 +1,119 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core.request import GenerateRequest
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.openai.answer import Admitted, Piece
+from lora_serve.server.openai.chosen import caller_of, choose_adapter, model_name, read_fields, stop_rules
+from lora_serve.server.openai.completion_choice import CompletionChoice
+from lora_serve.server.openai.generation import run_choices
+from lora_serve.server.openai.logprobs import TokenSpeller
+from lora_serve.server.openai.prompts import completion_prompts
+from lora_serve.server.openai.sse import stream
+from lora_serve.server.openai.usage import Usage
+from lora_serve.server.sampling import Limits, requests_for
+from lora_serve.server.schemas.completion import CompletionFields
+from lora_serve.server.services import SERVICES, Services
+
+
+async def create_completion(request: web.Request) -> web.StreamResponse:
+    """The handler."""
+    services, context = request.app[SERVICES], request[CONTEXT]
+    fields = check_fields(CompletionFields, await read_fields(request))
+    adapter = choose_adapter(request, fields)
+    prompts = await completion_prompts(services.text, services.spec, fields)
+    limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
+    requests = requests_for(fields, services.spec, limits, prompts, adapter, caller_of(context))
+    usage = Usage.of(requests, fields.n)
+    context.num_prompt_tokens = usage.num_prompts_tokens
+    body = CompletionBody(
+        f"cmpl-{context.request_id}",
+        int(time.time()),
+        model_name(services, adapter),
+        fields,
+        usage,
+        [_choice(services, fields, item) for item in requests],
+    )
+    events = run_choices(services, context, requests, stop_rules(fields))
+    if fields.stream:
+        return await stream(request, events, body, len(requests))
+    async with aclosing(events):
+        async for number, event in events:
+            body.add(number, event)
+    return web.json_response(body.whole())
+
+
+@dataclass(slots=True)
+class CompletionBody:
+    """The answer, whole or in chunks."""
+
+    id: str
+    created: int
+    model: str
+    fields: CompletionFields
+    usage: Usage
+    choices: list[CompletionChoice]
+
+    def add(self, choice: int, event: Admitted | Piece) -> None:
+        if isinstance(event, Piece):
+            self.usage.add(choice, len(event.token_ids))
+        self.choices[choice].add(event)
+
+    def whole(self) -> dict[str, Any]:
+        choices = [{"index": index, **choice.take()} for index, choice in enumerate(self.choices)]
+        for choice, body in zip(self.choices, choices, strict=True):
+            body["prompt_logprobs"] = choice.prompt_logprobs
+        return {**self._head(choices), "usage": self.usage.total()}
+
+    def chunks(self, choice: int, event: Admitted | Piece) -> Iterator[dict[str, Any]]:
+        options = self.fields.stream_options
+        self.add(choice, event)
+        if not self.choices[choice].has_news:
+            return
+        chunk = self._head([{"index": choice, **self.choices[choice].take()}])
+        if options is not None and options.continuous_usage_stats:
+            chunk["usage"] = self.usage.of_choice(choice)
+        elif options is not None and options.include_usage:
+            chunk["usage"] = None
+        yield chunk
+
+    def last_chunks(self) -> Iterator[dict[str, Any]]:
+        if self.fields.stream_options is not None and self.fields.stream_options.include_usage:
+            yield {**self._head([]), "usage": self.usage.total()}
+
+    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+def _choice(services: Services, fields: CompletionFields, request: GenerateRequest) -> CompletionChoice:
+    return CompletionChoice(
+        speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
+        request=request,
+        logprobs=fields.logprobs,
+        show_prompt_logprobs=fields.prompt_logprobs is not None,
+        echo=fields.echo,
+        hide_answer=fields.max_tokens == 0,
+    )
+
+
+def _prompt_logprobs(fields: CompletionFields) -> int | None:
+    """Echo with logprobs needs the prompt's too."""
+    if fields.echo and fields.logprobs is not None:
+        return max(fields.logprobs, fields.prompt_logprobs or 0)
+    return fields.prompt_logprobs

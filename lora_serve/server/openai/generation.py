@@ -1,0 +1,69 @@
+"""Choices of one answer, run together: what every generating API does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import cast
+
+from lora_serve.core.errors import InternalError
+from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent
+from lora_serve.core.request import GenerateRequest
+from lora_serve.server.context import RequestContext
+from lora_serve.server.metrics import SequenceTimer
+from lora_serve.server.openai.answer import Admitted, Answer, Piece, StopRules
+from lora_serve.server.openai.merge import merge
+from lora_serve.server.services import Services
+
+ChoiceEvents = AsyncGenerator[tuple[int, Admitted | Piece], None]
+
+
+async def run_choices(
+    services: Services, context: RequestContext, requests: Sequence[GenerateRequest], rules: StopRules
+) -> ChoiceEvents:
+    """(number of the choice, Admitted or Piece) as they come; each choice ends with a Piece with a finish_reason.
+
+    Leaving early, or an error of one choice, aborts all of them.
+    """
+    sources = [_run_choice(services, context, request, rules) for request in requests]
+    admitted_at: float | None = None
+    async with aclosing(merge(sources)) as events:
+        async for number, event in events:
+            if isinstance(event, Admitted):
+                context.admitted(event.timings)
+                admitted_at = admitted_at or time.monotonic()
+            else:
+                context.num_output_tokens += len(event.token_ids)
+            yield number, event
+    context.decode = time.monotonic() - (admitted_at or time.monotonic())
+
+
+async def _run_choice(
+    services: Services, context: RequestContext, request: GenerateRequest, rules: StopRules
+) -> AsyncGenerator[Admitted | Piece, None]:
+    answer = Answer(services.text, request, rules, services.spec.eos_token_ids)
+    with services.metrics.sequence(request.tenant, context.started, len(request.prompt_token_ids)) as timer:
+        # Leaving the engine's iterator is the abort, so it must be closed here and now, not by the garbage collector.
+        async with aclosing(cast(AsyncGenerator[Event, None], services.client.generate(request))) as events:
+            async for event in events:
+                made = _made_of(event, answer, timer)
+                yield made
+                if isinstance(made, Piece) and made.finish_reason is not None:
+                    timer.finished(made.finish_reason)
+                    return
+    raise InternalError(f"The engine left {request.request_id} without an end.")
+
+
+def _made_of(event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | Piece:
+    match event:
+        case PromptEvent():
+            timer.admitted(event.timings)
+            return Admitted(event.timings, event.prompt_logprobs)
+        case FinishEvent():
+            return answer.finish(event)
+        case ErrorEvent():
+            raise event.error
+        case _:
+            timer.token()
+            return answer.token(event)

@@ -1,0 +1,87 @@
+"""Log-probabilities in OpenAI's two formats, and vLLM's prompt_logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_serve.core.events import TokenLogprobs
+from lora_serve.text.tokenizer import TextModel
+
+MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM cuts at the same number
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpeller:
+    """How tokens are written: their text, or `token_id:N`."""
+
+    text: TextModel
+    as_ids: bool
+
+    def spell(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self.as_ids else self.text.token_text(token_id)
+
+
+def completion_logprobs(
+    speller: TokenSpeller,
+    token_ids: Sequence[int],
+    entries: Sequence[TokenLogprobs | None],
+    count: int,
+    offset: int,
+) -> dict[str, Any]:
+    """Completions' format. `entries[i]` belongs to `token_ids[i]`; None: the first token of a prompt has none.
+
+    `offset` is where the first token's text begins, in characters.
+    """
+    tokens, offsets = [], []
+    for token_id in token_ids:
+        tokens.append(speller.spell(token_id))
+        offsets.append(offset)
+        offset += len(speller.text.token_text(token_id))
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "tokens": tokens,
+        "top_logprobs": [None if entry is None else _top_by_text(speller, entry, count) for entry in entries],
+    }
+
+
+def chat_logprobs(speller: TokenSpeller, entries: Iterable[TokenLogprobs], count: int) -> dict[str, Any]:
+    """Chat's format."""
+    content = []
+    for entry in entries:
+        top = [_chat_token(speller, token_id, logprob) for token_id, logprob in entry.top[:count]]
+        content.append({**_chat_token(speller, entry.token_id, entry.logprob), "top_logprobs": top})
+    return {"content": content}
+
+
+def prompt_logprobs(text: TextModel, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """vLLM's format: for each prompt token an object by token id."""
+    return [None if entry is None else _by_id(text, entry) for entry in entries]
+
+
+def _top_by_text(speller: TokenSpeller, entry: TokenLogprobs, count: int) -> dict[str, float]:
+    """The chosen token and the best ones; of several that are spelled alike the best."""
+    top: dict[str, float] = {}
+    for token_id, logprob in sorted((*entry.top[:count], (entry.token_id, entry.logprob)), key=lambda pair: -pair[1]):
+        top.setdefault(speller.spell(token_id), _finite(logprob))
+    return top
+
+
+def _chat_token(speller: TokenSpeller, token_id: int, logprob: float) -> dict[str, Any]:
+    raw = list(speller.text.token_bytes(token_id))
+    return {"token": speller.spell(token_id), "logprob": _finite(logprob), "bytes": raw}
+
+
+def _by_id(text: TextModel, entry: TokenLogprobs) -> dict[str, Any]:
+    ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)}
+    ranked.setdefault(entry.token_id, (entry.logprob, entry.rank))
+    return {
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": text.token_text(token_id)}
+        for token_id, (logprob, rank) in ranked.items()
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)

@@ -1,0 +1,101 @@
+"""`prompt` and `messages` -> token ids. Long texts are tokenised beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.server.sampling import check_vocabulary
+from lora_serve.server.schemas.chat import ChatFields
+from lora_serve.server.schemas.completion import CompletionFields
+from lora_serve.text.chat import ChatMessage, render_chat
+from lora_serve.text.tokenizer import TextModel
+
+MAX_PROMPTS = 64
+LONG_TEXT = 50_000  # characters; above this the event loop would be held up too long
+
+T = TypeVar("T")
+Prompt = str | tuple[int, ...]
+
+
+async def completion_prompts(text: TextModel, spec: ModelSpec, fields: CompletionFields) -> list[tuple[int, ...]]:
+    """Token ids of each prompt. Raises InvalidRequestError."""
+    encoded = []
+    for prompt in parse_prompts(fields.prompt):
+        if isinstance(prompt, str):
+            encoded.append(await encode(text, spec, prompt, fields.add_special_tokens))
+        else:
+            check_vocabulary(prompt, spec, "prompt")
+            encoded.append(prompt)
+    if not all(encoded):
+        raise InvalidRequestError("A prompt must hold at least one token.", param="prompt")
+    return encoded
+
+
+async def chat_prompt(
+    text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
+) -> tuple[int, ...]:
+    """Token ids of the rendered messages. Raises InvalidRequestError."""
+    rendered = await _beside(
+        sum(len(message.content) for message in messages),
+        lambda: render_chat(
+            text,
+            messages,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            template_values=fields.chat_template_kwargs,
+        ),
+    )
+    token_ids = await encode(text, spec, rendered, fields.add_special_tokens, param="messages")
+    if not token_ids:
+        raise InvalidRequestError("The messages give an empty prompt.", param="messages")
+    return token_ids
+
+
+async def encode(
+    text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool, param: str = "prompt"
+) -> tuple[int, ...]:
+    """Token ids of `prompt`. A text that is too long whatever its tokens are is refused before it is tokenised."""
+    at_least = len(prompt) // max(1, text.max_token_length)
+    if len(prompt) > LONG_TEXT and at_least > spec.max_model_len:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {spec.max_model_len} tokens. However, your `{param}` has at "
+            f"least {at_least} tokens. Shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return await _beside(len(prompt), lambda: text.encode(prompt, add_special_tokens))
+
+
+def parse_prompts(value: Any) -> tuple[Prompt, ...]:
+    """str, list[str], list[int] or list[list[int]] -> prompts. Raises InvalidRequestError."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise _wrong_prompt()
+    if _is_token_ids(value):
+        return (tuple(value),)
+    if len(value) > MAX_PROMPTS:
+        message = f"At most {MAX_PROMPTS} prompts are allowed in one request (got {len(value)})."
+        raise InvalidRequestError(message, param="prompt")
+    if all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if all(isinstance(item, list) and _is_token_ids(item) for item in value):
+        return tuple(tuple(item) for item in value)
+    raise _wrong_prompt()
+
+
+def _is_token_ids(value: list[Any]) -> bool:
+    return all(type(item) is int for item in value)
+
+
+def _wrong_prompt() -> InvalidRequestError:
+    message = "`prompt` must be a string, a list of strings, a list of token ids, or a list of lists of token ids."
+    return InvalidRequestError(message, param="prompt")
+
+
+async def _beside(num_characters: int, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if num_characters > LONG_TEXT else work()

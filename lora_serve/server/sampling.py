@@ -1,0 +1,133 @@
+"""Fields of a request -> SamplingParams and GenerateRequests, checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import GenerateRequest, OnCold, SamplingParams
+from lora_serve.server.schemas.sampling import SamplingFields
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What differs between the APIs."""
+
+    max_tokens: int | None  # None: whatever room the prompt leaves
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is and when it came; `arrival` is seconds of `time.monotonic()`."""
+
+    request_id: str
+    tenant: str
+    arrival: float
+
+
+def sampling_params(fields: SamplingFields, spec: ModelSpec, limits: Limits) -> SamplingParams:
+    """All but `max_tokens`, which depends on the prompt. Raises InvalidRequestError."""
+    check_vocabulary(fields.stop_token_ids, spec, "stop_token_ids")
+    check_vocabulary((token_id for token_id, _ in fields.logit_bias), spec, "logit_bias")
+    return SamplingParams(
+        min_tokens=fields.min_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=max(0, fields.top_k),
+        min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=fields.logit_bias,
+        seed=fields.seed,
+        stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
+        ignore_eos=fields.ignore_eos,
+        logprobs=limits.logprobs,
+        prompt_logprobs=limits.prompt_logprobs,
+    )
+
+
+def requests_for(
+    fields: SamplingFields,
+    spec: ModelSpec,
+    limits: Limits,
+    prompts: list[tuple[int, ...]],
+    adapter: AdapterRef | None,
+    caller: Caller,
+) -> list[GenerateRequest]:
+    """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
+    params = sampling_params(fields, spec, limits)
+    requests: list[GenerateRequest] = []
+    for prompt in prompts:
+        room = max_tokens_for(len(prompt), limits.max_tokens, spec.max_model_len)
+        _check_min_tokens(fields.min_tokens, room)
+        for index in range(fields.n):
+            seed = None if fields.seed is None else (fields.seed + index) % 2**64
+            sampling = replace(params, max_tokens=room, seed=seed)
+            name = f"{caller.request_id}-{len(requests)}"
+            requests.append(_request(fields, name, prompt, sampling, adapter, caller))
+    return requests
+
+
+def max_tokens_for(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+    """Tokens that may be generated, at least 1: even a request for none (echo only) takes a step.
+
+    Raises InvalidRequestError if prompt and answer do not fit the context.
+    """
+    room = max_model_len - num_prompt_tokens
+    asked = max(1, room if max_tokens is None else max_tokens)
+    if asked > room:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{num_prompt_tokens + asked} tokens ({num_prompt_tokens} in the prompt, {asked} in the answer). "
+            "Shorten the prompt or lower max_tokens.",
+            param="max_tokens" if num_prompt_tokens < max_model_len else "prompt",
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def check_vocabulary(token_ids: Iterable[int], spec: ModelSpec, param: str) -> None:
+    """Raises InvalidRequestError for the first id that is no token."""
+    for token_id in token_ids:
+        if not 0 <= token_id < spec.vocab_size:
+            raise InvalidRequestError(
+                f"`{param}` holds the token id {token_id}; this model's ids are 0 to {spec.vocab_size - 1}.",
+                param=param,
+            )
+
+
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"`min_tokens` ({min_tokens}) must not exceed the tokens that may be generated ({max_tokens}).",
+            param="min_tokens",
+        )
+
+
+def _request(
+    fields: SamplingFields,
+    name: str,
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    adapter: AdapterRef | None,
+    caller: Caller,
+) -> GenerateRequest:
+    timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
+    return GenerateRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        adapter=adapter,
+        tenant=caller.tenant,
+        priority=fields.priority,
+        arrival_time=caller.arrival,
+        deadline=None if timeout is None else caller.arrival + timeout / 1000,
+        on_cold=OnCold(fields.on_cold),
+        max_cold_wait=None if cold_wait is None else cold_wait / 1000,
+    )

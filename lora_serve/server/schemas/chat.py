@@ -1,0 +1,28 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from lora_serve.server.schemas.sampling import MAX_LOGPROBS, MAX_TOKENS, SamplingFields
+
+
+class ChatFields(SamplingFields):
+    messages: Any  # checked by text/chat.py
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, str | int | float | bool | None] = {}
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Any:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is allowed only with logprobs: true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        return self

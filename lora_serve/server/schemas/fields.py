@@ -1,0 +1,64 @@
+"""Building stones of the schemas."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints
+
+MAX_NAME_LENGTH = 512
+MAX_STOPS = 16
+MAX_STOP_IDS = 256
+MAX_BIASES = 300
+MAX_BIAS = 100.0
+
+
+class Fields(BaseModel):
+    """Strict: "5" is no number and 1 is no truth value."""
+
+    model_config = ConfigDict(
+        extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=(), str_max_length=10**9
+    )
+
+
+def without_null(value: Any) -> Any:
+    """An object without its null fields."""
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def as_stops(value: Any) -> tuple[str, ...]:
+    """One stop string or a list of them -> tuple. Raises ValueError."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("expected a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
+    if "" in stops:
+        raise ValueError("a stop string must not be empty")
+    return tuple(dict.fromkeys(stops))
+
+
+def as_biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """{"token id": bias} -> pairs; biases are cut to -100 .. 100 as vLLM does. Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError("expected an object of token ids and numbers")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} entries are allowed")
+    return tuple(_as_bias(key, bias) for key, bias in value.items())
+
+
+def _as_bias(key: str, bias: Any) -> tuple[int, float]:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise ValueError(f"{key[:32]!r} is not a token id")
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        raise ValueError(f"the bias of token {key} must be a number")
+    return int(key), float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
+
+
+Name = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH)]
+Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops)]
+Biases = Annotated[tuple[tuple[int, float], ...], BeforeValidator(as_biases)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], FailFast()]
+StopIds = Annotated[list[TokenId], FailFast(), Field(max_length=MAX_STOP_IDS)]

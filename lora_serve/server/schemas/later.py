@@ -1,0 +1,48 @@
+"""Fields that mean something this version cannot do yet: refused in words, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lora_serve.core.errors import InvalidRequestError
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+
+
+def refuse_later(fields: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError if `fields` ask for structured output, tools, a template or a later cold policy."""
+    for name in _GUIDED:
+        if fields.get(name):
+            raise _later(name, "structured output")
+    _check_response_format(fields.get("response_format"))
+    _check_tools(fields)
+    if fields.get("on_cold") in ("base", "previous"):
+        raise _later("on_cold", f"on_cold: {fields['on_cold']}")
+    if fields.get("chat_template"):
+        message = "`chat_template` is not accepted: the base model's own template is always used."
+        raise InvalidRequestError(message, param="chat_template")
+
+
+def _check_response_format(value: Any) -> None:
+    if value is None:
+        return
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        raise _later("response_format", f"response_format {kind}")
+    if kind != "text":
+        message = '`response_format` must be {"type": "text"}.'
+        raise InvalidRequestError(message, param="response_format")
+
+
+def _check_tools(fields: Mapping[str, Any]) -> None:
+    if fields.get("tool_choice", "none") != "none":
+        raise _later("tool_choice", "tool calling")
+    if fields.get("tools") and "tool_choice" not in fields:
+        raise _later("tools", "tool calling")
+    if fields.get("functions") or fields.get("function_call", "none") != "none":
+        raise _later("functions", "function calling")
+
+
+def _later(param: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{param}`: {what} is not supported yet; it comes in a later version.", param=param)

@@ -1,0 +1,44 @@
+"""Everything a handler may use, in one frozen value under one key of the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.registry import Registry
+from lora_serve.client.base import EngineClient
+from lora_serve.core.config import AdapterConfig, ServerConfig
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.server.background import BackgroundTasks, WorkerThread
+from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.metrics import Metrics
+from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.text.tokenizer import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Built by the wiring on the event loop's thread; `registry` is called on `registry_thread` only."""
+
+    client: EngineClient
+    catalog: Catalog
+    registry: Registry
+    text: TextModel
+    spec: ModelSpec
+    config: ServerConfig
+    adapter_config: AdapterConfig
+    authenticator: Authenticator
+    metrics: Metrics
+    registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+    @property
+    def base_name(self) -> str:
+        """The base model's name on the wire."""
+        return self.config.served_model_name
+
+
+SERVICES = web.AppKey("services", Services)

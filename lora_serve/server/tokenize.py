@@ -1,0 +1,62 @@
+"""POST /tokenize, POST /detokenize, GET /tokenizer_info, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from lora_serve.server.adapter_choice import AdapterChooser
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.openai.chosen import read_fields, tenant_of
+from lora_serve.server.openai.prompts import chat_prompt, encode
+from lora_serve.server.sampling import check_vocabulary
+from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from lora_serve.server.services import SERVICES
+from lora_serve.text.chat import parse_messages
+
+
+async def tokenize(request: web.Request) -> web.StreamResponse:
+    """A `prompt`, or `messages` as chat would render them."""
+    services, body = request.app[SERVICES], await read_fields(request)
+    fields: TokenizeTextFields | TokenizeChatFields
+    if "messages" in body:
+        fields = check_fields(TokenizeChatFields, body)
+        _check_model(request, fields.model)
+        messages = parse_messages(fields.messages)
+        token_ids = await chat_prompt(services.text, services.spec, fields, messages)
+    else:
+        fields = check_fields(TokenizeTextFields, body)
+        _check_model(request, fields.model)
+        token_ids = await encode(services.text, services.spec, fields.prompt, fields.add_special_tokens)
+    spelled = [services.text.token(token_id) for token_id in token_ids] if fields.return_token_strs else None
+    return web.json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": services.spec.max_model_len,
+            "tokens": token_ids,
+            "token_strs": spelled,
+        }
+    )
+
+
+async def detokenize(request: web.Request) -> web.StreamResponse:
+    """Special tokens are shown."""
+    services = request.app[SERVICES]
+    fields = check_fields(DetokenizeFields, await read_fields(request))
+    _check_model(request, fields.model)
+    check_vocabulary(fields.tokens, services.spec, "tokens")
+    text = await asyncio.to_thread(services.text.decode, fields.tokens, skip_special_tokens=False)
+    return web.json_response({"prompt": text})
+
+
+async def tokenizer_info(request: web.Request) -> web.StreamResponse:
+    return web.json_response(request.app[SERVICES].text.info())
+
+
+def _check_model(request: web.Request, model: str | None) -> None:
+    """All adapters share the base's tokenizer, but an unknown name is a mistake. Raises AdapterNotFoundError."""
+    services = request.app[SERVICES]
+    if model is not None:
+        AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT])).find(model)
