@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,10 @@ class CatalogDb:
         try:
             self._db = _connect(store / "catalog.sqlite3")
         except (OSError, sqlite3.Error) as error:
-            os.close(self._lock)
+            self._lock.close()
             raise ConfigError(f"--store {store}: the adapter catalog cannot be used: {error}") from None
         except ConfigError:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def rows(self) -> Iterator[tuple[tuple[Any, ...], list[tuple[Any, ...]]]]:
@@ -111,9 +112,9 @@ class CatalogDb:
             self._db.execute(_FORGET_STRAY, (digest,))
 
     def close(self) -> None:
-        """Close the database, then let the lock go."""
+        """Close the database, then let the lock go. May be called twice."""
         self._db.close()
-        os.close(self._lock)
+        self._lock.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -125,14 +126,14 @@ class CatalogDb:
             raise AdapterUnavailableError(f"The adapter catalog cannot be written at present: {error}.") from None
 
 
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+def _lock(path: Path) -> FileIO:
+    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE), "rb")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
+        file.close()
         raise ConfigError(f"--store {path.parent}: another server is using this store.") from None
-    return descriptor
+    return file
 
 
 def _connect(path: Path) -> sqlite3.Connection:

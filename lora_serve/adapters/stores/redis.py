@@ -21,6 +21,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 CHUNK_BYTES = 2**20
 UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
 _NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+_Manifest = dict[str, dict[str, int]]  # file name -> {"size": bytes, "chunks": count}
 _log = logging.getLogger(__name__)
 
 
@@ -43,8 +44,10 @@ class RedisStore:
             if self._manifest(digest) is not None:
                 return
             manifest = {name: self._write_file(digest, folder / name) for name in _NAMES}
-            kept = [self._redis.persist(key) for key in self._chunk_keys(digest, manifest)]
-            if not all(kept):
+            keys = self._chunk_keys(digest, manifest)
+            for key in keys:
+                self._redis.persist(key)
+            if not self._has_all(keys):
                 raise AdapterUnavailableError("Redis dropped a part of the adapter while it was being written.")
             self._redis.set(self._key(digest, "manifest"), json.dumps(manifest))
 
@@ -60,7 +63,7 @@ class RedisStore:
     def has(self, digest: str) -> bool:
         """See AdapterStore."""
         with _readable_errors():
-            return bool(self._redis.exists(self._key(digest, "manifest")))
+            return self._manifest(digest) is not None
 
     def delete(self, digest: str) -> None:
         """See AdapterStore. The manifest goes first, so that half a blob is never seen."""
@@ -83,23 +86,23 @@ class RedisStore:
     def _key(self, digest: str, *parts: object) -> str:
         return ":".join([self._prefix + digest.removeprefix("sha256:"), *map(str, parts)])
 
-    def _chunk_keys(self, digest: str, manifest: dict[str, dict[str, int]]) -> list[str]:
+    def _chunk_keys(self, digest: str, manifest: _Manifest) -> list[str]:
         return [self._key(digest, name, number) for name, file in manifest.items() for number in range(file["chunks"])]
 
-    def _manifest(self, digest: str) -> dict[str, dict[str, int]] | None:
-        """The manifest, or None if there is none or one of its chunks was evicted."""
-        text = self._redis.get(self._key(digest, "manifest"))
-        if text is None:
-            return None
-        manifest: dict[str, dict[str, int]] = json.loads(text)
-        keys = self._chunk_keys(digest, manifest)
-        return manifest if self._redis.exists(*keys) == len(keys) else None
+    def _manifest(self, digest: str) -> _Manifest | None:
+        """The manifest, or None if there is none, it is broken, or one of its chunks was evicted."""
+        manifest = _parse_manifest(self._redis.get(self._key(digest, "manifest")))
+        return manifest if manifest and self._has_all(self._chunk_keys(digest, manifest)) else None
+
+    def _has_all(self, keys: list[str]) -> bool:
+        return not keys or self._redis.exists(*keys) == len(keys)
 
     def _write_file(self, digest: str, path: Path) -> dict[str, int]:
         size = chunks = 0
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
-                self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS)
+                # nx: another replica's chunk is the same bytes, and its expiry may already be lifted
+                self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS, nx=True)
                 size, chunks = size + len(chunk), chunks + 1
         return {"size": size, "chunks": chunks}
 
@@ -115,6 +118,14 @@ class RedisStore:
                     raise AdapterUnavailableError(f"Redis has lost a part of {digest}.")
 
 
+def _parse_manifest(text: bytes | None) -> _Manifest | None:
+    try:
+        table = json.loads(text or b"null")
+        return {name: {key: int(table[name][key]) for key in ("size", "chunks")} for name in _NAMES}
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
 @contextmanager
 def _readable_errors() -> Iterator[None]:
     try:
@@ -122,6 +133,6 @@ def _readable_errors() -> Iterator[None]:
     except redis.RedisError as error:
         _log.warning("redis: %r", error)
         raise AdapterUnavailableError("The adapter store in Redis cannot be reached at present.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         _log.warning("redis store: %r", error)
-        raise AdapterUnavailableError("The adapter store in Redis gave no usable answer.") from None
+        raise AdapterUnavailableError("The adapter's files cannot be copied from or to Redis at present.") from None

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lora_serve.adapters.artifact import read_artifact
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.weights import HostAdapter, fetch_host_adapter, load_host_adapter
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from tests.adapters.conftest import MakeAdapter
+
+DOWN0 = "model.layers.0.mlp.down_proj"
+
+
+def ref_of(folder: Path, spec: ModelSpec) -> AdapterRef:
+    artifact = read_artifact(folder, spec)
+    return AdapterRef("acme", "acme/a", 1, artifact.digest, artifact.rank, artifact.num_bytes)
+
+
+def load(folder: Path, spec: ModelSpec) -> HostAdapter:
+    return load_host_adapter(folder, ref_of(folder, spec), spec)
+
+
+def test_weights_are_the_files_own_with_b_transposed(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
+    folder = make_adapter(rank=3)
+    saved = load_file(folder / "adapter_model.safetensors")
+    module = load(folder, spec).modules[DOWN0]
+    assert torch.equal(module.a, saved[f"base_model.model.{DOWN0}.lora_A.weight"])
+    assert torch.equal(module.b, saved[f"base_model.model.{DOWN0}.lora_B.weight"].T)
+    assert (module.a.shape, module.b.shape) == ((3, 24), (3, 16))
+    assert module.a.is_contiguous()
+    assert module.b.is_contiguous()
+    assert module.scale == 8 / 3
+
+
+@pytest.mark.parametrize(
+    ("stored", "on_host"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)],
+)
+def test_bytes_on_the_host_are_those_that_the_catalog_promised(
+    make_adapter: MakeAdapter, spec: ModelSpec, stored: torch.dtype, on_host: torch.dtype
+) -> None:
+    folder = make_adapter(dtype=stored)
+    adapter = load(folder, spec)
+    assert {tensor.dtype for module in adapter.modules.values() for tensor in (module.a, module.b)} == {on_host}
+    assert adapter.num_bytes == ref_of(folder, spec).num_bytes
+
+
+def test_a_pair_of_two_dtypes_takes_the_wider(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
+    def narrow(tensors: dict[str, torch.Tensor]) -> None:
+        name = f"base_model.model.{DOWN0}.lora_A.weight"
+        tensors[name] = tensors[name].bfloat16()
+
+    folder = make_adapter(change=narrow)
+    adapter = load(folder, spec)
+    assert adapter.modules[DOWN0].a.dtype == torch.float32
+    assert adapter.num_bytes == ref_of(folder, spec).num_bytes
+
+
+def test_rank_one_weights_own_their_memory(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
+    folder = make_adapter(rank=1)
+    adapter = load(folder, spec)
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    before = adapter.modules[DOWN0].b.clone()
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert torch.equal(adapter.modules[DOWN0].b, before)
+
+
+def test_corrupt_files_are_never_served(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
+    folder = make_adapter()
+    ref = ref_of(folder, spec)
+    weights = folder / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # one bit of one weight: the file is still well formed
+    weights.write_bytes(content)
+    with pytest.raises(InvalidAdapterError, match="corrupt"):
+        load_host_adapter(folder, ref, spec)
+
+
+def test_fetching_from_a_store_that_lost_it_says_so(make_adapter: MakeAdapter, spec: ModelSpec, tmp_path: Path) -> None:
+    folder = make_adapter()
+    ref = ref_of(folder, spec)
+    store = DiskStore(tmp_path / "store")
+    store.put(ref.digest, folder)
+    assert fetch_host_adapter(store, spec, ref).digest == ref.digest
+    store.delete(ref.digest)
+    with pytest.raises(AdapterUnavailableError):
+        fetch_host_adapter(store, spec, ref)
