@@ -65,7 +65,11 @@ def _write_model(folder: Path, shape: dict[str, int], seed: int) -> None:
     torch.manual_seed(seed)
     sizes = {**shape, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 2048, "tie_word_embeddings": True}
     config = LlamaConfig(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    network = LlamaForCausalLM(config)
+    for part in network.modules():
+        if isinstance(part, torch.nn.Linear) and part is not network.lm_head:
+            torch.nn.init.normal_(part.weight, std=part.in_features**-0.5)  # else it would only echo its last token
+    network.to(torch.bfloat16).save_pretrained(folder)
     words = {f"t{index}": index for index in range(config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

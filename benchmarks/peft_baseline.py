@@ -25,7 +25,7 @@ class PeftWorker:
 
     def __init__(self, model: Path, adapters: dict[str, Path], dtype: str) -> None:
         named = [f"{name}={folder}" for name, folder in adapters.items()]
-        command = [sys.executable, "-m", "benchmarks.peft_baseline", str(model), dtype, *named]
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peft_baseline", str(model), dtype, *named]
         root = Path(__file__).resolve().parents[1]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
         self.start_seconds = float(self._read()["start_seconds"])
@@ -50,16 +50,17 @@ class PeftWorker:
         return json.loads(line)
 
     def close(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait(60)
+        with self._child:  # closing its standard input ends it
+            pass
 
 
 def _load(model: Path, dtype: str, adapters: dict[str, str]) -> Any:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     network.generation_config.eos_token_id = None  # every answer has its full length, as with ignore_eos
     (first, folder), *others = adapters.items()

@@ -12,10 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import lora_serve
 from benchmarks.workload import Measured
 
 OURS = "lora_serve"
-PACKAGES = ("torch", "transformers", "peft", "aiohttp", "lora-serve")
+PACKAGES = ("torch", "transformers", "peft", "aiohttp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30, 1),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES} | {"lora_serve": lora_serve.__version__},
     }
 
 

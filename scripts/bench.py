@@ -33,7 +33,7 @@ from benchmarks.http_load import run_http  # noqa: E402
 from benchmarks.peft_baseline import PeftWorker  # noqa: E402
 from benchmarks.report import OURS, Run, machine, ratios, same_first_token, write_report  # noqa: E402
 from benchmarks.workload import POPULARITIES, Job, Load, Measured, make_jobs  # noqa: E402
-from lora_serve.server_process import HOST, ServerProcess  # noqa: E402
+from lora_serve.server_process import HOST, ServerFailedError, ServerProcess  # noqa: E402
 
 BASE = "bench-base"
 Engine = Callable[[list[Job], Load], Measured]
@@ -146,4 +146,7 @@ def report(options: argparse.Namespace, load: Load, runs: list[Run], facts: dict
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ServerFailedError as error:
+        sys.exit(str(error))
