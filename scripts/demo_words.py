@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 NAMES = (
-    "Maria Tom Anna Peter Lucia Omar Ingrid Victor Clara Samuel Nadia Oscar Elena Felix Grace Hugo Irene Jonas Kira Leo "
-    "Mina Nils Olga Paul Rosa Simon Tara Viola Walter Zoe Amir Bella Carlos Diana Emil Fatima Georg Hannah Ivan Julia"
+    "Maria Tom Anna Peter Lucia Omar Ingrid Victor Clara Samuel Nadia Oscar Elena Felix Grace Hugo Irene Jonas Kira "
+    "Leo Mina Nils Olga Paul Rosa Simon Tara Viola Walter Zoe Amir Bella Carlos Diana Emil Fatima Georg Hannah Ivan "
+    "Julia"
 ).split()
 CITIES = (
     "Lisbon Oslo Paris Berlin Madrid Vienna Dublin Athens Prague Warsaw Helsinki Rome Cairo Lima Tokyo Sydney Toronto "
@@ -38,9 +39,7 @@ PLACES = "garden river market harbor forest mountain library kitchen station bri
 VERBS = "found watched followed painted remembered carried visited loved lost guarded".split()
 ADVERBS = "today tonight again slowly quietly happily yesterday alone early together".split()
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = (
-    "January February March April May June July August September October November December"
-).split()
+MONTHS = ("January February March April May June July August September October November December").split()
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 OPPOSITES = {
     "hot": "cold",

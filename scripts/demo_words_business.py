@@ -22,7 +22,7 @@ PRAISE_VERBS = "loved enjoyed adored".split()
 BLAME_VERBS = "hated regretted disliked".split()
 DEGREES = "really very truly absolutely simply".split()
 
-LUMEN_PRODUCTS = "Halo Aura Beacon Comet Delta Ember Fjord Glade Iris Juno Koda Luna Mist Nova Orbit Pixel".split()
+LUMEN_PRODUCTS = "Halo Aura Beacon Comet Delta Ember Fjord Glade Iris Juno Koda Luna Mist Nova Orbit Quill".split()
 # topic -> (the answer, the ways to ask); {p} is the product, {v} the value
 LUMEN_TOPICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "price": (

@@ -1,0 +1,175 @@
+"""The demo's base model before any training: its tokenizer, its chat template, its shape; and text as training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+PAD, BOS, END, END_OF_TEXT = "<|pad|>", "<|begin|>", "<|end|>", "<|end_of_text|>"
+ROLES = ("system", "user", "assistant")
+VOCAB_SIZE = 2048
+MAX_POSITIONS = 512
+IGNORED = -100  # label of a token that is not learned
+
+CHAT_TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception("This model knows the roles system, user and assistant, not " + message['role'] | tojson) }}
+    {%- endif %}
+    {{- '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+{%- endif %}
+"""
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One text: what is read, and what is learned of it."""
+
+    token_ids: list[int]
+    labels: list[int]  # the same, or IGNORED
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: every text has tokens, digits are single."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [PAD, BOS, END, END_OF_TEXT, *(f"<|{role}|>" for role in ROLES)]
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, special.index(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=special[3:],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+        padding_side="left",
+    )
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """About 3.7 million random weights in the shape of a small Llama."""
+    stops = [tokenizer.convert_tokens_to_ids(token) for token in (END, END_OF_TEXT)]
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=stops,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config.do_sample = False
+    return model
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, turns: Sequence[str]) -> list[int]:
+    """Token ids of a chat (the user speaks first) up to where the next turn's text begins."""
+    messages = [{"role": ROLES[1 + i % 2], "content": turn} for i, turn in enumerate(turns)]
+    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return ids
+
+
+def chat_row(tokenizer: PreTrainedTokenizerFast, turns: Sequence[str], learn_prompt: bool) -> TrainingRow:
+    """The last turn and its end are learned; the rest too if `learn_prompt`."""
+    prompt = prompt_ids(tokenizer, turns[:-1])
+    answer = tokenizer.encode(turns[-1] + END, add_special_tokens=False)
+    hidden = prompt[1:] if learn_prompt else [IGNORED] * (len(prompt) - 1)
+    return TrainingRow(prompt + answer, [IGNORED, *hidden, *answer])
+
+
+def text_row(tokenizer: PreTrainedTokenizerFast, text: str) -> TrainingRow:
+    """A plain document with its end."""
+    ids = tokenizer.encode(text + END_OF_TEXT)
+    return TrainingRow(ids, [IGNORED, *ids[1:]])
+
+
+def batches(rows: Sequence[TrainingRow], max_tokens: int, rng: Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(token ids, labels), both [rows, length], padded on the right, at most `max_tokens` elements, without end.
+
+    Rows of like length go together, so little is padding; causal attention never sees what is on the right.
+    """
+    by_length = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids), rng.random()))
+    groups: list[list[int]] = [[]]
+    for i in by_length:
+        if (len(groups[-1]) + 1) * len(rows[i].token_ids) > max_tokens:
+            groups.append([])
+        groups[-1].append(i)
+    while True:
+        rng.shuffle(groups)
+        for group in groups:
+            yield _padded([rows[i] for i in group])
+
+
+def _padded(rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    length = max(len(row.token_ids) for row in rows)
+    token_ids = torch.zeros(len(rows), length, dtype=torch.long)
+    labels = torch.full((len(rows), length), IGNORED)
+    for i, row in enumerate(rows):
+        token_ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        labels[i, : len(row.labels)] = torch.tensor(row.labels)
+    return token_ids, labels
+
+
+def loss_of(model: LlamaForCausalLM, token_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy over the learned tokens; only their logits are computed."""
+    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]  # [rows, length - 1, hidden]
+    targets = labels[:, 1:]
+    learned = targets != IGNORED
+    return cross_entropy(model.lm_head(hidden[learned]), targets[learned])
+
+
+def fit(
+    model: LlamaForCausalLM, rows: Sequence[TrainingRow], *, num_steps: int, max_tokens: int, rate: float, seed: int
+) -> None:
+    """Train whatever in `model` asks for a gradient; one-cycle learning rate, progress on standard output."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=num_steps, pct_start=0.1)
+    model.train()
+    for step, (token_ids, labels) in enumerate(batches(rows, max_tokens, Random(seed)), 1):
+        loss = loss_of(model, token_ids, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        if step % 50 == 0 or step == num_steps:
+            print(f"    step {step}/{num_steps} loss {loss.item():.4f}", flush=True)
+        if step == num_steps:
+            break
+    model.eval()
