@@ -1,0 +1,93 @@
+"""A process that registers adapters until it is killed; imported once, forked for every killing.
+
+Arguments: store folder, a model spec as JSON, folders to register in turn. Each line on standard input starts one
+run: "<number of the first registration> <kill_at>". A run prints "ready <pid>", each acknowledged registration as
+"<label> <digest>", "-<id>" before a deletion, and "ended <exit status>" at last. With `kill_at` it makes one
+registration and one deletion and kills itself at its `kill_at`-th touch of a file or of the database; without (0) it
+goes on for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.model_spec import LinearShape, ModelSpec
+
+NUM_IDS = 40
+
+
+def open_registry(store: Path, spec: ModelSpec) -> tuple[Registry, Catalog, DiskStore]:
+    config = AdapterConfig(store, (), None, 4, 64, None, 10**8, None, 10**7)
+    catalog, disk = Catalog(store), DiskStore(store)
+    registry = Registry(config, spec, catalog, disk)
+    registry.sweep()
+    return registry, catalog, disk
+
+
+def spec_from(text: str) -> ModelSpec:
+    linears = {path: LinearShape(*shape) for path, shape in json.loads(text).items()}
+    return ModelSpec("tiny", "LlamaForCausalLM", 32, 64, (0,), 2, linears, 0, "float32", "cpu")
+
+
+def register(registry: Registry, name: str, folder: str) -> None:
+    done = registry.register_folder(name, folder, trusted=True)
+    print(f"{done.ref.label} {done.ref.digest}", flush=True)
+
+
+def delete(registry: Registry, name: str) -> None:
+    print(f"-{name}", flush=True)
+    for digest in registry.delete(name):
+        registry.collect(digest)
+
+
+def run(store: Path, spec: ModelSpec, folders: Sequence[str], start: int, kill_at: int) -> None:
+    registry, catalog, _ = open_registry(store, spec)
+    print(f"ready {os.getpid()}", flush=True)
+    if kill_at:
+        kill_oneself_at(kill_at, catalog)
+    for number in itertools.count(start):
+        name = f"acme/{number % NUM_IDS}"
+        register(registry, name, folders[number % len(folders)])
+        if kill_at or number % 7 == 0:
+            delete(registry, name)
+        if kill_at:
+            return
+
+
+def kill_oneself_at(step: int, catalog: Catalog) -> None:
+    steps: Iterator[int] = itertools.count(1)
+
+    def count(*_: object) -> None:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(event: str, arguments: object) -> None:
+        if event.startswith(("open", "os.", "shutil.")) and event != "os.kill":
+            count()
+
+    catalog._db._db.set_trace_callback(count)
+    sys.addaudithook(audit)
+
+
+def main(store: str, spec: str, *folders: str) -> None:
+    for line in sys.stdin:
+        start, kill_at = map(int, line.split())
+        if (child := os.fork()) == 0:
+            run(Path(store), spec_from(spec), folders, start, kill_at)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
