@@ -71,7 +71,7 @@ def main(port: int = 8000, once: bool = False) -> int:
         with tempfile.TemporaryDirectory(prefix="lora_serve_demo_") as folder:
             return asyncio.run(_run(console, Path(folder), _choose_port(port, once), once))
     except (DemoFailedError, ServerFailedError, aiohttp.ClientError) as error:
-        console.print(f"The demo failed: {error}", style="red", markup=False)
+        Console(stderr=True, highlight=False).print(f"The demo failed: {error}", style="red", markup=False)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
@@ -181,7 +181,7 @@ def show(console: Console, answers: Sequence[Answer], most_adapters: int) -> Non
 
 
 def _details(answers: Sequence[Answer]) -> Table:
-    table = Table(box=box.MARKDOWN)
+    table = Table(box=box.MARKDOWN, show_edge=False, pad_edge=False)
     for name in ("adapter", "digest", "queue ms", "load ms", "prefill ms", "decode ms", "prompt"):
         table.add_column(name, justify="right" if name.endswith("ms") else "left", overflow="fold")
     for answer in answers:
@@ -191,7 +191,7 @@ def _details(answers: Sequence[Answer]) -> Table:
 
 
 def _verdicts(answers: Sequence[Answer]) -> Table:
-    table = Table(box=box.MARKDOWN)
+    table = Table(box=box.MARKDOWN, show_edge=False, pad_edge=False)
     for name in ("tenant", "adapter", "answer", "correct"):
         table.add_column(name, overflow="fold")
     for answer in answers:

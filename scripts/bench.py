@@ -33,9 +33,11 @@ from benchmarks.http_load import run_http  # noqa: E402
 from benchmarks.peft_baseline import PeftWorker  # noqa: E402
 from benchmarks.report import OURS, Run, machine, ratios, same_first_token, write_report  # noqa: E402
 from benchmarks.workload import POPULARITIES, Job, Load, Measured, make_jobs  # noqa: E402
+from lora_serve.model import onednn  # noqa: E402
 from lora_serve.server_process import HOST, ServerFailedError, ServerProcess  # noqa: E402
 
 BASE = "bench-base"
+KV_CACHE_BYTES = 512 * 2**20
 Engine = Callable[[list[Job], Load], Measured]
 
 
@@ -61,7 +63,7 @@ def main() -> int:
             finally:
                 for worker in workers.values():
                     worker.close()
-            memory = server_memory(server, Path(folder) / "store", model)
+            memory = server_memory(server, Path(folder) / "store", model, options.dtype)
     return report(options, load, runs, {"start_s": start_seconds, "memory": memory, "same_first_token": agreement})
 
 
@@ -90,7 +92,7 @@ def parse_options() -> argparse.Namespace:
 
 def server_arguments(options: argparse.Namespace, model: Path, adapters: dict[str, Path], store: Path) -> list[str]:
     arguments = ["--model", str(model), "--served-model-name", BASE, "--dtype", options.dtype, "--store", str(store)]
-    arguments += ["--max-loras", str(max(16, len(adapters))), "--kv-cache-memory", "512MiB"]
+    arguments += ["--max-loras", str(max(16, len(adapters))), "--kv-cache-memory", str(KV_CACHE_BYTES)]
     for name, folder in adapters.items():
         arguments += ["--lora-modules", f"{name}={folder}"]
     return arguments + shlex.split(options.server_flags)
@@ -118,12 +120,19 @@ def measure(
     return runs, agreement
 
 
-def server_memory(server: ServerProcess, store: Path, model: Path) -> dict[str, Any]:
-    """Peak resident bytes of the server (VmHWM) against weights + KV budget + resident adapters."""
+def server_memory(server: ServerProcess, store: Path, model: Path, dtype: str) -> dict[str, Any]:
+    """Peak resident bytes of the server (VmHWM) beside what it was asked to hold: weights, KV budget, adapters."""
     status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    if dtype == "auto":
+        dtype = "bfloat16" if onednn.multiplies_bfloat16() else "float32"
     engine = get_json(server, "/admin/engine", (store / "admin_key").read_text().strip())
-    return {"peak_rss": peak, "checkpoint": num_weight_bytes(model), "engine": engine}
+    parts = {
+        "weights": num_weight_bytes(model) * (2 if dtype == "float32" else 1),  # the checkpoint is bfloat16
+        "kv_cache": KV_CACHE_BYTES,
+        "adapters": sum(tier["num_bytes"] for tier in engine["tiers"].values()),
+    }
+    return {"dtype": dtype, "peak_rss": peak, **parts, "beyond": peak - sum(parts.values())}
 
 
 def get_json(server: ServerProcess, path: str, key: str) -> Any:
@@ -136,6 +145,8 @@ def report(options: argparse.Namespace, load: Load, runs: list[Run], facts: dict
     print("\nratios (medians of", options.rounds, "rounds)")
     for name, value in ratios(runs).items():
         print(f"  {name:40} {value}")
+    sizes = {name: f"{size / 2**20:.0f} MiB" for name, size in facts["memory"].items() if name != "dtype"}
+    print(f"\nserver memory in {facts['memory']['dtype']}: {sizes}")
     command = " ".join(["scripts/bench.py", *(argument for argument in sys.argv[1:] if not argument.startswith("/"))])
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     file = ROOT / "benchmarks" / "results" / f"{options.name}.json"
