@@ -43,9 +43,7 @@ def test_mixed_batch_equals_each_adapter_alone_in_peft(architecture: str, tmp_pa
     )  # fmt: skip
     names = [None, *folders]
     rows = [(prompt, names[i % len(names)]) for i, prompt in enumerate(_prompts())]
-    answers = engine.run(
-        [engine.request(p, a, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2) for p, a in rows]
-    )
+    answers = engine.run([engine.request(p, a, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2) for p, a in rows])
     assert engine.max_adapters_in_batch >= 3
     for (prompt, adapter), answer in zip(rows, answers, strict=True):
         assert answer.error is None

@@ -1,0 +1,238 @@
+"""Continuous batching: who runs, in what order, within which limits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InternalError,
+    NumericalError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+from lora_serve.core.events import ErrorEvent, FinishEvent
+from lora_serve.core.request import FinishReason, OnCold
+from tests.engine.fake_runner import EXPLOSION, POISON, next_token
+from tests.engine.world import World, adapter
+
+
+def test_rows_of_base_and_several_adapters_share_one_batch() -> None:
+    world = World()
+    for index, ref in enumerate([None, adapter("a"), adapter("b"), adapter("a")]):
+        world.add(f"r{index}", [1, 2, index], ref)
+    world.run()
+    world.check_answers()
+    assert max(batch.num_adapters for batch in world.runner.batches) == 2
+    assert max(len(batch.rows) for batch in world.runner.batches) == 4
+    world.check_nothing_held()
+
+
+def test_long_prompts_run_in_chunks_while_others_decode() -> None:
+    world = World(max_num_batched_tokens=16)
+    world.add("short", [1, 2], max_tokens=12)
+    world.step()
+    world.add("long", list(range(60)))
+    world.run()
+    world.check_answers()
+    assert all(batch.num_tokens <= 16 for batch in world.runner.batches)
+    chunks = [batch for batch in world.runner.batches if batch.num_tokens > 8]
+    assert len(chunks) >= 4
+    assert all(len(batch.rows) == 2 for batch in chunks), "the decoding row must run in every step"
+
+
+def test_never_more_rows_than_allowed_and_waiting_rows_enter_when_others_leave() -> None:
+    world = World(max_num_seqs=3)
+    for index in range(10):
+        world.add(f"r{index}", [index], max_tokens=2 + index % 3)
+    world.run()
+    world.check_answers()
+    assert len(world.ends) == 10
+    assert max(len(batch.rows) for batch in world.runner.batches) == 3
+
+
+def test_when_blocks_run_out_the_youngest_is_preempted_and_loses_nothing() -> None:
+    world = World(num_blocks=12)
+    for index in range(4):
+        world.add(f"r{index}", [index] * 8, adapter("a"), max_tokens=30)
+    world.run()
+    world.check_answers()
+    assert world.scheduler.num_preemptions > 0
+    assert world.order[0] == "r0", "the oldest is never the victim"
+    assert all(world.prompts[f"r{index}"] for index in range(4))
+    world.check_nothing_held()
+
+
+def test_lower_priority_number_runs_first() -> None:
+    world = World(max_num_seqs=1)
+    world.add("late", [1], priority=5)
+    world.add("soon", [2], priority=-1)
+    world.run()
+    assert world.order == ["soon", "late"]
+
+
+def test_full_queue_refuses_and_leaves_the_others_alone() -> None:
+    world = World(max_queue=2, max_num_seqs=1)
+    for index in range(4):
+        world.add(f"r{index}", [index])
+    assert isinstance(world.error("r2"), QueueFullError)
+    assert isinstance(world.error("r3"), QueueFullError)
+    world.run()
+    world.check_answers()
+    assert len(world.ends) == 4
+
+
+def test_abort_frees_blocks_and_slot_at_once_waiting_or_running() -> None:
+    world = World(max_num_seqs=1)
+    world.add("running", [1, 2, 3], adapter("a"), max_tokens=100)
+    world.add("waiting", [1, 2, 3], adapter("b"), max_tokens=100)
+    world.step()
+    world.step()
+    world.scheduler.abort("running")
+    world.scheduler.abort("waiting")
+    world.scheduler.abort("never-seen")
+    world.check_nothing_held()
+    assert not world.ends
+
+
+def test_deadline_ends_a_request_with_words() -> None:
+    world = World()
+    world.add("late", [1], max_tokens=100, deadline=time.monotonic() - 0.001)
+    world.step()
+    assert isinstance(world.error("late"), RequestTimeoutError)
+    world.check_nothing_held()
+
+
+def test_row_that_is_not_a_number_ends_alone() -> None:
+    world = World()
+    world.add("good", [1, 2], adapter("a"))
+    world.add("bad", [POISON], adapter("b"))
+    world.run()
+    world.check_answers()
+    assert isinstance(world.error("bad"), NumericalError)
+    assert isinstance(world.ends["good"], FinishEvent)
+    world.check_nothing_held()
+
+
+def test_batch_that_raises_is_run_row_by_row_and_only_the_guilty_row_ends() -> None:
+    world = World()
+    world.add("good", [1, 2], adapter("a"))
+    world.add("bad", [EXPLOSION], adapter("b"))
+    world.add("base", [4])
+    world.run()
+    world.check_answers()
+    assert isinstance(world.error("bad"), InternalError)
+    assert isinstance(world.ends["good"], FinishEvent)
+    assert isinstance(world.ends["base"], FinishEvent)
+    world.check_nothing_held()
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_stop_ids_and_min_tokens(ignore_eos: bool) -> None:
+    world = World()
+    third = next_token(None, [1, next_token(None, [1]), next_token(None, [1, next_token(None, [1])])])
+    world.add("stops", [1], stop_token_ids=(third,), ignore_eos=ignore_eos)
+    world.add("goes on", [1], stop_token_ids=(third,), min_tokens=4)
+    world.run()
+    stopped = world.ends["stops"]
+    assert isinstance(stopped, FinishEvent)
+    assert (stopped.reason, stopped.stop_token_id) == (FinishReason.STOP, third)
+    assert len(world.tokens["stops"]) == 3
+    assert len(world.tokens["goes on"]) == 5
+
+
+def test_sequence_ends_at_the_models_length() -> None:
+    world = World(max_model_len=10)
+    world.add("long", [1] * 6, max_tokens=100)
+    world.run()
+    end = world.ends["long"]
+    assert isinstance(end, FinishEvent)
+    assert end.reason is FinishReason.LENGTH
+    assert len(world.tokens["long"]) == 4
+
+
+def test_no_tokens_asked_for_gives_the_prompt_event_only() -> None:
+    world = World()
+    world.add("echo", [1, 2, 3], max_tokens=0)
+    world.run()
+    assert world.tokens["echo"] == []
+    assert "echo" in world.prompts
+    world.check_nothing_held()
+
+
+def test_request_for_cold_adapter_does_not_block_base_model() -> None:
+    world = World(auto_load=False)
+    world.add("cold", [1], adapter("a"))
+    world.add("base", [2])
+    for _ in range(8):
+        world.step()
+    assert "base" in world.ends
+    assert "cold" not in world.ends
+    assert world.loading == [adapter("a")]
+    world.finish_load(adapter("a"))
+    world.run()
+    world.check_answers()
+    assert world.prompts["cold"].timings.load > 0
+
+
+def test_on_cold_fail_refuses_at_once_and_loads_for_the_next() -> None:
+    world = World(auto_load=False)
+    world.add("first", [1], adapter("a"), on_cold=OnCold.FAIL)
+    assert isinstance(world.error("first"), AdapterUnavailableError)
+    world.finish_load(adapter("a"))
+    world.add("second", [1], adapter("a"), on_cold=OnCold.FAIL)
+    world.run()
+    world.check_answers()
+    assert isinstance(world.ends["second"], FinishEvent)
+
+
+def test_max_cold_wait_ends_the_wait_and_only_a_cold_one() -> None:
+    world = World(auto_load=False)
+    world.add("impatient", [1], adapter("a"), max_cold_wait=0.0)
+    world.add("base", [1], max_cold_wait=0.0)
+    world.step()
+    assert isinstance(world.error("impatient"), AdapterUnavailableError)
+    world.step()
+    assert not isinstance(world.ends.get("base"), ErrorEvent)
+
+
+def test_next_deadline_is_the_earliest() -> None:
+    world = World(auto_load=False)
+    assert world.scheduler.next_deadline() is None
+    world.add("a", [1], deadline=50.0, arrival_time=1.0)
+    world.add("b", [1], adapter("x"), max_cold_wait=5.0, arrival_time=2.0)
+    assert world.scheduler.next_deadline() == 7.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_traffic_ends_with_right_answers_and_nothing_held(data: st.DataObject) -> None:
+    """Random adapters, lengths, aborts and tight memory: no loss, no wrong answer, no leak, no standstill."""
+    world = World(
+        num_blocks=data.draw(st.integers(12, 40), "blocks"),
+        max_model_len=40,
+        max_num_seqs=data.draw(st.integers(1, 6), "rows"),
+        max_num_batched_tokens=data.draw(st.integers(16, 40), "tokens"),
+        max_loras=data.draw(st.integers(1, 3), "slots"),
+        adapter_host_memory=data.draw(st.integers(10, 60), "host bytes"),
+    )
+    names = [None, "a", "b", "c", "d", "e"]
+    aborted = set()
+    for index in range(data.draw(st.integers(1, 14), "requests")):
+        name = data.draw(st.sampled_from(names))
+        prompt = data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=20))
+        world.add(f"r{index}", prompt, adapter(name) if name else None, max_tokens=data.draw(st.integers(1, 18)))
+        for _ in range(data.draw(st.integers(0, 3))):
+            world.step()
+        if data.draw(st.integers(0, 5)) == 0 and f"r{index}" not in world.ends:
+            aborted.add(f"r{index}")
+            world.scheduler.abort(f"r{index}")
+    world.run()
+    world.check_answers()
+    assert set(world.ends) == set(world.tokens) - aborted
+    assert all(isinstance(end, FinishEvent) for end in world.ends.values())
+    world.check_nothing_held()

@@ -1,0 +1,125 @@
+"""An engine over the fake runner, driven by hand: time, loads and steps happen when a test says so."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import Settings
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.engine.build import build_engine
+from tests.engine.fake_runner import FakeRunner, next_token
+
+EOS = 1000  # never given by the fake runner
+
+
+def adapter(name: str, num_bytes: int = 10) -> AdapterRef:
+    """A reference whose digest is its name's."""
+    return AdapterRef("default", name, 1, f"sha256:{name}", 8, num_bytes)
+
+
+class World:
+    """`auto_load`: a requested load is finished before the next step."""
+
+    def __init__(
+        self, num_blocks: int = 64, *, auto_load: bool = True, max_model_len: int = 200, **settings: Any
+    ) -> None:
+        defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
+        self.settings = Settings(model="fake", **{**defaults, **settings})
+        self.runner = FakeRunner(self.settings.block_size)
+        spec = ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu")
+        self.loading: list[AdapterRef] = []
+        self.engine = build_engine(
+            self.runner,
+            spec,
+            num_blocks,
+            self.settings.engine_slice(),
+            self.settings.adapter_slice(),
+            self.loading.append,
+        )
+        self.scheduler, self.residency = self.engine.scheduler, self.engine.residency
+        self.num_blocks = num_blocks
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, Event] = {}
+        self.prompts: dict[str, PromptEvent] = {}
+        self.order: list[str] = []  # request ids in the order of their ends
+        self._auto_load = auto_load
+        self._requests: dict[str, GenerateRequest] = {}
+
+    def add(self, request_id: str, prompt: list[int], ref: AdapterRef | None = None, **fields: Any) -> GenerateRequest:
+        """Submit; sampling fields and request fields are told apart by name."""
+        sampling = {k: fields.pop(k) for k in list(fields) if k in SamplingParams.__dataclass_fields__}
+        request = GenerateRequest(
+            request_id, tuple(prompt), SamplingParams(**{"max_tokens": 5, **sampling}), ref,
+            **{"arrival_time": time.monotonic(), **fields},
+        )  # fmt: skip
+        self._requests[request_id] = request
+        self.tokens[request_id] = []
+        self.take(self.scheduler.add(request))
+        return request
+
+    def step(self) -> bool:
+        """One step, loads before it."""
+        if self._auto_load:
+            while self.loading:
+                self.finish_load(self.loading[0])
+        did_run, events = self.engine.step()
+        self.take(events)
+        return did_run
+
+    def run(self, limit: int = 3000) -> None:
+        """Steps until nothing is left to do."""
+        for _ in range(limit):
+            if not self.step() and not self.loading:
+                return
+        raise AssertionError("it does not come to an end")
+
+    def finish_load(self, ref: AdapterRef, error: LoraServeError | None = None) -> None:
+        """What a loader thread would post."""
+        self.loading.remove(ref)
+        message = LoadFinished(ref.digest, None if error else ref.digest, error, 0.0)
+        self.take(self.engine.load_finished(message))
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case PromptEvent():
+                    self.prompts[event.request_id] = event
+                case TokenEvent():
+                    self.tokens[event.request_id].append(event.token_id)
+                case FinishEvent() | ErrorEvent():
+                    assert event.request_id not in self.ends, "a request ended twice"
+                    self.ends[event.request_id] = event
+                    self.order.append(event.request_id)
+
+    def error(self, request_id: str) -> LoraServeError:
+        event = self.ends[request_id]
+        assert isinstance(event, ErrorEvent)
+        return event.error
+
+    def expected(self, request_id: str) -> list[int]:
+        """The tokens the request must get, whoever ran beside it."""
+        request = self._requests[request_id]
+        history = list(request.prompt_token_ids)
+        for _ in range(request.sampling.max_tokens):
+            history.append(next_token(request.adapter.digest if request.adapter else None, history))
+        return history[len(request.prompt_token_ids) :]
+
+    def check_answers(self) -> None:
+        """Every request that ended well got its own tokens."""
+        for request_id, event in self.ends.items():
+            if isinstance(event, FinishEvent):
+                assert self.tokens[request_id] == self.expected(request_id), request_id
+
+    def check_nothing_held(self) -> None:
+        """All blocks free, no row on any slot, nothing wanted."""
+        assert self.engine.stats().num_free_blocks == self.num_blocks
+        assert all(slot.num_rows == 0 for slot in self.residency.slots.infos())
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert not self.residency._wanted
