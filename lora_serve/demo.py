@@ -109,8 +109,12 @@ def _cancel_on_signals() -> None:
 
 def first_questions() -> list[Question]:
     """The first question of each adapter of the package data, in its order."""
+    try:
+        items = json.loads((DATA / "prompts.json").read_text())
+    except OSError as error:
+        raise DemoFailedError(f"the bundled data is missing: {error}") from error
     first: dict[str, Question] = {}
-    for item in json.loads((DATA / "prompts.json").read_text()):
+    for item in items:
         first.setdefault(item["adapter"], Question(item["adapter"], item["prompt"], item["answer"]))
     return list(first.values())
 
