@@ -122,7 +122,7 @@ class CatalogDb:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
-        except sqlite3.OperationalError as error:  # disk full, read-only file system, I/O error
+        except sqlite3.Error as error:  # disk full, read-only file system, damaged file
             raise AdapterUnavailableError(f"The adapter catalog cannot be written at present: {error}.") from None
 
 

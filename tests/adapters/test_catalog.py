@@ -174,8 +174,8 @@ def test_everything_is_there_again_after_a_restart(catalog: Catalog, tmp_path: P
 
 
 def test_strays_are_remembered_until_named_or_forgotten(catalog: Catalog) -> None:
-    catalog.note_stray(digest("a"))
-    catalog.note_stray(digest("b"))
+    for letter in "aab":
+        catalog.note_stray(digest(letter))
     catalog.add("a", version("a"))
     assert catalog.strays() == {digest("b")}
     catalog.forget_stray(digest("b"))

@@ -131,7 +131,7 @@ def test_ranks_above_the_limit_are_refused_wherever_they_stand() -> None:
         b"\xff\xfe{",
         b'{"r": 1, "r": 2}',
         b'{"peft_type": "LORA", "r": NaN}',
-        b'{"a": "\\ud800"}',
+        json.dumps(PLAIN | {"base_model_name_or_path": "\ud800"}).encode(),
         b"[" * 100_000,
         b'{"a":' * 5000 + b"1" + b"}" * 5000,
         b'{"a": [[[[[[[[[[1]]]]]]]]]]}',

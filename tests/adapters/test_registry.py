@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.digest import adapter_digest
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.adapters.weights import fetch_host_adapter
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
@@ -357,3 +359,22 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
     assert catalog.entries() == ()
     assert store.digests() == frozenset()
     assert catalog.strays() == set()
+
+
+def test_sweep_leaves_what_other_replicas_keep_in_the_far_store_but_not_our_own_strays(
+    config: AdapterConfig,
+    spec: ModelSpec,
+    catalog: Catalog,
+    store: DiskStore,
+    make_adapter: MakeAdapter,
+    tmp_path: Path,
+) -> None:
+    far = DiskStore(tmp_path / "far")
+    theirs, ours = make_adapter("theirs", seed=1), make_adapter("ours", seed=2)
+    far.put(adapter_digest(theirs), theirs)
+    registry = Registry(config, spec, catalog, TieredStore(store, far))
+    digest = registry.register_folder("a", ours).ref.digest
+    registry.delete("a")  # and the server dies before it collects
+    registry.sweep()
+    assert far.digests() == {adapter_digest(theirs)}
+    assert not store.has(digest)

@@ -194,6 +194,22 @@ class TestRedisStore(AdapterStoreContract):
         assert contents(store, digest)[WEIGHTS] == b"x" * (3 * CHUNK_BYTES)
         assert all(store._redis.ttl(key) == -1 for key in store._redis.scan_iter())
 
+    def test_replica_that_dies_while_writing_what_is_there_takes_nothing_with_it(
+        self, store: RedisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        digest = make_folder(tmp_path / "a", b"x")
+        store.put(digest, tmp_path / "a")
+
+        def dies(key: str) -> None:
+            raise redis.ConnectionError("gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_manifest", lambda digest: None)  # it looked before the other one was done
+            patch.setattr(store._redis, "persist", dies)
+            with pytest.raises(AdapterUnavailableError):
+                store.put(digest, tmp_path / "a")
+        assert all(store._redis.ttl(key) == -1 for key in store._redis.scan_iter())
+
     def test_chunk_evicted_by_redis_is_told_and_can_be_put_again(self, store: RedisStore, tmp_path: Path) -> None:
         digest = make_folder(tmp_path / "a", b"x" * (3 * CHUNK_BYTES))
         store.put(digest, tmp_path / "a")

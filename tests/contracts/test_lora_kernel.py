@@ -1,0 +1,105 @@
+"""Every LoRA kernel against the formula, row by row in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lora_serve.core.batch import BASE_SLOT
+from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.lora_kernels import LoraKernel, create_kernel
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.step_context import LoraTokens
+from tests.model.tiny import MODULE, filled_slots
+
+RANKS = (1, 3, 8, 16, 33)
+EMPTY = len(RANKS)  # a slot that targets nothing
+POPULARITIES = {
+    "distinct": [(1, slot) for slot in range(len(RANKS))],
+    "identical": [(1, 2)] * 9,
+    "uniform": [(1, slot % len(RANKS)) for slot in range(16)],
+    "skewed": [(1, slot) for slot in (0, 0, 0, 0, 1, 0, 0, 2, 0, 4)],
+    "with base rows": [(1, 1), (1, BASE_SLOT), (1, 3), (1, BASE_SLOT)],
+    "prefill": [(1, 0), (1, BASE_SLOT), (7, 1), (12, 4), (5, BASE_SLOT), (3, 2)],
+    "untargeted": [(1, EMPTY), (6, EMPTY), (1, 0)],
+    "nothing": [(4, BASE_SLOT)],
+}
+
+
+def expected(y: torch.Tensor, x: torch.Tensor, slots: LoraSlots, rows: list[tuple[int, int]]) -> torch.Tensor:
+    """y[i] + scale * (x[i] A^T) B^T in float64."""
+    wanted, position = y.double().clone(), 0
+    for length, slot in rows:
+        weights = slots.weights(slots.module_index[MODULE], slot) if slot != BASE_SLOT else None
+        for i in range(position, position + length):
+            if weights is not None:
+                wanted[i] += weights.scale * (x[i].double() @ weights.a.double().t()) @ weights.b.double()
+        position += length
+    return wanted
+
+
+@pytest.fixture(params=["loop", "native"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("popularity", POPULARITIES)
+@pytest.mark.parametrize(
+    ("model_dtype", "adapter_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("shape", [LinearShape(24, 40), LinearShape(65, 7)])
+def test_delta_is_the_formula(
+    name: str, popularity: str, model_dtype: torch.dtype, adapter_dtype: torch.dtype, shape: LinearShape
+) -> None:
+    torch.manual_seed(0)
+    rows = POPULARITIES[popularity]
+    slots = filled_slots(shape, RANKS, adapter_dtype)
+    kernel = create_kernel(name, slots)
+    tokens = sum(length for length, _ in rows)
+    x = torch.randn(tokens, shape.in_features).to(model_dtype)
+    y = torch.randn(tokens, shape.out_features).to(model_dtype)
+    before = y.clone()
+    kernel.add(y, x, slots.module_index[MODULE], LoraTokens.of(rows))
+    wanted = expected(before, x, slots, rows)
+    tolerance = 1e-4 if model_dtype == torch.float32 and adapter_dtype == torch.float32 else 6e-2
+    assert torch.allclose(y.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def run_with(kernel: LoraKernel, slots: LoraSlots, x: torch.Tensor, rows: list[tuple[int, int]]) -> torch.Tensor:
+    y = torch.zeros(x.shape[0], 40)
+    kernel.add(y, x, slots.module_index[MODULE], LoraTokens.of(rows))
+    return y
+
+
+def test_row_that_is_not_a_number_stays_alone(name: str) -> None:
+    slots = filled_slots(LinearShape(24, 40), RANKS)
+    kernel = create_kernel(name, slots)
+    x = torch.randn(4, 24)
+    clean = run_with(kernel, slots, x, [(1, 0), (1, 1), (1, 0), (1, 2)])
+    x[1] = float("nan")
+    y = run_with(kernel, slots, x, [(1, 0), (1, 1), (1, 0), (1, 2)])
+    assert y[1].isnan().all()
+    assert torch.equal(y[[0, 2, 3]], clean[[0, 2, 3]])
+
+
+def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
+    from lora_serve.core.batch import SlotRef
+    from tests.model.tiny import random_adapter
+
+    shape = LinearShape(24, 40)
+    slots = filled_slots(shape, (4, 4))
+    kernel = create_kernel(name, slots)
+    x = torch.randn(1, 24)
+    before = run_with(kernel, slots, x, [(1, 0)])
+    slots.load(SlotRef(0, 2, "new"), random_adapter("new", 9, shape))
+    after = run_with(kernel, slots, x, [(1, 0)])
+    assert torch.allclose(after.double(), expected(torch.zeros(1, 40), x, slots, [(1, 0)]), atol=1e-4)
+    assert not torch.allclose(before, after)
+    slots.clear(0)
+    assert not run_with(kernel, slots, x, [(1, 0)]).any()
