@@ -19,6 +19,7 @@ class Limits:
     max_tokens: int | None  # None: whatever room the prompt leaves
     logprobs: int | None
     prompt_logprobs: int | None
+    prompt_field: str = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def requests_for(
     params = sampling_params(fields, spec, limits)
     requests: list[GenerateRequest] = []
     for prompt in prompts:
-        room = max_tokens_for(len(prompt), limits.max_tokens, spec.max_model_len)
+        room = max_tokens_for(len(prompt), limits, spec.max_model_len)
         _check_min_tokens(fields.min_tokens, room)
         for index in range(fields.n):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
@@ -74,19 +75,19 @@ def requests_for(
     return requests
 
 
-def max_tokens_for(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+def max_tokens_for(num_prompt_tokens: int, limits: Limits, max_model_len: int) -> int:
     """Tokens that may be generated, at least 1: even a request for none (echo only) takes a step.
 
     Raises InvalidRequestError if prompt and answer do not fit the context.
     """
     room = max_model_len - num_prompt_tokens
-    asked = max(1, room if max_tokens is None else max_tokens)
+    asked = max(1, room if limits.max_tokens is None else limits.max_tokens)
     if asked > room:
         raise InvalidRequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
             f"{num_prompt_tokens + asked} tokens ({num_prompt_tokens} in the prompt, {asked} in the answer). "
             "Shorten the prompt or lower max_tokens.",
-            param="max_tokens" if num_prompt_tokens < max_model_len else "prompt",
+            param="max_tokens" if num_prompt_tokens < max_model_len else limits.prompt_field,
             code="context_length_exceeded",
         )
     return asked

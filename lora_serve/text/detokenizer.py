@@ -13,7 +13,8 @@ from lora_serve.text.tokenizer import TextModel
 
 REPLACEMENT = "\ufffd"
 PROMPT_TAIL = 6  # prompt tokens decoded before the answer: some decoders strip the space of a text's first token
-MAX_PENDING = 8  # tokens held back at most: a character has at most four bytes, so more are simply not UTF-8
+MAX_CHARACTER_BYTES = 4  # in UTF-8
+MAX_PENDING = 8  # tokens held back at most: more than a character's bytes are simply not UTF-8
 
 
 class Detokenizer:
@@ -24,29 +25,41 @@ class Detokenizer:
     ) -> None:
         self._text_model = text_model
         self._hidden = text_model.special_ids if skip_special_tokens else frozenset[int]()
+        self._window: list[int] = []
+        self._read = 0  # the window up to here is shown
+        self._shown = ""  # the window's text that was shown
+        self._is_open = False  # a token came
         tail = [number for number in prompt_token_ids[-4 * PROMPT_TAIL :] if number not in self._hidden]
-        self._window = tail[-PROMPT_TAIL:]
-        self._read = len(self._window)  # the window up to here is shown
-        self._shown = self._decode().rstrip(REPLACEMENT)  # the window's text that was shown
+        for length in range(PROMPT_TAIL, PROMPT_TAIL + MAX_CHARACTER_BYTES):
+            self._begin_window(tail[-length:])
+            if REPLACEMENT not in self._decode():  # else it may begin in the middle of a character
+                break
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that is certain now (often all of it, sometimes nothing)."""
         if token_id in self._hidden:
             return ""
         self._window.append(token_id)
+        self._is_open = True
         text = self._decode()
-        certain = text if len(self._window) - self._read > MAX_PENDING else text.rstrip(REPLACEMENT)
+        overdue = len(self._window) - self._read > MAX_PENDING
+        certain = text.removesuffix(REPLACEMENT) if overdue else text.rstrip(REPLACEMENT)
         piece = self._beyond_shown(certain) if len(certain) >= len(self._shown) else ""
         if piece:
             self._shown = certain
-        if certain == text and (piece or len(self._window) - self._read > MAX_PENDING):
-            self._move_on(keep_pending=bool(piece))
+        if certain == text and (piece or overdue):
+            # Begin the window at the boundary before; tokens that decode to nothing are dropped.
+            self._begin_window(self._window[self._read :] if piece else self._window[: self._read])
+        elif overdue:
+            self._begin_window(self._window[-MAX_CHARACTER_BYTES:])
         return piece
 
     def flush(self) -> str:
         """The sequence ended: return what was held back, incomplete characters as U+FFFD."""
-        piece = self._beyond_shown(self._decode()) if len(self._window) > self._read else ""
-        self._move_on(keep_pending=True)
+        text = self._decode()
+        piece = self._beyond_shown(text) if self._is_open and text != self._shown else ""
+        self._begin_window(self._window)
+        self._shown = text
         return piece
 
     def _beyond_shown(self, text: str) -> str:
@@ -55,11 +68,11 @@ class Detokenizer:
         # Byte-fallback decoders turn a whole run of bytes into U+FFFD once one of them is wrong.
         return self._text_model.decode(self._window[self._read :], skip_special_tokens=False)
 
-    def _move_on(self, keep_pending: bool) -> None:
-        """Begin the window at the boundary before; tokens that decode to nothing are dropped."""
-        self._window = self._window[self._read :] if keep_pending else self._window[: self._read]
-        self._read = len(self._window)
-        self._shown = self._decode()
+    def _begin_window(self, token_ids: list[int]) -> None:
+        """All of `token_ids` is shown, but for a character whose bytes may still come."""
+        self._window = token_ids
+        self._read = len(token_ids)
+        self._shown = self._decode().removesuffix(REPLACEMENT)
 
     def _decode(self) -> str:
         return self._text_model.decode(self._window, skip_special_tokens=False)

@@ -37,6 +37,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         fields.max_completion_tokens or fields.max_tokens,
         fields.top_logprobs if fields.logprobs else None,
         fields.prompt_logprobs,
+        prompt_field="messages",
     )
     requests = requests_for(fields, services.spec, limits, [prompt], adapter, caller_of(context))
     usage = Usage.of(requests, fields.n)

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.schemas.fields import TemplateValues
 from lora_serve.server.schemas.sampling import MAX_LOGPROBS, MAX_TOKENS, SamplingFields
 
 
@@ -17,12 +19,13 @@ class ChatFields(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, str | int | float | bool | None] = {}
+    chat_template_kwargs: TemplateValues = {}
 
     @model_validator(mode="after")
     def _check_chat(self) -> Any:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is allowed only with logprobs: true")
+            raise InvalidRequestError("`top_logprobs` is allowed only with logprobs: true.", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+            message = "`continue_final_message` and `add_generation_prompt` cannot both be true."
+            raise InvalidRequestError(message, param="continue_final_message")
         return self

@@ -18,7 +18,7 @@ class Fields(BaseModel):
     """Strict: "5" is no number and 1 is no truth value."""
 
     model_config = ConfigDict(
-        extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=(), str_max_length=10**9
+        extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
     )
 
 
@@ -48,6 +48,13 @@ def as_biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(_as_bias(key, bias) for key, bias in value.items())
 
 
+def as_template_values(value: Any) -> dict[str, Any]:
+    """{"name": scalar}. Raises ValueError."""
+    if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
+        raise ValueError("expected an object whose values are strings, numbers or truth values")
+    return value
+
+
 def _as_bias(key: str, bias: Any) -> tuple[int, float]:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
         raise ValueError(f"{key[:32]!r} is not a token id")
@@ -59,6 +66,7 @@ def _as_bias(key: str, bias: Any) -> tuple[int, float]:
 Name = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH)]
 Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops)]
 Biases = Annotated[tuple[tuple[int, float], ...], BeforeValidator(as_biases)]
+TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], FailFast()]
 StopIds = Annotated[list[TokenId], FailFast(), Field(max_length=MAX_STOP_IDS)]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import Biases, Fields, Name, StopIds, Stops, without_null
 
 MAX_N = 16
@@ -64,5 +65,5 @@ class SamplingFields(Fields):
     @model_validator(mode="after")
     def _check_together(self) -> Any:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is allowed only with stream: true")
+            raise InvalidRequestError("`stream_options` is allowed only with stream: true.", param="stream_options")
         return self

@@ -1,0 +1,184 @@
+"""The real application on a real loopback socket, real catalog and registry, a mock engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, settings
+from openai import AsyncOpenAI
+from safetensors.numpy import save_file
+
+from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.client.mock import MockEngineClient
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, ServerConfig
+from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.server.app import build_app
+from lora_serve.server.metrics import Metrics
+from lora_serve.server.services import Services
+from lora_serve.tenancy.admin_key import AdminKey
+from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.text.tokenizer import TextModel
+from tests.text.tiny_tokenizer import byte_level_tokenizer
+
+settings.register_profile(
+    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("steady")
+
+BASE = "tiny-base"
+KEY = "admin-key-of-the-tests"
+ADMIN = {"Authorization": f"Bearer {KEY}"}
+LAYERS = 2
+HIDDEN = 8
+
+
+@pytest.fixture(scope="session")
+def text_model() -> TextModel:
+    return TextModel(byte_level_tokenizer())
+
+
+@pytest.fixture
+def spec(text_model: TextModel) -> ModelSpec:
+    linears = {f"model.layers.{layer}.self_attn.q_proj": LinearShape(HIDDEN, HIDDEN) for layer in range(LAYERS)}
+    end = text_model.wrapper.convert_tokens_to_ids("<|end|>")
+    vocab_size = text_model.vocab_size
+    return ModelSpec(BASE, "LlamaForCausalLM", vocab_size, 128, (end,), LAYERS, linears, 0, "float32", "cpu")
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path) -> Callable[..., Path]:
+    """make_adapter(name, seed) -> a PEFT folder inside the allowed root; another seed is other content."""
+
+    def make(name: str = "adapter", seed: int = 0, rank: int = 2) -> Path:
+        folder = tmp_path / "root" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["q_proj"]}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        random = np.random.default_rng(seed)
+        tensors = {}
+        for layer in range(LAYERS):
+            path = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+            tensors[f"{path}.lora_A.weight"] = random.standard_normal((rank, HIDDEN), dtype=np.float32)
+            tensors[f"{path}.lora_B.weight"] = random.standard_normal((HIDDEN, rank), dtype=np.float32)
+        save_file(tensors, folder / "adapter_model.safetensors")
+        return folder
+
+    return make
+
+
+@dataclass(frozen=True)
+class House:
+    """The running server, and what is behind it."""
+
+    services: Services
+    engine: MockEngineClient
+    url: str
+    root: Path
+    store: Path
+    make_adapter: Callable[..., Path]
+
+    async def register(self, name: str, seed: int = 0, **options: Any) -> AdapterRef:
+        """Through the registry, on its own thread."""
+        folder = self.make_adapter(name.replace("/", "-"), seed)
+        registry = self.services.registry
+        done = await self.services.registry_thread.run(lambda: registry.register_folder(name, folder, **options))
+        return done.ref
+
+
+@pytest.fixture
+def server_config() -> ServerConfig:
+    return ServerConfig("127.0.0.1", 0, BASE, KEY, "auto", 100_000, 5.0, "console", "off")
+
+
+@pytest.fixture
+def auth_required() -> bool:
+    return False
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path / "store")
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+async def services(
+    text_model: TextModel,
+    spec: ModelSpec,
+    catalog: Catalog,
+    tmp_path: Path,
+    server_config: ServerConfig,
+    auth_required: bool,
+) -> AsyncIterator[Services]:
+    root, store = tmp_path / "root", tmp_path / "store"
+    root.mkdir(exist_ok=True)
+    config = AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+    engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
+    await engine.start()
+    made = Services(
+        client=engine,
+        catalog=catalog,
+        registry=Registry(config, spec, catalog, DiskStore(store)),
+        text=text_model,
+        spec=spec,
+        config=server_config,
+        adapter_config=config,
+        authenticator=Authenticator(AdminKey.of(KEY), auth_required),
+        metrics=Metrics(BASE),
+    )
+    made.lifecycle.ready()
+    yield made
+    await made.background.close()
+    made.registry_thread.close()
+
+
+@pytest.fixture
+async def house(services: Services, tmp_path: Path, make_adapter: Callable[..., Path]) -> AsyncIterator[House]:
+    runner = web.AppRunner(build_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    assert isinstance(services.client, MockEngineClient)
+    url = f"http://127.0.0.1:{port}"
+    yield House(services, services.client, url, tmp_path / "root", tmp_path / "store", make_adapter)
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def http(house: House) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(house.url) as session:
+        yield session
+
+
+@pytest.fixture
+async def admin(house: House) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(house.url, headers=ADMIN) as session:
+        yield session
+
+
+@pytest.fixture
+async def openai(house: House) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def ids(text_model: TextModel) -> Callable[[str], tuple[int, ...]]:
+    """Token ids of a text, special tokens in it understood, none added."""
+    return lambda text: text_model.encode(text, add_special_tokens=False)
+
+
+def with_limit(config: ServerConfig, **changes: Any) -> ServerConfig:
+    return replace(config, **changes)

@@ -1,0 +1,249 @@
+"""The command line: mistakes are told in one line, early, with exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_serve import __version__
+from lora_serve.cli import main
+from lora_serve.core.config import Settings, load_settings
+from lora_serve.core.errors import ConfigError, ModelError
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder that looks like a model, and an environment without settings."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """In place of the real wiring, which would load a model."""
+    calls = types.SimpleNamespace(settings=None, folder=None, reasons=[], error=None)
+
+    def serve(settings: Settings) -> int:
+        calls.settings = settings
+        if calls.error:
+            raise calls.error
+        return 0
+
+    def check_adapter(folder: Path, settings: Settings) -> list[str]:
+        calls.folder, calls.settings = folder, settings
+        return list(calls.reasons)
+
+    module = types.ModuleType("lora_serve.launch")
+    module.serve, module.check_adapter = serve, check_adapter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lora_serve.launch", module)
+    monkeypatch.setattr("lora_serve.launch", module, raising=False)
+    return calls
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+def test_flags_win_over_the_environment_and_the_environment_over_the_file(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max-num-seqs: 3\nmax_loras: 3\nport: 3\nhost: 0.0.0.0\n")
+    monkeypatch.setenv("LORA_SERVE_MAX_LORAS", "2")
+    monkeypatch.setenv("LORA_SERVE_PORT", "2")
+    settings = load_settings(["--model", model, "--config", str(file), "--port", "1"])
+    assert (settings.port, settings.max_loras, settings.max_num_seqs, settings.host) == (1, 2, 3, "0.0.0.0")
+
+
+def test_lists_may_be_given_in_every_way(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    for folder in (one, two, three):
+        folder.mkdir()
+    flags = ["--model", model, "--adapter-root", str(one), str(two), "--adapter-root", str(three)]
+    assert load_settings(flags).adapter_root == (one, two, three)
+    monkeypatch.setenv("LORA_SERVE_ADAPTER_ROOT", f"{one},{two}")
+    assert load_settings(["--model", model]).adapter_root == (one, two)
+    monkeypatch.setenv("LORA_SERVE_ADAPTER_ROOT", f'["{three}"]')
+    assert load_settings(["--model", model]).adapter_root == (three,)
+    monkeypatch.delenv("LORA_SERVE_ADAPTER_ROOT")
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"adapter-root:\n  - {one}\n  - {two}\n")
+    assert load_settings(["--model", model, "--config", str(file)]).adapter_root == (one, two)
+
+
+def test_modules_are_read_as_vllm_reads_them(model: str, tmp_path: Path) -> None:
+    settings = load_settings(["--model", model, "--lora-modules", f"a={tmp_path}", f"acme/b={tmp_path}"])
+    assert settings.lora_modules == (f"a={tmp_path}", f"acme/b={tmp_path}")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1.5g", 15 * 10**8)])
+def test_bytes_may_carry_a_unit(model: str, text: str, expected: int) -> None:
+    assert load_settings(["--model", model, "--kv-cache-memory", text]).kv_cache_memory == expected
+
+
+def test_bare_on_and_off_in_yaml_are_words(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("auth: on\nwarmup: off\n")
+    settings = load_settings(["--model", model, "--config", str(file)])
+    assert (settings.auth, settings.warmup) == ("on", "off")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "99999"], ["--port", "99999", "65535"]),
+        (["--port", "http"], ["--port", "http"]),
+        (["--dtype", "int3"], ["--dtype", "int3", "bfloat16"]),
+        (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "lots", "512MiB"]),
+        (["--max-loras", "0"], ["--max-loras", "'0'", "1"]),
+        (["--max-num-batched-tokens", "16"], ["--max-num-batched-tokens", "--max-num-seqs"]),
+        (["--max-lora", "4"], ["--max-lora", "did you mean --max-loras?"]),
+        (["--frobnicate"], ["--frobnicate", "no such flag"]),
+        (["stray"], ["stray"]),
+        (["--port"], ["--port", "expected one argument"]),
+        (["--lora-modules", "nonsense"], ["--lora-modules", "NAME=PATH", "nonsense"]),
+        (["--lora-modules", "../x=/"], ["--lora-modules", "../x"]),
+        (["--lora-modules", "a=/does/not/exist"], ["--lora-modules", "/does/not/exist"]),
+        (["--adapter-root", "/does/not/exist"], ["--adapter-root", "/does/not/exist"]),
+        (["--config", "/does/not/exist.yaml"], ["--config", "/does/not/exist.yaml"]),
+        (["--model", "/does/not/exist"], ["--model", "/does/not/exist"]),
+        (["--model", "./nowhere"], ["--model", "./nowhere"]),
+        (["--model", ""], ["--model"]),
+    ],
+)
+def test_wrong_setting_is_one_line_that_names_flag_value_and_what_is_allowed(
+    model: str, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str], launch: Any
+) -> None:
+    line = refused(["serve", "--model", model, *flags], capsys)
+    assert all(word in line for word in words), line
+    assert launch.settings is None
+
+
+def test_every_wrong_setting_has_its_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", model, "--port", "x", "--dtype", "y"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_missing_model_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LORA_SERVE_MODEL", raising=False)
+    assert "--model: is required" in refused(["serve"], capsys)
+    assert "holds no config.json" in refused(["serve", "--model", str(tmp_path)], capsys)
+
+
+def test_wrong_value_from_the_environment_says_where_it_came_from(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORA_SERVE_PORT", "tcp://10.0.0.1:80")
+    line = refused(["serve", "--model", model], capsys)
+    assert "LORA_SERVE_PORT" in line
+    assert "tcp://10.0.0.1:80" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("port: [", "is not YAML"),
+        ("- 1\n", "mapping"),
+        ("prot: 1\n", "'prot'"),
+        ("config: x\n", "'config'"),
+        ("port: abc\n", "--port"),
+        ("model: !!python/object/apply:os.system [id]\n", "is not YAML"),
+    ],
+)
+def test_wrong_settings_file_is_told(
+    model: str, tmp_path: Path, content: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    assert words in refused(["serve", "--model", model, "--config", str(file)], capsys)
+
+
+def test_secret_is_never_shown(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "hush" not in refused(["serve", "--model", model, "--admin-key", "hush"], capsys)
+    assert "hush-hush-hush" not in refused(
+        ["serve", "--model", model, "--admin-key", "hush-hush-hush", "--max-num-batched-tokens", "16"], capsys
+    )
+
+
+def test_serve_hands_the_settings_to_the_wiring(model: str, launch: Any) -> None:
+    assert main(["serve", "--model", model, "--port", "0"]) == 0
+    assert launch.settings.port == 0
+
+
+def test_model_that_cannot_be_served_exits_with_2(model: str, launch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    launch.error = ModelError("it is a picture")
+    assert "it is a picture" in refused(["serve", "--model", model], capsys)
+
+
+def test_check_prints_the_reasons(model: str, launch: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path), "--model", model]) == 0
+    assert "can be served" in capsys.readouterr().out
+    launch.reasons = ["the first", "the second"]
+    assert main(["check", "--model", model, str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == ["the first", "the second"]
+    assert launch.folder == tmp_path
+
+
+def test_check_of_nothing_is_refused(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not a folder" in refused(["check", "/does/not/exist", "--model", model], capsys)
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["demo", "--port", "x"], ["demo", "--twice"]])
+def test_unknown_commands_and_flags_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    refused(arguments, capsys)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+    assert main(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert main([]) == 2
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--help"])
+    assert caught.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in Settings.model_fields.items():
+        assert "--" + name.replace("_", "-") in shown
+        assert " ".join(str(field.description).split())[:30] in shown
+
+
+def test_help_and_mistakes_import_nothing_heavy(model: str) -> None:
+    """As a real process: torch alone takes seconds to import."""
+    program = (
+        "import sys; from lora_serve.cli import main; code = main(sys.argv[1:]); "
+        "print(sorted({'torch', 'transformers', 'aiohttp'} & set(sys.modules))); sys.exit(code)"
+    )
+    arguments = [sys.executable, "-c", program, "serve", "--model", model, "--port", "x"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+
+
+def test_module_is_the_command() -> None:
+    arguments = [sys.executable, "-m", "lora_serve", "--version"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, __version__)
+
+
+def test_load_settings_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        load_settings(["--model", "/does/not/exist"])
