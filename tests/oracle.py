@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,19 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 def save_adapter(model_folder: Path, folder: Path, seed: int = 0, std: float = 0.15, **config: Any) -> Path:
     """A PEFT checkpoint with random weights in A and B; `config` as for peft.LoraConfig."""
-    base = load_plain(model_folder)
+    with _peft_may_warn():
+        return _save_adapter(load_plain(model_folder), folder, seed, std, config)
+
+
+@contextmanager
+def _peft_may_warn() -> Iterator[None]:
+    """PEFT warns of the hub card it does not find and of a name that transformers will drop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _save_adapter(base: PreTrainedModel, folder: Path, seed: int, std: float, config: dict[str, Any]) -> Path:
     settings: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": linear_names(base), "task_type": "CAUSAL_LM"}
     model = peft.get_peft_model(base, peft.LoraConfig(**{**settings, **config}))
     generator = torch.Generator().manual_seed(seed)
@@ -87,11 +101,12 @@ def save_adapter(model_folder: Path, folder: Path, seed: int = 0, std: float = 0
 def load_peft(model_folder: Path, adapters: Mapping[str, Path]) -> Any:
     """PEFT with every adapter loaded; `set_adapter(name)` chooses one, `disable_adapter()` is the base."""
     model: Any = load_plain(model_folder)
-    for name, folder in adapters.items():
-        if isinstance(model, peft.PeftModel):
-            model.load_adapter(folder, adapter_name=name)
-        else:
-            model = peft.PeftModel.from_pretrained(model, folder, adapter_name=name)
+    with _peft_may_warn():
+        for name, folder in adapters.items():
+            if isinstance(model, peft.PeftModel):
+                model.load_adapter(folder, adapter_name=name)
+            else:
+                model = peft.PeftModel.from_pretrained(model, folder, adapter_name=name)
     return model.eval()
 
 

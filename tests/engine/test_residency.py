@@ -176,6 +176,7 @@ def test_host_memory_for_one_adapter_only_still_serves_them_all() -> None:
     world.run()
     world.check_answers()
     assert len(world.ends) == 12
+    assert world.engine.stats().tiers["host"].loads <= 12, "what was loaded was evicted before it was used"
     world.check_nothing_held()
 
 
