@@ -120,6 +120,14 @@ def test_every_flag_in_the_readme_is_a_setting() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
 
 
+def test_readme_asks_adapters_that_are_bundled() -> None:
+    models = set(re.findall(r'"model": "([\w/-]+)", "temperature"|ask\("([\w/-]+)"', read("README.md")))
+    names = {first or second for first, second in models}
+    assert len(names) == 2
+    for name in names:
+        assert (ROOT / "lora_serve" / "demo_data" / "adapters" / name).is_dir(), name
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_are_executable_bash_that_parses(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
