@@ -28,7 +28,7 @@ DATA = Path(__file__).with_name("demo_data")
 BASE = "demo-base"  # the bundled model's name on the wire
 MAX_TOKENS = 64
 READY_SECONDS = 120.0
-WIDE = 240  # columns when the output is no terminal, so that no line is folded
+WIDE = 1000  # columns when the output is no terminal, so that no line is folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ def main(port: int = 8000, once: bool = False) -> int:
         with tempfile.TemporaryDirectory(prefix="lora_serve_demo_") as folder:
             return asyncio.run(_run(console, Path(folder), _choose_port(port, once), once))
     except (DemoFailedError, ServerFailedError, aiohttp.ClientError) as error:
-        Console(stderr=True, highlight=False).print(f"The demo failed: {error}", style="red", markup=False)
+        Console(stderr=True, highlight=False).print(
+            f"The demo failed: {error}", style="red", markup=False, soft_wrap=True
+        )
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
