@@ -78,8 +78,9 @@ def _take_zip(file: IO[bytes], taker: _Taker) -> None:
             kind = stat.S_IFMT(info.external_attr >> 16)
             if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise BrokenArchiveError("it is encrypted, or compressed by something other than deflate")
-            is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
-            taker.take(info.filename, is_file, info.is_dir(), partial(archive.open, info))
+            is_folder = info.filename.endswith("/")  # info.is_dir() fails on an empty name
+            is_file = not is_folder and kind in (0, stat.S_IFREG)
+            taker.take(info.filename, is_file, is_folder, partial(archive.open, info))
 
 
 def _itself(member: _Readable) -> AbstractContextManager[_Readable]:

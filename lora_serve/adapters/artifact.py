@@ -28,8 +28,8 @@ class Artifact:
     modules: Mapping[str, BoundModule]
 
 
-def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None) -> Artifact:
-    """Check the folder's two files and bind every tensor.
+def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None, digest: str | None = None) -> Artifact:
+    """Check the folder's two files and bind every tensor. `digest`: the folder's, if it is known already.
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
@@ -37,7 +37,7 @@ def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None) ->
     modules = bind(config, tensors, spec)
     num_bytes = sum(module_bytes(module, tensors) for module in modules.values())
     rank = max(module.rank for module in modules.values())
-    return Artifact(adapter_digest(folder), config, tensors, num_bytes, rank, modules)
+    return Artifact(digest or adapter_digest(folder), config, tensors, num_bytes, rank, modules)
 
 
 def module_bytes(module: BoundModule, tensors: Mapping[str, TensorInfo]) -> int:

@@ -24,6 +24,10 @@ DtypePolicy = Mapping[str, torch.dtype]  # safetensors dtype -> host dtype
 # float16's range is too small to mix with bfloat16 and float32 activations, and CPUs compute it slowly.
 HOST_DTYPES: DtypePolicy = types.MappingProxyType({"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float32})
 
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes
+_ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}
+_EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}
+
 
 @dataclass(frozen=True, slots=True)
 class LoraModule:
@@ -55,7 +59,7 @@ def load_host_adapter(
     found = adapter_digest(folder)
     if found != adapter.digest:
         raise InvalidAdapterError([f"the stored files are corrupt: their digest is {found}, not {adapter.digest}"])
-    artifact = read_artifact(folder, spec)
+    artifact = read_artifact(folder, spec, digest=found)
     with _open(folder) as file:
         modules = {path: _module(file, bound, artifact, dtype_policy) for path, bound in artifact.modules.items()}
     num_bytes = sum(module.a.nbytes + module.b.nbytes for module in modules.values())
@@ -96,15 +100,31 @@ def _module(file: Any, bound: BoundModule, artifact: Artifact, policy: DtypePoli
 
 
 def _copy(view: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor that owns its memory: `view` lies in the file's mapping."""
-    return torch.empty(view.shape, dtype=dtype).copy_(view)
+    """A contiguous tensor that owns its memory: `view` lies in the file's mapping.
+
+    By numpy, on this thread alone: torch's own copy would start a second team of OpenMP threads beside the engine's
+    (measured on 2 busy cores: 2.7 s against 0.1 s for 84 MB).
+    """
+    if view.dtype == torch.float16 and dtype == torch.float32:
+        return torch.from_numpy(view.numpy().astype("float32", order="C"))
+    copy = torch.from_numpy(_bits(view).copy(order="C")).view(view.dtype)
+    return copy if copy.dtype == dtype else copy.to(dtype)
+
+
+def _bits(tensor: Tensor) -> Any:
+    """The tensor's memory as a numpy array of signed integers of the same width; numpy knows no bfloat16."""
+    return tensor.view(_INTEGERS[tensor.itemsize]).numpy()
 
 
 def _is_finite(file: Any, name: str) -> bool:
-    return bool(torch.isfinite(file.get_tensor(name)).all())
+    tensor = file.get_tensor(name)
+    mask = _EXPONENTS[tensor.dtype]
+    return bool((_bits(tensor) & mask).max() < mask)  # NaN and infinity have every bit of the exponent set
 
 
 def _is_noop(file: Any, module: BoundModule) -> bool:
-    if module.scale == 0.0:
-        return True
-    return any(not bool(file.get_tensor(name).any()) for name in (module.a_name, module.b_name))
+    return module.scale == 0.0 or any(_is_zero(file.get_tensor(name)) for name in (module.a_name, module.b_name))
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    return not (_bits(tensor) & _ALL_BUT_SIGN[tensor.itemsize]).any()

@@ -150,6 +150,15 @@ def test_links_and_devices_in_a_tar_are_refused(kind: bytes, tmp_path: Path) -> 
         unpacked(buffer.getvalue(), tmp_path)
 
 
+def test_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(""), b"")
+        for name, data in FILES.items():
+            archive.writestr(name, data)
+    assert unpacked(buffer.getvalue(), tmp_path) == FILES
+
+
 def test_links_in_a_zip_are_refused(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

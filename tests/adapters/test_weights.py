@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from lora_serve.adapters.artifact import read_artifact
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.weights import HostAdapter, fetch_host_adapter, load_host_adapter
+from lora_serve.adapters.weights import HostAdapter, _is_finite, _is_zero, fetch_host_adapter, load_host_adapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -95,3 +95,42 @@ def test_fetching_from_a_store_that_lost_it_says_so(make_adapter: MakeAdapter, s
     store.delete(ref.digest)
     with pytest.raises(AdapterUnavailableError):
         fetch_host_adapter(store, spec, ref)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_value_of_sixteen_bits_is_judged_as_torch_does(dtype: torch.dtype) -> None:
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    assert _is_finite(OneTensor(every[every.isfinite()]), "any")
+    assert not any(_is_finite(OneTensor(value[None]), "any") for value in every[~every.isfinite()])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3.4e38, -1e-45, 0.0])
+def test_values_of_thirty_two_bits_are_judged_as_torch_does(value: float) -> None:
+    tensor = torch.tensor([[1.0, value]])
+    assert _is_finite(OneTensor(tensor), "any") == bool(tensor.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_minus_zero_is_zero_and_the_smallest_value_is_not(dtype: torch.dtype) -> None:
+    assert _is_zero(torch.full((2, 2), -0.0, dtype=dtype))
+    assert not _is_zero(torch.tensor([[0.0, torch.finfo(dtype).smallest_normal]], dtype=dtype))
+
+
+class OneTensor:
+    """An opened safetensors file that holds one tensor under every name."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_widening_and_copying_keep_every_value(make_adapter: MakeAdapter, spec: ModelSpec, dtype: torch.dtype) -> None:
+    folder = make_adapter(dtype=dtype, rank=5)
+    saved = load_file(folder / "adapter_model.safetensors")
+    for path, module in load(folder, spec).modules.items():
+        assert torch.equal(module.a.float(), saved[f"base_model.model.{path}.lora_A.weight"].float())
+        assert torch.equal(module.b.float(), saved[f"base_model.model.{path}.lora_B.weight"].T.float())
+        assert module.b.is_contiguous()
