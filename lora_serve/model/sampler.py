@@ -15,6 +15,7 @@ from torch import Tensor
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.events import TokenLogprobs
 
+_COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
 _NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens first, at all only when they must
 
 
@@ -36,8 +37,9 @@ def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     """
     logits = _adjusted(logits, rows)
     tokens = logits.argmax(dim=-1)
-    plain = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not _is_truncated(row)]
-    truncated = [i for i, row in enumerate(rows) if row.params.temperature > 0 and _is_truncated(row)]
+    warm = [i for i, row in enumerate(rows) if row.params.temperature >= _COLDEST]
+    plain = [i for i in warm if not _is_truncated(rows[i])]
+    truncated = [i for i in warm if _is_truncated(rows[i])]
     for chosen, draw in ((plain, _draw), (truncated, _draw_truncated)):
         if chosen:
             index = torch.tensor(chosen, device=logits.device)

@@ -29,7 +29,9 @@ def save_sibling(template: Path, folder: Path, seed: int) -> Path:
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel, folder: Path | None, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+def greedy(
+    model: PreTrainedModel, folder: Path | None, prompts: Sequence[Sequence[int]], count: int
+) -> list[list[int]]:
     """`count` greedy tokens for prompts of one length, with the adapter merged into the weights meanwhile."""
     with _merged(model, folder):
         ids = torch.tensor([list(prompt) for prompt in prompts])

@@ -22,7 +22,8 @@ VOCABULARY = 300
 ANY_IDS = torch.zeros(1, 1, dtype=torch.int64)
 
 
-def row(seed: int = 0, count: int = 0, *, prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **params: Any) -> SampleInput:  # fmt: skip
+def row(seed: int = 0, count: int = 0, **params: Any) -> SampleInput:
+    prompt, output = params.pop("prompt", ()), params.pop("output", ())
     return SampleInput(SamplingParams(**params), seed, count, (7,), prompt, output)
 
 
@@ -70,10 +71,16 @@ def test_rows_wider_than_the_first_candidates_are_not_cut() -> None:
 
 def test_zero_temperature_is_argmax(logits: torch.Tensor) -> None:
     assert sample(logits, [row(temperature=0.0)]).tolist() == logits.argmax(-1).tolist()
+    assert sample(logits, [row(temperature=1e-30)]).tolist() == logits.argmax(-1).tolist()
 
 
 def test_seeded_row_draws_the_same_alone_and_in_any_company(logits: torch.Tensor) -> None:
-    kinds = [{"temperature": 0.9}, {"temperature": 1.2, "top_p": 0.8}, {"temperature": 0.0}, {"temperature": 2.0, "top_k": 3}]
+    kinds = [
+        {"temperature": 0.9},
+        {"temperature": 1.2, "top_p": 0.8},
+        {"temperature": 0.0},
+        {"temperature": 2.0, "top_k": 3},
+    ]
     company = [row(seed=i, count=i % 5, **kinds[i % 4]) for i in range(23)]
     many = logits + torch.randn(23, VOCABULARY, generator=torch.Generator().manual_seed(2))
     together = sample(many, company).tolist()

@@ -1,0 +1,118 @@
+"""The thread host: events to whoever waits, aborts, commands, errors that do not end the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.client.thread import ThreadEngineClient
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import Evict, Pin
+from lora_serve.core.errors import AdapterUnavailableError, NotReadyError, RequestTimeoutError
+from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.engine.messages import Message
+from tests.engine.fake_runner import next_token
+from tests.engine.world import World, adapter
+
+
+@pytest.fixture
+async def client() -> Any:
+    """Over the fake runner; adapters load at once, one named "broken" never."""
+    world, mailbox = World(max_num_seqs=4), queue.SimpleQueue[Message]()
+
+    def submit(ref: AdapterRef) -> None:
+        error = AdapterUnavailableError("it is broken") if ref.name == "broken" else None
+        mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
+
+    world.residency._submit = submit
+    client = ThreadEngineClient(world.engine, mailbox)
+    await client.start()
+    yield client
+    await client.stop()
+
+
+def request(name: str, ref: AdapterRef | None = None, max_tokens: int = 4, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(
+        name, (1, 2), SamplingParams(max_tokens=max_tokens), ref, arrival_time=time.monotonic(), **fields
+    )
+
+
+async def test_events_come_in_order_and_end(client: ThreadEngineClient) -> None:
+    events = [event async for event in client.generate(request("r", adapter("a")))]
+    assert isinstance(events[0], PromptEvent)
+    assert isinstance(events[-1], FinishEvent)
+    tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
+    assert tokens[0] == next_token("sha256:a", [1, 2])
+    assert len(tokens) == 4
+
+
+async def test_many_at_once_get_their_own(client: ThreadEngineClient) -> None:
+    async def first(index: int) -> int:
+        ref = adapter("ab"[index % 2])
+        events = [event async for event in client.generate(request(f"r{index}", ref))]
+        return next(event.token_id for event in events if isinstance(event, TokenEvent))
+
+    found = await asyncio.gather(*(first(index) for index in range(40)))
+    assert found == [next_token(f"sha256:{'ab'[index % 2]}", [1, 2]) for index in range(40)]
+
+
+async def test_leaving_the_loop_aborts(client: ThreadEngineClient) -> None:
+    async with aclosing(client.generate(request("r", max_tokens=190))) as events:  # type: ignore[type-var]
+        await anext(aiter(events))
+        assert (await client.stats()).num_running == 1
+    stats = await client.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_error_of_an_adapter_is_raised_to_its_caller(client: ThreadEngineClient) -> None:
+    with pytest.raises(AdapterUnavailableError, match="broken"):
+        [_ async for _ in client.generate(request("r", adapter("broken")))]
+    with pytest.raises(AdapterUnavailableError, match="broken"):
+        await client.adapters(Pin(adapter("broken")))
+    assert len([_ async for _ in client.generate(request("s"))]) == 6
+
+
+async def test_deadline_wakes_an_idle_loop(client: ThreadEngineClient) -> None:
+    client._engine.residency._submit = lambda ref: None  # the load never ends
+    late = request("r", adapter("slow"), deadline=time.monotonic() + 0.05)
+    with pytest.raises(RequestTimeoutError):
+        async with asyncio.timeout(5):
+            [_ async for _ in client.generate(late)]
+
+
+async def test_commands_are_answered_when_done(client: ThreadEngineClient) -> None:
+    await client.adapters(Pin(adapter("a")))
+    assert (await client.stats()).slots[0].pinned
+    await client.adapters(Evict("sha256:a"))
+    assert (await client.stats()).slots == ()
+
+
+async def test_a_bug_in_the_step_ends_the_requests_and_not_the_loop(
+    client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(client._engine.scheduler, "update", lambda *_: 1 / 0)
+        with pytest.raises(Exception, match="engine failed"):
+            [_ async for _ in client.generate(request("r"))]
+    assert len([_ async for _ in client.generate(request("s"))]) == 6
+
+
+async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
+    world = World()
+    client = ThreadEngineClient(world.engine, queue.SimpleQueue())
+    world.residency._submit = lambda ref: None
+    await client.start()
+    waiting = asyncio.create_task(anext(aiter(client.generate(request("r", adapter("a"))))))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    await client.stop()
+    with pytest.raises(NotReadyError):
+        await waiting
+    with pytest.raises(NotReadyError):
+        await client.stats()

@@ -1,0 +1,115 @@
+"""What is refused at start, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from lora_serve.core.config import Settings
+from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.model import base_model
+from lora_serve.model.build import ModelParts, build_model
+from tests.oracle import save_tiny_model
+
+
+def build(model: Path | str, **settings: Any) -> ModelParts:
+    given = Settings(model=str(model), **settings)
+    return build_model(given.model_slice(), given.engine_slice(), 2)
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("mistral", tmp_path_factory.mktemp("mistral"))
+
+
+def test_facts_of_the_model_are_told(mistral: Path) -> None:
+    spec = build(mistral).spec
+    assert spec.architecture == "MistralForCausalLM"
+    assert (spec.vocab_size, spec.max_model_len, spec.num_layers, spec.eos_token_ids) == (97, 128, 2, (2,))
+    shape = spec.linears["model.layers.1.mlp.down_proj"]
+    assert (shape.in_features, shape.out_features) == (64, 32)
+    assert len(spec.linears) == 2 * 7 + 1
+    plain = AutoModelForCausalLM.from_pretrained(mistral)
+    assert spec.num_bytes >= sum(parameter.nbytes for parameter in plain.parameters())
+
+
+def test_model_whose_window_were_ignored_is_refused(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = base_model.create_attention
+
+    def windowless(name: str, cache: Any) -> Any:
+        attention = create(name, cache)
+        return lambda *arguments, **named: attention(*arguments, **{**named, "window": None})
+
+    monkeypatch.setattr(base_model, "create_attention", windowless)
+    with pytest.raises(ModelError, match=r"cannot be served exactly.*differ by"):
+        build(mistral)
+
+
+def test_model_without_attention_caches_is_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        "mamba", vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4, use_mambapy=False
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="MambaForCausalLM cannot be served"):
+        build(tmp_path)
+
+
+def test_encoder_is_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        "vit",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        build(tmp_path)
+
+
+def test_missing_model_is_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--model"):
+        build(tmp_path / "nothing")
+
+
+def test_truncated_weights_are_said_in_words(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        build(tmp_path)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        build(tmp_path)
+
+
+def test_cache_too_small_for_one_sequence_is_refused(mistral: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory.*--max-model-len 128"):
+        build(mistral, kv_cache_memory=1000)
+
+
+def test_more_positions_than_the_model_has_are_refused(mistral: Path) -> None:
+    with pytest.raises(ModelError, match="--max-model-len 4096"):
+        build(mistral, max_model_len=4096)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_served_when_asked_for(mistral: Path, dtype: str) -> None:
+    assert build(mistral, dtype=dtype).spec.dtype == dtype
+
+
+def test_cuda_without_a_device_is_refused(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="--device cuda"):
+        build(mistral, device="cuda")
