@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from lora_serve.core.errors import NotReadyError
+from lora_serve.core.errors import NotReadyError, RequestError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class WorkerThread:
 
 
 class BackgroundTasks:
-    """Tasks that are held until they end, so that none is lost; their failures are logged."""
+    """Tasks that are held until they end, so that none is lost; failures are logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -66,5 +66,6 @@ class BackgroundTasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.warning("%s failed: %s", task.get_name(), task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, RequestError):  # callers hear of their own mistakes
+            logger.warning("%s failed: %r", task.get_name(), error)

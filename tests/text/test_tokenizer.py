@@ -40,8 +40,8 @@ def test_decoding_is_what_transformers_gives(text_model: TextModel, skip: bool) 
 def test_bytes_of_the_tokens_together_are_the_texts_bytes(text_model: TextModel, text: str) -> None:
     token_ids = text_model.encode(text, add_special_tokens=False)
     together = b"".join(map(text_model.token_bytes, token_ids)).replace("▁".encode(), b" ")
-    expected = text.encode().replace("▁".encode(), b" ")
-    assert together.removeprefix(b" ") == expected.removeprefix(b" ")
+    first_space = b" " if text and text_model is BYTE_FALLBACK else b""  # SentencePiece puts one before the text
+    assert together == first_space + text.encode().replace("▁".encode(), b" ")
 
 
 def test_text_of_one_token_keeps_its_leading_space() -> None:

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archive import unpack
 from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
@@ -29,6 +30,7 @@ CHUNK_BYTES = 2**18
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
+UNWRITABLE = "The adapter store cannot be written at present."
 TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop")
 
 
@@ -74,22 +76,26 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def _staged(services: Services) -> AsyncIterator[Upload]:
-    """Private folders, gone afterwards."""
+    """Private folders, gone afterwards. They are made and given up without an `await`: a cancellation comes at one."""
     try:
-        folder = await asyncio.to_thread(services.registry.new_folder)
-        aside = await asyncio.to_thread(services.registry.new_folder)
+        folder, aside = services.registry.new_folder(), services.registry.new_folder()
     except OSError as error:
-        raise AdapterUnavailableError("The adapter store cannot be written at present.") from error
+        raise AdapterUnavailableError(UNWRITABLE) from error
     upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes)
     try:
         yield upload
+    except ConnectionError:
+        raise
     except OSError as error:
-        if isinstance(error, ConnectionError):
-            raise
-        raise AdapterUnavailableError("The adapter store cannot be written at present.") from error
+        raise AdapterUnavailableError(UNWRITABLE) from error
     finally:
-        for leftover in (aside,) if upload.is_handed_over else (aside, folder):
-            await asyncio.shield(asyncio.to_thread(remove_folder, leftover))
+        leftovers = [aside] if upload.is_handed_over else [aside, folder]
+        services.background.start(_remove(leftovers), "removing an upload's files")
+
+
+async def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        await asyncio.to_thread(remove_folder, folder)
 
 
 async def _receive(request: web.Request, upload: Upload) -> None:
@@ -102,7 +108,7 @@ async def _receive(request: web.Request, upload: Upload) -> None:
             raise UnsupportedMediaError("Upload multipart/form-data, or a tar, tar.gz or zip as it is.")
         else:  # an archive; its own first bytes say which, as clients rarely send the right type
             await _write(upload.archive, aiter(request.content.iter_chunked(CHUNK_BYTES)), upload)
-    except (ValueError, web.RequestPayloadError) as error:
+    except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
         raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
 
 
@@ -149,14 +155,18 @@ async def _read_text(part: BodyPartReader) -> str:
 
 async def _write(path: Path, chunks: AsyncIterator[bytes], upload: Upload) -> None:
     """A file that we name; a name that comes twice is refused."""
-    try:
-        opened = await asyncio.to_thread(path.open, "xb")
-    except FileExistsError:
-        raise InvalidRequestError(f"The upload holds {path.name} twice.") from None
-    with opened as file:
+    with _new_file(path) as file:
         async for chunk in chunks:
             upload.count(chunk)
             await asyncio.to_thread(file.write, chunk)
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Opened at once, not in a thread: a cancellation in between would leave it open."""
+    try:
+        return path.open("xb")
+    except FileExistsError:
+        raise InvalidRequestError(f"The upload holds {path.name} twice.") from None
 
 
 def _typed(fields: dict[str, str]) -> dict[str, Any]:

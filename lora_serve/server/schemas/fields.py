@@ -17,9 +17,7 @@ MAX_BIAS = 100.0
 class Fields(BaseModel):
     """Strict: "5" is no number and 1 is no truth value."""
 
-    model_config = ConfigDict(
-        extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 def without_null(value: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Work beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from lora_serve.core.errors import ConflictError, NotReadyError
+from lora_serve.server.background import BackgroundTasks, WorkerThread
+
+
+async def test_worker_is_one_thread_and_keeps_the_order() -> None:
+    worker, seen = WorkerThread("one"), []
+    await asyncio.gather(*(worker.run(lambda n=number: seen.append((n, threading.get_ident()))) for number in range(9)))
+    assert [number for number, _ in seen] == list(range(9))
+    assert len({thread for _, thread in seen}) == 1
+    worker.close()
+
+
+async def test_closed_worker_refuses() -> None:
+    worker = WorkerThread("one")
+    worker.close()
+    with pytest.raises(NotReadyError):
+        await worker.run(int)
+
+
+async def test_error_of_a_call_is_the_callers() -> None:
+    worker = WorkerThread("one")
+    with pytest.raises(ZeroDivisionError):
+        await worker.run(lambda: 1 // 0)
+    worker.close()
+
+
+async def test_completed_work_goes_on_without_its_caller() -> None:
+    tasks, done = BackgroundTasks(), asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.02)
+        done.set()
+
+    caller = asyncio.create_task(tasks.complete(work(), "work"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    assert not done.is_set()
+    await tasks.close()
+    assert done.is_set()
+
+
+async def test_close_does_not_wait_for_ever() -> None:
+    tasks = BackgroundTasks()
+    task = tasks.start(asyncio.sleep(60), "sleeper")
+    await tasks.close(timeout=0.01)
+    assert task.cancelled()
+
+
+async def test_failures_are_logged_but_for_callers_own_mistakes(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    tasks = BackgroundTasks()
+    with caplog.at_level(logging.WARNING):
+        tasks.start(fail(ZeroDivisionError("ours")), "dividing")
+        tasks.start(fail(ConflictError("theirs")), "asking")
+        await tasks.close()
+    assert "dividing failed" in caplog.text
+    assert "theirs" not in caplog.text

@@ -1,0 +1,204 @@
+"""PUT /admin/adapters/{id}: multipart and archives, streamed, bounded, cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+
+NAMES = ("adapter_config.json", "adapter_model.safetensors")
+URL = "/admin/adapters/acme/up"
+
+
+def form_of(folder: Path, **fields: str) -> aiohttp.FormData:
+    form = aiohttp.FormData()
+    for name in NAMES:
+        form.add_field("files", (folder / name).read_bytes(), filename=name)
+    for name, value in fields.items():
+        form.add_field(name, value)
+    return form
+
+
+def tar_of(folder: Path, mode: str = "w:", prefix: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]
+        for name in NAMES:
+            archive.add(folder / name, arcname=prefix + name)
+    return buffer.getvalue()
+
+
+def zip_of(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in NAMES:
+            archive.write(folder / name, name)
+    return buffer.getvalue()
+
+
+def leftovers(house: Any) -> list[Path]:
+    tmp: Path = house.store / "tmp"
+    return list(tmp.iterdir()) if tmp.exists() else []
+
+
+async def nothing_left(house: Any) -> bool:
+    """Once what runs in the background is done."""
+    await house.services.background.close()
+    return leftovers(house) == []
+
+
+async def put(session: aiohttp.ClientSession, data: Any, url: str = URL, kind: str | None = None) -> tuple[int, Any]:
+    headers = {} if kind is None else {"Content-Type": kind}
+    async with session.put(url, data=data, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_two_files_as_multipart(admin: aiohttp.ClientSession, house: Any) -> None:
+    folder = house.make_adapter("a")
+    form = form_of(folder, tenant="globex", pin="true", metadata='{"a": 1}')
+    status, card = await put(admin, form)
+    assert status == 201, card
+    assert (card["id"], card["tenant"], card["pinned"], card["metadata"]) == ("acme/up", "globex", True, {"a": 1})
+    assert card["source"] == "upload"
+    assert (await put(admin, form_of(folder, tenant="globex")))[0] == 200
+    assert await nothing_left(house)
+
+
+ARCHIVES: dict[str, Callable[[Path], bytes]] = {
+    "tar": tar_of,
+    "tar.gz": lambda folder: tar_of(folder, "w:gz"),
+    "tar_with_a_folder": lambda folder: tar_of(folder, prefix="adapter/"),
+    "zip": zip_of,
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/x-www-form-urlencoded"])
+async def test_archive_as_the_body(admin: aiohttp.ClientSession, house: Any, name: str, kind: str) -> None:
+    """curl --data-binary sends the second type."""
+    data = ARCHIVES[name](house.make_adapter("a"))
+    status, card = await put(admin, data, f"{URL}?pin=true&tenant=globex", kind)
+    assert (status, card.get("pinned"), card.get("tenant")) == (201, True, "globex"), card
+    assert await nothing_left(house)
+
+
+async def test_archive_as_a_part(admin: aiohttp.ClientSession, house: Any) -> None:
+    form = aiohttp.FormData()
+    form.add_field("file", tar_of(house.make_adapter("a"), "w:gz"), filename="adapter.tar.gz")
+    assert (await put(admin, form))[0] == 201
+
+
+async def test_uploaded_content_is_the_same_version_as_registered_by_path(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    ref = await house.register("acme/up", seed=7)
+    status, card = await put(admin, form_of(house.make_adapter("other", seed=7)))
+    assert (status, card["digest"], card["version"]) == (200, ref.digest, 1)
+
+
+def broken_cases(folder: Path) -> dict[str, tuple[Any, str | None, int]]:
+    one = aiohttp.FormData()
+    one.add_field("files", b"{}", filename=NAMES[0])
+    twice = form_of(folder)
+    twice.add_field("files", b"{}", filename=NAMES[0])
+    unknown = form_of(folder)
+    unknown.add_field("files", b"x", filename="../../etc/passwd")
+    many = form_of(folder)
+    for _ in range(20):
+        many.add_field("tenant", "x")
+    long_field = form_of(folder, metadata="x" * 200_000)
+    return {
+        "nothing": (b"", None, 422),
+        "no_archive": (b"hello world" * 100, None, 422),
+        "cut_short": (tar_of(folder, "w:gz")[:-200], None, 422),
+        "json": (b"{}", "application/json", 415),
+        "one_file": (one, None, 422),
+        "twice": (twice, None, 400),
+        "unknown_part": (unknown, None, 400),
+        "many_parts": (many, None, 400),
+        "long_field": (long_field, None, 413),
+        "wrong_pin": (form_of(folder, pin="perhaps"), None, 400),
+        "wrong_metadata": (form_of(folder, metadata="{"), None, 400),
+        "metadata_list": (form_of(folder, metadata="[]"), None, 400),
+        "no_boundary": (b"x", "multipart/form-data", 400),
+        "broken_multipart": (b"--x\r\nnonsense", "multipart/form-data; boundary=x", 400),
+        "too_large": (io.BytesIO(b"x" * 1_100_000), None, 413),
+    }
+
+
+async def test_broken_upload_is_refused_and_leaves_nothing(admin: aiohttp.ClientSession, house: Any) -> None:
+    folder = house.make_adapter("a")
+    for name, (data, kind, expected) in broken_cases(folder).items():
+        status, answer = await put(admin, data, kind=kind)
+        assert status == expected, (name, status, answer)
+        assert answer["error"]["message"]
+    assert await nothing_left(house)
+    assert house.services.catalog.snapshot.names == ()
+
+
+@pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionHeader")
+@pytest.mark.filterwarnings("ignore::aiohttp.BadContentDispositionParam")
+async def test_any_damage_to_a_multipart_body_is_a_4xx(admin: aiohttp.ClientSession, house: Any) -> None:
+    """Bytes dropped, doubled or changed at random places, headers and boundaries above all."""
+    folder = house.make_adapter("a")
+    files = b"".join(
+        b'--x\r\nContent-Disposition: form-data; name="f"; filename="' + name.encode() + b'"\r\n\r\n'
+        + (folder / name).read_bytes() + b"\r\n"
+        for name in NAMES
+    )  # fmt: skip
+    body, random = files + b"--x--\r\n", Random(5)
+    for _ in range(60):
+        damaged = bytearray(body)
+        for _ in range(random.randint(1, 4)):
+            place = random.choice((random.randrange(300), random.randrange(len(damaged))))
+            damaged[place : place + random.randint(0, 9)] = random.randbytes(random.randint(0, 3))
+        status, answer = await put(admin, bytes(damaged), kind="multipart/form-data; boundary=x")
+        assert status in (200, 201) or (400 <= status < 500 and answer["error"]["message"]), (bytes(damaged), answer)
+    assert await nothing_left(house)
+
+
+async def test_too_large_a_stream_without_a_length_is_cut_off(admin: aiohttp.ClientSession, house: Any) -> None:
+    async def endless() -> Any:
+        for _ in range(40):
+            yield b"x" * 100_000
+
+    status, _ = await put(admin, endless())
+    assert status == 413
+    assert await nothing_left(house)
+
+
+async def test_client_that_leaves_in_the_middle_leaves_nothing(house: Any) -> None:
+    started = asyncio.Event()
+
+    async def slow() -> Any:
+        yield b"x" * 1000
+        started.set()
+        await asyncio.sleep(30)
+
+    async with aiohttp.ClientSession(house.url, headers={"Authorization": "Bearer admin-key-of-the-tests"}) as session:
+        task = asyncio.create_task(put(session, slow()))
+        await started.wait()
+        async with asyncio.timeout(10):
+            while not leftovers(house):
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while not await nothing_left(house):
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("adapter_id", ["tiny-base", "a..b", "a%3Ab"])
+async def test_wrong_id_is_refused_before_anything_is_received(
+    admin: aiohttp.ClientSession, house: Any, adapter_id: str
+) -> None:
+    data = zip_of(house.make_adapter("a"))
+    status, _ = await put(admin, data, f"/admin/adapters/{adapter_id}")
+    assert status in (400, 409)
