@@ -7,6 +7,7 @@ Down: /ready says 503, running requests end, HTTP closes, the engine stops, the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import queue
@@ -18,7 +19,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from rich.console import Console
@@ -31,7 +31,7 @@ from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.weights import HostAdapter, check_values, load_host_adapter
+from lora_serve.adapters.weights import HostAdapter, check_values, fetch_host_adapter
 from lora_serve.client.base import EngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -94,7 +94,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     weights = _open_weights(settings.adapter_slice(), parts.spec)
     admin_key = load_admin_key(settings.admin_key, settings.store)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    loader = Loader(_fetcher(weights.store, parts.spec), mailbox.put)
+    loader = Loader(functools.partial(_fetch, weights.store, parts.spec), mailbox.put)
     engine = build_engine(
         parts.runner, parts.spec, parts.num_blocks, settings.engine_slice(), settings.adapter_slice(), loader.submit
     )
@@ -205,16 +205,11 @@ def _open_weights(config: AdapterConfig, spec: ModelSpec) -> Weights:
     return Weights(catalog, store, registry)
 
 
-def _fetcher(store: AdapterStore, spec: ModelSpec) -> Any:
-    """What the loader's threads call: digest -> verified host tensors."""
-
-    def fetch(adapter: AdapterRef) -> HostAdapter:
-        if adapter.digest == dummy_adapter_ref(spec).digest:
-            return dummy_adapter(spec)
-        with store.open(adapter.digest) as folder:
-            return load_host_adapter(folder, adapter, spec)
-
-    return fetch
+def _fetch(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> HostAdapter:
+    """What the loader's threads call: a reference to verified host tensors."""
+    if adapter.digest == dummy_adapter_ref(spec).digest:
+        return dummy_adapter(spec)
+    return fetch_host_adapter(store, spec, adapter)
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.errors import InternalError, NotReadyError
-from lora_serve.core.events import Event
+from lora_serve.core.events import ErrorEvent, Event
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Abort, Command, Message, StatsQuery, Stop, Submit
 
@@ -51,9 +51,9 @@ class EngineLoop:
         events: list[Event] = []
         try:
             if not is_busy:
-                events += self._handle(self._mailbox.get(timeout=self._patience()))
+                events += self._take(self._mailbox.get(timeout=self._patience()))
             while not self._is_stopping:
-                events += self._handle(self._mailbox.get_nowait())
+                events += self._take(self._mailbox.get_nowait())
         except queue.Empty:
             pass
         return events
@@ -62,6 +62,20 @@ class EngineLoop:
         """Seconds until something must happen even without a message."""
         deadline = self._engine.scheduler.next_deadline()
         return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def _take(self, message: Message) -> list[Event]:
+        """Handle one message; a bug in that ends all requests, and the loop goes on."""
+        try:
+            return self._handle(message)
+        except Exception:
+            _log.exception("a %s could not be handled", type(message).__name__)
+        error = InternalError("The engine failed; the request was ended.")
+        events: list[Event] = list(self._engine.scheduler.fail_all(error))
+        if isinstance(message, Submit) and message.request.request_id not in {event.request_id for event in events}:
+            events.append(ErrorEvent(message.request.request_id, error))
+        if isinstance(message, Command):
+            message.reply(error)
+        return events
 
     def _handle(self, message: Message) -> list[Event]:
         match message:

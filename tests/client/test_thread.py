@@ -14,7 +14,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
-from lora_serve.core.errors import AdapterUnavailableError, NotReadyError, RequestTimeoutError
+from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, RequestTimeoutError
 from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import GenerateRequest, SamplingParams
 from lora_serve.engine.messages import Message
@@ -101,6 +101,19 @@ async def test_a_bug_in_the_step_ends_the_requests_and_not_the_loop(
         patch.setattr(client._engine.scheduler, "update", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="engine failed"):
             [_ async for _ in client.generate(request("r"))]
+    assert len([_ async for _ in client.generate(request("s"))]) == 6
+
+
+async def test_a_bug_in_taking_a_message_is_answered_and_the_loop_goes_on(
+    client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(client._engine.scheduler, "add", lambda _: 1 / 0)
+        with pytest.raises(InternalError):
+            [_ async for _ in client.generate(request("r"))]
+        patch.setattr(client._engine, "command", lambda _: 1 / 0)
+        with pytest.raises(InternalError):
+            await client.adapters(Pin(adapter("a")))
     assert len([_ async for _ in client.generate(request("s"))]) == 6
 
 
