@@ -128,7 +128,8 @@ class ModelRunner:
         """One output per (row, its sampling input, index of its last logits)."""
         if not sampled:
             return {}
-        own = logits[self._tensor([index for *_, index in sampled])]
+        indices = [index for *_, index in sampled]
+        own = logits if indices == list(range(len(logits))) else logits[self._tensor(indices)]
         is_number = ~own.amax(dim=-1).isnan()  # amax passes NaN on
         tokens = sample(own, [inputs for _, inputs, _ in sampled])
         wanted = [i for i, (_, inputs, _) in enumerate(sampled) if inputs.params.logprobs is not None]

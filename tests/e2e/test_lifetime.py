@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import http.client
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
 
 import aiohttp
@@ -18,6 +17,7 @@ import pytest
 from lora_serve.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
+from tests.e2e.plain_http import call
 
 
 def test_acknowledged_registrations_survive_kill_minus_nine(site: Site) -> None:
@@ -28,19 +28,15 @@ def test_acknowledged_registrations_survive_kill_minus_nine(site: Site) -> None:
 
         def register() -> None:
             for index, folder in enumerate(folders):
-                body = json.dumps({"id": f"k{index}/bot", "source": str(folder)}).encode()
-                request = urllib.request.Request(
-                    f"{process.url}/admin/adapters", body, {**ADMIN, "Content-Type": "application/json"}
-                )
+                body = {"id": f"k{index}/bot", "source": str(folder)}
                 try:
-                    with urllib.request.urlopen(request, timeout=20) as response:
-                        acknowledged.append(json.load(response)["id"])
-                except OSError:
+                    acknowledged.append(call(f"{process.url}/admin/adapters", body, ADMIN).json["id"])
+                except (OSError, http.client.HTTPException):
                     return  # the server was killed
 
         thread = threading.Thread(target=register)
         thread.start()
-        while len(acknowledged) < 12:
+        while len(acknowledged) < 12 and thread.is_alive():
             time.sleep(0.002)
         subprocess.run(["kill", "-9", str(process.pid)], check=True)
         process.wait()
@@ -48,16 +44,11 @@ def test_acknowledged_registrations_survive_kill_minus_nine(site: Site) -> None:
     assert 12 <= len(acknowledged) < 60, "the kill must hit the middle of the registrations"
     with ServerProcess(site.arguments("kill-store", "--warmup", "off"), site.root / "kill-log") as process:
         process.wait_until_ready(90)
-        with urllib.request.urlopen(f"{process.url}/v1/models", timeout=20) as response:
-            listed = {card["id"] for card in json.load(response)["data"]}
+        listed = {card["id"] for card in call(f"{process.url}/v1/models").json["data"]}
         assert set(acknowledged) <= listed
         for name in listed - {"tiny"}:
-            body = json.dumps({"model": name, "prompt": [5, 6], "max_tokens": 2}).encode()
-            request = urllib.request.Request(
-                f"{process.url}/v1/completions", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=20) as response:
-                assert response.status == 200
+            body = {"model": name, "prompt": [5, 6], "max_tokens": 2}
+            assert call(f"{process.url}/v1/completions", body).status == 200
     assert process.exit_code == 0
 
 
