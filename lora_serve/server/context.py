@@ -63,6 +63,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
         return
     response.headers["X-Request-Id"] = context.request_id
     response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Server"] = "lora-serve"  # not which Python and aiohttp, as by default
     if context.answerer is not None:
         response.headers["X-Adapter-Id"] = quote(context.answerer.name, safe="/@:+ ")
         response.headers["X-Adapter-Version"] = context.answerer.version

@@ -47,11 +47,11 @@ class Metrics:
         """Times one sequence; `arrival` is seconds of `time.monotonic()`."""
         return SequenceTimer(self, self._tenant_label(tenant), arrival, num_prompt_tokens)
 
-    def count_tenant(self, label: str, requests: int = 0, tokens: int = 0) -> None:
-        self._tenant_requests.labels(label).inc(requests)
-        self._tenant_tokens.labels(label).inc(tokens)
+    def count_start(self, tenant_label: str) -> None:
+        self._tenant_requests.labels(tenant_label).inc()
 
-    def count_end(self, reason: str) -> None:
+    def count_end(self, tenant_label: str, num_tokens: int, reason: str) -> None:
+        self._tenant_tokens.labels(tenant_label).inc(num_tokens)
         self._success.labels(**self.labels, finished_reason=reason).inc()
 
     def _tenant_label(self, tenant: str) -> str:
@@ -79,24 +79,25 @@ class SequenceTimer:
         self._tenant_label = tenant_label
         self._arrival = arrival
         self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens = 0  # prompt and answer
         self._last_token: float | None = None
         self._reason = "abort"
 
     def __enter__(self) -> SequenceTimer:
-        self._metrics.count_tenant(self._tenant_label, requests=1)
+        self._metrics.count_start(self._tenant_label)
         return self
 
     def admitted(self, timings: Timings) -> None:
         """The prompt is computed."""
         self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
-        self._metrics.count_tenant(self._tenant_label, tokens=self._num_prompt_tokens)
+        self._num_tokens = self._num_prompt_tokens
         self._metrics.queue_time.observe(timings.queue)
 
     def token(self) -> None:
         """A token came."""
         now = time.monotonic()
         self._metrics.generation_tokens.inc()
-        self._metrics.count_tenant(self._tenant_label, tokens=1)
+        self._num_tokens += 1
         if self._last_token is None:
             self._metrics.first_token.observe(now - self._arrival)
         else:
@@ -109,5 +110,5 @@ class SequenceTimer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._metrics.count_end(self._reason)
+        self._metrics.count_end(self._tenant_label, self._num_tokens, self._reason)
         self._metrics.latency.observe(time.monotonic() - self._arrival)

@@ -291,6 +291,26 @@ async def test_deleted_and_registered_again_is_a_new_life(admin: aiohttp.ClientS
     assert len(blobs(house)) == 1
 
 
+async def test_content_that_is_registered_again_meanwhile_is_not_evicted(
+    admin: aiohttp.ClientSession, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"id": "a", "source": str(house.make_adapter("a"))}
+    await post(admin, "/admin/adapters", body)
+    gate, adapters = asyncio.Event(), house.engine.adapters
+
+    async def slow(command: Any) -> None:
+        await gate.wait()
+        await adapters(command)
+
+    monkeypatch.setattr(house.engine, "adapters", slow)
+    await delete(admin, "/admin/adapters/a")
+    await post(admin, "/admin/adapters", body)
+    gate.set()
+    await house.services.background.close()
+    assert not any(isinstance(command, Evict) for command in house.engine.commands)
+    assert len(blobs(house)) == 1
+
+
 async def test_ids_may_be_percent_encoded_and_end_like_a_verb(admin: aiohttp.ClientSession, house: Any) -> None:
     await house.register("acme/pin")
     for path in ("acme/pin", quote("acme/pin", safe="")):
