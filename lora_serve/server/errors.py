@@ -66,7 +66,7 @@ class WireError:
         return {"error": error}
 
     def response(self) -> web.Response:
-        text = json.dumps(self.body(), ensure_ascii=False)
+        text = json.dumps(self.body())  # ASCII, as a message may quote bytes of a header that are no text
         return web.Response(status=self.status, text=text, content_type="application/json", headers=self.headers)
 
 

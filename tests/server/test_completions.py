@@ -232,6 +232,12 @@ async def test_echo_alone_gives_the_prompt_and_nothing_else(openai: AsyncOpenAI,
     assert len(choice.logprobs.tokens) == len(prompt)
 
 
+async def test_echo_gives_a_text_back_as_it_was_sent(openai: AsyncOpenAI) -> None:
+    """Not as the tokenizer would spell it: the special token in it is no token of the answer."""
+    answer = await openai.completions.create(model=BASE, prompt="a<|end|>b", max_tokens=0, echo=True)
+    assert answer.choices[0].text == "a<|end|>b"
+
+
 async def test_prompt_logprobs_have_vllms_format(http: aiohttp.ClientSession, text_model: TextModel) -> None:
     body = {"prompt": [10, 11], "prompt_logprobs": 1, "max_tokens": 1}
     async with http.post("/v1/completions", json=body) as answer:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.events import TokenLogprobs
-from lora_serve.core.request import FinishReason, GenerateRequest
+from lora_serve.core.request import FinishReason
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, prompt_logprobs
+from lora_serve.server.openai.prompts import EncodedPrompt
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class CompletionChoice:
     """Collects events; `take` gives what is new. With `echo` the prompt comes first, as if it were generated."""
 
     speller: TokenSpeller
-    request: GenerateRequest
+    prompt: EncodedPrompt
     logprobs: int | None
     show_prompt_logprobs: bool
     echo: bool
@@ -56,12 +57,10 @@ class CompletionChoice:
         return part
 
     def _add_prompt(self, event: Admitted) -> None:
-        text = self.speller.text
         if self.show_prompt_logprobs and event.prompt_logprobs is not None:
-            self.prompt_logprobs = prompt_logprobs(text, event.prompt_logprobs)
+            self.prompt_logprobs = prompt_logprobs(self.speller.text, event.prompt_logprobs)
         if self.echo:
-            prompt = self.request.prompt_token_ids
-            self._extend(text.decode(prompt), prompt, event.prompt_logprobs or ())
+            self._extend(self.prompt.text, self.prompt.token_ids, event.prompt_logprobs or ())
 
     def _extend(self, text: str, token_ids: tuple[int, ...], entries: tuple[TokenLogprobs | None, ...]) -> None:
         self.text.append(text)

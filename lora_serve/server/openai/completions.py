@@ -10,7 +10,6 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.request import GenerateRequest
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
@@ -18,7 +17,7 @@ from lora_serve.server.openai.chosen import caller_of, choose_adapter, model_nam
 from lora_serve.server.openai.completion_choice import CompletionChoice
 from lora_serve.server.openai.generation import run_choices
 from lora_serve.server.openai.logprobs import TokenSpeller
-from lora_serve.server.openai.prompts import completion_prompts
+from lora_serve.server.openai.prompts import EncodedPrompt, completion_prompts
 from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
 from lora_serve.server.sampling import Limits, requests_for
@@ -33,7 +32,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     adapter = choose_adapter(request, fields)
     prompts = await completion_prompts(services.text, services.spec, fields)
     limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
-    requests = requests_for(fields, services.spec, limits, prompts, adapter, caller_of(context))
+    token_ids = [prompt.token_ids for prompt in prompts]
+    requests = requests_for(fields, services.spec, limits, token_ids, adapter, caller_of(context))
     usage = Usage.of(requests, fields.n)
     context.num_prompt_tokens = usage.num_prompts_tokens
     body = CompletionBody(
@@ -42,7 +42,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         model_name(services, adapter),
         fields,
         usage,
-        [_choice(services, fields, item) for item in requests],
+        [_choice(services, fields, prompt) for prompt in prompts for _ in range(fields.n)],
     )
     events = run_choices(services, context, requests, stop_rules(fields))
     if fields.stream:
@@ -101,10 +101,10 @@ class CompletionBody:
         }
 
 
-def _choice(services: Services, fields: CompletionFields, request: GenerateRequest) -> CompletionChoice:
+def _choice(services: Services, fields: CompletionFields, prompt: EncodedPrompt) -> CompletionChoice:
     return CompletionChoice(
         speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
-        request=request,
+        prompt=prompt,
         logprobs=fields.logprobs,
         show_prompt_logprobs=fields.prompt_logprobs is not None,
         echo=fields.echo,

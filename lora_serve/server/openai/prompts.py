@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lora_serve.core.errors import InvalidRequestError
@@ -21,16 +22,25 @@ T = TypeVar("T")
 Prompt = str | tuple[int, ...]
 
 
-async def completion_prompts(text: TextModel, spec: ModelSpec, fields: CompletionFields) -> list[tuple[int, ...]]:
-    """Token ids of each prompt. Raises InvalidRequestError."""
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as the engine and as `echo` want it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+async def completion_prompts(text: TextModel, spec: ModelSpec, fields: CompletionFields) -> list[EncodedPrompt]:
+    """Each prompt of the request. Raises InvalidRequestError."""
     encoded = []
     for prompt in parse_prompts(fields.prompt):
         if isinstance(prompt, str):
-            encoded.append(await encode(text, spec, prompt, fields.add_special_tokens))
+            token_ids = await encode(text, spec, prompt, fields.add_special_tokens)
+            encoded.append(EncodedPrompt(token_ids, prompt))
         else:
             check_vocabulary(prompt, spec, "prompt")
-            encoded.append(prompt)
-    if not all(encoded):
+            encoded.append(EncodedPrompt(prompt, text.decode(prompt) if fields.echo else ""))
+    if not all(prompt.token_ids for prompt in encoded):
         raise InvalidRequestError("A prompt must hold at least one token.", param="prompt")
     return encoded
 
