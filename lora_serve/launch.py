@@ -171,7 +171,7 @@ async def _warm_up(services: Services, settings: Settings) -> None:
                 await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
             progress.advance(task)
         if stages:
-            await client.adapters(Evict(dummy.digest))
+            await client.adapters(Evict(dummy.digest, forget=True))
         for ref in pinned:
             progress.update(task, description=f"warm-up: {ref.label}")
             await _pin(client, ref)

@@ -33,6 +33,7 @@ class Evict:
     """Drop it from device and host once no row holds it."""
 
     digest: str
+    forget: bool = False  # its figures too: it is deleted, not only moved out
 
 
 AdapterCommand = Prefetch | Pin | Unpin | Evict

@@ -152,7 +152,7 @@ class Engine:
                 self.residency.unpin(command.digest)
                 is_done = True
             else:
-                is_done = self.residency.evict(command.digest)
+                is_done = self.residency.evict(command.digest, forget=command.forget)
         except LoraServeError as refusal:
             is_done, error = True, refusal
         if is_done:

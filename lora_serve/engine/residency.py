@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from lora_serve.adapters.host_cache import HostCache
@@ -14,6 +14,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.stats import AdapterCounters, TierStats
+from lora_serve.engine.counters import CacheCounters
 from lora_serve.engine.slots import SlotTable
 
 V = TypeVar("V")
@@ -25,36 +26,6 @@ class SlotChange(Generic[V]):
 
     slot: SlotRef
     adapter: V | None
-
-
-@dataclass(slots=True)
-class _Counters:
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    evictions: int = 0
-    load_seconds: float = 0.0
-
-    def frozen(self) -> AdapterCounters:
-        return AdapterCounters(self.hits, self.misses, self.loads, self.evictions, self.load_seconds)
-
-
-@dataclass(slots=True)
-class _Tier:
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    evictions: int = 0
-    load_seconds: float = 0.0
-
-    def frozen(self, num_bytes: int, budget: int | None) -> TierStats:
-        return TierStats(self.hits, self.misses, self.loads, self.evictions, self.load_seconds, num_bytes, budget or 0)
-
-
-@dataclass(slots=True)
-class _Tiers:
-    device: _Tier = field(default_factory=_Tier)
-    host: _Tier = field(default_factory=_Tier)
 
 
 class AdapterResidency(Generic[V]):
@@ -72,25 +43,16 @@ class AdapterResidency(Generic[V]):
         self._wanted: Counter[str] = Counter()
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[SlotChange[V]] = []
-        self._counters: dict[str, _Counters] = {}
-        self._tiers = _Tiers()
+        self._counters = CacheCounters()
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
     def want(self, adapter: AdapterRef) -> None:
         """One more sequence needs it; counts as a hit or a miss of each tier."""
         self._wanted[adapter.digest] += 1
-        counters = self._counters.setdefault(adapter.digest, _Counters())
-        if adapter.digest in self.slots:
-            self._tiers.device.hits += 1
-            counters.hits += 1
-            return
-        self._tiers.device.misses += 1
-        counters.misses += 1
-        if adapter.digest in self.host:
-            self._tiers.host.hits += 1
-        else:
-            self._tiers.host.misses += 1
+        self._counters.wanted(
+            adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
+        )
 
     def unwant(self, digest: str) -> None:
         """A sequence that wanted it has ended."""
@@ -141,13 +103,7 @@ class AdapterResidency(Generic[V]):
             evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes)
         except AdapterUnavailableError as error:
             return error
-        seconds = time.monotonic() - submitted
-        self._tiers.host.evictions += len(evicted)
-        self._tiers.host.loads += 1
-        self._tiers.host.load_seconds += seconds
-        counters = self._counters.setdefault(message.digest, _Counters())
-        counters.loads += 1
-        counters.load_seconds = seconds
+        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted))
         return None
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
@@ -164,13 +120,15 @@ class AdapterResidency(Generic[V]):
         if digest in self.slots:
             self.slots.set_pinned(digest, False)
 
-    def evict(self, digest: str) -> bool:
-        """Out of both tiers; False while a sequence wants it or a load is under way."""
+    def evict(self, digest: str, *, forget: bool = False) -> bool:
+        """Out of both tiers, and its figures too if asked; False while a sequence wants it or it is under way."""
         if self._wanted[digest] or digest in self._in_flight:
             return False
         self.host.drop(digest)
         if digest in self.slots:
             self._drop(self.slots.remove(digest))
+        if forget:
+            self._counters.forget(digest)
         return True
 
     # -- figures -----------------------------------------------------------------------------------------------
@@ -181,13 +139,13 @@ class AdapterResidency(Generic[V]):
 
     def counters(self) -> dict[str, AdapterCounters]:
         """Per digest."""
-        return {digest: counters.frozen() for digest, counters in self._counters.items()}
+        return self._counters.adapters()
 
     def tiers(self) -> dict[str, TierStats]:
         """Per tier."""
         return {
-            "device": self._tiers.device.frozen(self.slots.num_bytes, self.slots.max_bytes),
-            "host": self._tiers.host.frozen(self.host.num_bytes, self.host.max_bytes),
+            "device": self._counters.device(self.slots.num_bytes, self.slots.max_bytes),
+            "host": self._counters.host(self.host.num_bytes, self.host.max_bytes),
         }
 
     # ----------------------------------------------------------------------------------------------------------
@@ -203,13 +161,12 @@ class AdapterResidency(Generic[V]):
         for victim in evicted:
             self._drop(victim)
         self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
-        self._tiers.device.loads += 1
+        self._counters.placed_on_device()
         return True
 
     def _drop(self, slot: SlotRef) -> None:
         self._changes.append(SlotChange(slot, None))
-        self._tiers.device.evictions += 1
-        self._counters.setdefault(slot.digest, _Counters()).evictions += 1
+        self._counters.left_device(slot.digest)
 
     def _has_room(self, adapter: AdapterRef) -> bool:
         """Whether the host can hold it beside everything wanted that is not on the device yet."""

@@ -152,6 +152,18 @@ def test_evict_waits_for_running_rows_then_frees_both_tiers() -> None:
     world.check_answers()
 
 
+def test_figures_of_a_deleted_adapter_are_forgotten_and_of_an_evicted_one_kept() -> None:
+    world = World()
+    for name in ("kept", "deleted"):
+        world.add(name, [1], adapter(name))
+    world.run()
+    command(world, Evict("sha256:kept"))
+    command(world, Evict("sha256:deleted", forget=True))
+    counters = world.engine.stats().adapters
+    assert set(counters) == {"sha256:kept"}
+    assert counters["sha256:kept"].evictions == 1
+
+
 def test_prefetch_brings_it_onto_the_device_before_anybody_asks() -> None:
     world = World(auto_load=False)
     replies = command(world, Prefetch(adapter("a")))

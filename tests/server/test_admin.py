@@ -246,7 +246,7 @@ async def test_deleted_adapter_is_gone_at_once_and_its_bytes_soon(
     async with http.post("/v1/completions", json={"model": "acme/a", "prompt": "x"}) as refused:
         assert refused.status == 404
     await until(lambda: blobs(house) == [])
-    assert Evict(ref.digest) in house.engine.commands
+    assert Evict(ref.digest, forget=True) in house.engine.commands
     assert (await delete(admin, "/admin/adapters/acme/a"))[0] == 404
 
 

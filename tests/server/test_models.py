@@ -43,7 +43,7 @@ async def test_model_is_deleted_by_the_admin_only(
     async with admin.delete("/v1/models/acme/a") as answer:
         assert (answer.status, await answer.json()) == (200, {"id": "acme/a", "object": "model", "deleted": True})
     await house.services.background.close()
-    assert Evict(ref.digest) in house.engine.commands
+    assert Evict(ref.digest, forget=True) in house.engine.commands
     for name in ("acme/a", "acme/a@1", BASE):
         async with admin.delete(f"/v1/models/{name}") as answer:
             assert answer.status == 404

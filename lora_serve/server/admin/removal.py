@@ -25,7 +25,7 @@ async def remove_adapter(services: Services, name: str, version: int | None) -> 
 
 async def _free(services: Services, digest: str) -> None:
     """Every tier. The engine waits for the rows that hold it; the catalog may name it again meanwhile."""
-    for command in (Unpin(digest), Evict(digest)):
+    for command in (Unpin(digest), Evict(digest, forget=True)):
         if digest in services.catalog.snapshot.digests:
             return
         try:
