@@ -13,6 +13,7 @@ import pytest
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, RequestTimeoutError
 from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
@@ -63,7 +64,14 @@ async def test_many_at_once_get_their_own(client: ThreadEngineClient) -> None:
     assert found == [next_token(f"sha256:{'ab'[index % 2]}", [1, 2]) for index in range(40)]
 
 
-async def test_leaving_the_loop_aborts(client: ThreadEngineClient) -> None:
+async def test_leaving_the_loop_aborts(client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = client._engine._runner.run
+
+    def run_slowly(batch: Batch) -> list[RowOutput]:
+        time.sleep(0.01)
+        return run(batch)
+
+    monkeypatch.setattr(client._engine._runner, "run", run_slowly)
     async with aclosing(client.generate(request("r", max_tokens=190))) as events:  # type: ignore[type-var]
         await anext(aiter(events))
         assert (await client.stats()).num_running == 1
