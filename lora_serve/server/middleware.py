@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ from lora_serve.server.services import SERVICES
 access_log = logging.getLogger("lora_serve.access")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PROBES = frozenset(("/health", "/ready", "/ping", "/metrics"))  # asked every few seconds; logged only if refused
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in the log
 
 
@@ -35,26 +35,34 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _respond(request: web.Request, handler: Handler, context: RequestContext) -> web.StreamResponse:
     try:
         return await handler(request)
-    except (asyncio.CancelledError, ConnectionError):
-        raise
     except Exception as error:
+        if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+            return web.Response(status=CLIENT_LEFT)  # nobody reads it, and aiohttp logs no traceback
         return wire_error(error, context.request_id).response()
 
 
 def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
     answerer = context.answerer
-    access_log.info(
-        "%s %s %d %.1f ms",
+    adapter = f"{answerer.name}@{answerer.version}" if answerer else "-"
+    tenant = context.tenant.name if context.tenant else "-"
+    is_probe = request.path in PROBES and status < 400
+    access_log.log(
+        logging.DEBUG if is_probe else logging.INFO,
+        "%s %s %d %.1f ms id=%s tenant=%s adapter=%s",
         request.method,
         request.rel_url.raw_path,  # percent-encoded, so no line break can get in
         status,
         (time.monotonic() - context.started) * 1000,
+        context.request_id,
+        tenant,
+        adapter,
         extra={
             "request_id": context.request_id,
-            "tenant": context.tenant.name if context.tenant else None,
-            "adapter": f"{answerer.name}@{answerer.version}" if answerer else None,
+            "tenant": tenant,
+            "adapter": adapter,
             "digest": answerer.digest if answerer else None,
+            "status": status,
             "prompt_tokens": context.num_prompt_tokens,
             "output_tokens": context.num_output_tokens,
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,3 @@ async def openai(house: House) -> AsyncIterator[AsyncOpenAI]:
 def ids(text_model: TextModel) -> Callable[[str], tuple[int, ...]]:
     """Token ids of a text, special tokens in it understood, none added."""
     return lambda text: text_model.encode(text, add_special_tokens=False)
-
-
-def with_limit(config: ServerConfig, **changes: Any) -> ServerConfig:
-    return replace(config, **changes)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core import errors
 from lora_serve.server.errors import wire_error
+from lora_serve.server.middleware import answer
 
 REQUEST_ID = "0123456789abcdef"
 
@@ -128,6 +132,7 @@ async def test_access_log_has_a_line_per_request_and_no_content(
     assert [record.getMessage().count("\n") for record in lines] == [0, 0]
     first: Any = lines[0]
     assert (first.tenant, first.adapter, first.output_tokens) == ("default", "acme/a@1", 3)
+    assert f"id={first.request_id} tenant=default adapter=acme/a@1" in first.getMessage()
     assert first.prompt_tokens > 0
     assert "secret" not in caplog.text
     assert "hush" not in caplog.text
@@ -136,8 +141,6 @@ async def test_access_log_has_a_line_per_request_and_no_content(
 async def test_client_that_leaves_is_logged_as_499(
     http: aiohttp.ClientSession, house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import asyncio
-
     house.engine.script = lambda request: MockReply(gate=asyncio.Event())
     with caplog.at_level(logging.INFO, "lora_serve.access"):
         with pytest.raises(TimeoutError):
@@ -145,3 +148,15 @@ async def test_client_that_leaves_is_logged_as_499(
         async with asyncio.timeout(10):
             while "499" not in caplog.text:
                 await asyncio.sleep(0.005)
+
+
+async def test_write_to_a_client_that_left_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async def write(request: web.Request) -> web.StreamResponse:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    gone, alive = Mock(), Mock()
+    gone.is_closing.return_value, alive.is_closing.return_value = True, False
+    with caplog.at_level(logging.INFO, "lora_serve.access"):
+        assert (await answer(make_mocked_request("GET", "/", transport=gone), write)).status == 499
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (await answer(make_mocked_request("GET", "/", transport=alive), write)).status == 500
