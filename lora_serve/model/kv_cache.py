@@ -33,6 +33,7 @@ class KVCache:
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.device = device
         # torch.zeros maps untouched pages lazily on the CPU: a large budget costs nothing until it is used
         self._pool = torch.zeros(
             (2, shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),

@@ -19,7 +19,7 @@ class Backend:
     """See `Attention`."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
+        self.cache = cache
 
     def __call__(
         self,
@@ -36,7 +36,7 @@ class Backend:
         out = torch.empty_like(query)
         rows = step.decode.num_rows
         if rows:
-            out[:rows] = self._decode(layer, query[:rows], step, scale, window, softcap)
+            out[:rows] = self.decode(layer, query[:rows], step, scale, window, softcap)
         for row in step.prefill:
             here = slice(row.start, row.end)
             if row.context == 0:
@@ -46,13 +46,13 @@ class Backend:
             out[here] = _prefill(query[here], keys, values, row.context, scale, window, softcap)
         return out
 
-    def _decode(
+    def decode(
         self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
-        pool_k, pool_v = self._cache.layer(layer)
+        pool_k, pool_v = self.cache.layer(layer)
         rows, num_heads, head_dim = query.shape
-        num_kv_heads = self._cache.shape.num_kv_heads
+        num_kv_heads = self.cache.shape.num_kv_heads
         table = step.decode.block_table
         flat = table.reshape(-1)
         keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
@@ -65,7 +65,7 @@ class Backend:
 
     def _gather_row(self, layer: int, row: PrefillRow) -> tuple[Tensor, Tensor]:
         """K and V of one row from its blocks, each [context + tokens, num_kv_heads, head_dim]."""
-        pool_k, pool_v = self._cache.layer(layer)
+        pool_k, pool_v = self.cache.layer(layer)
         length = row.context + row.end - row.start
         return (
             pool_k.index_select(0, row.blocks).flatten(0, 1)[:length],
