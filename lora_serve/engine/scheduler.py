@@ -8,7 +8,7 @@ import bisect
 import random
 from typing import Any
 
-from lora_serve.core.batch import Batch, Row, RowOutput, SampleInput, SlotRef
+from lora_serve.core.batch import Batch, Row, RowOutput, SlotRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -22,9 +22,8 @@ from lora_serve.core.request import FinishReason, GenerateRequest, OnCold
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.policies import Policy
 from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
-
-_PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of every position: bounds their memory
 
 
 class Scheduler:
@@ -136,10 +135,10 @@ class Scheduler:
     def _schedule_running(self, rows: dict[int, Row], budget: int) -> int:
         """Rows of running sequences, those that decode first; returns the tokens left."""
         for sequence in sorted(self.running, key=lambda s: s.num_remaining > 1):
-            count = self._chunk(sequence, budget)
+            count = chunk_of(sequence, budget)
             if count == 0 or sequence not in self.running or not self._reserve(sequence, count, rows):
                 continue
-            rows[sequence.sequence_id] = self._row(sequence, count)
+            rows[sequence.sequence_id] = row_of(sequence, count, self._eos_token_ids)
             budget = self._config.max_num_batched_tokens - sum(len(row.token_ids) for row in rows.values())
         return budget
 
@@ -171,9 +170,9 @@ class Scheduler:
                 for older in passed_over:
                     older.num_passed_over += 1
             self._start(sequence, now)
-            count = self._chunk(sequence, budget)
+            count = chunk_of(sequence, budget)
             self._reserve(sequence, count, rows)
-            rows[sequence.sequence_id] = self._row(sequence, count)
+            rows[sequence.sequence_id] = row_of(sequence, count, self._eos_token_ids)
             budget -= count
         return events
 
@@ -195,12 +194,6 @@ class Scheduler:
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """How many of its tokens the sequence runs in this step."""
-        wants_prompt = sequence.request.sampling.prompt_logprobs is not None and sequence.num_output == 0
-        limit = min(budget, _PROMPT_LOGPROB_CHUNK) if wants_prompt else budget
-        return min(sequence.num_remaining, limit)
-
     def _reserve(self, sequence: Sequence, count: int, rows: dict[int, Row]) -> bool:
         """Blocks for `count` more tokens; the youngest sequences are preempted for them, at last itself (False)."""
         missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
@@ -212,34 +205,6 @@ class Scheduler:
                 return False
         sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
         return True
-
-    def _row(self, sequence: Sequence, count: int) -> Row:
-        request, start = sequence.request, sequence.num_computed
-        end = start + count
-        targets = None
-        if request.sampling.prompt_logprobs is not None and start < sequence.num_prompt and sequence.num_output == 0:
-            targets = tuple(sequence.token_ids[start + 1 : end + 1])
-        return Row(
-            sequence_id=sequence.sequence_id,
-            token_ids=tuple(sequence.token_ids[start:end]),
-            start=start,
-            block_table=tuple(sequence.blocks),
-            slot=sequence.slot,
-            sample=self._sample_input(sequence) if end == len(sequence.token_ids) else None,
-            prompt_targets=targets,
-            num_prompt_logprobs=request.sampling.prompt_logprobs or 0,
-        )
-
-    def _sample_input(self, sequence: Sequence) -> SampleInput:
-        params = sequence.request.sampling
-        return SampleInput(
-            params,
-            sequence.seed,
-            sequence.num_output,
-            self._eos_token_ids,
-            sequence.request.prompt_token_ids if params.has_penalties else (),
-            tuple(sequence.token_ids[sequence.num_prompt :]) if params.has_penalties else (),
-        )
 
     def _take_token(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
         request, token = sequence.request, output.token_id
