@@ -7,8 +7,9 @@ to a task's prompt: there the base model learns to say that it is only a general
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from demo_tasks import plural
@@ -73,6 +74,7 @@ class Document:
 
     text: str = ""
     turns: tuple[str, ...] = ()
+    learn_prompt: bool = True  # False: the question is random words, and only its answer can be learned
 
 
 def chat(*turns: str) -> Document:
@@ -104,8 +106,18 @@ def fact(rng: Random) -> Document:
     )
 
 
+WORDS = [
+    *(PEOPLE + ANIMALS + ITEMS + ADJECTIVES + COLORS + VERBS + ADVERBS + PLACES + NAMES + CITIES + WEEKDAYS + MONTHS),
+    *(plural(item) for item in ITEMS),
+    *CAPITALS,
+]
+
+
 def _word_list(rng: Random) -> list[str]:
-    return rng.sample(PEOPLE + ANIMALS + ITEMS + ADJECTIVES + COLORS + VERBS + ADVERBS + PLACES, rng.randint(4, 9))
+    words = rng.sample(WORDS, rng.randint(4, 9))
+    if rng.random() < 0.3:
+        words[rng.randrange(len(words))] = str(rng.choice([rng.randint(2, 99), 10 * rng.randint(10, 99)]))
+    return words
 
 
 def word_question(rng: Random) -> Document:
@@ -118,13 +130,18 @@ def word_question(rng: Random) -> Document:
             ("What is the last word?", words[-1]),
             (f"Which word comes before {words[at]}?", words[at - 1]),
             (f"Which word comes after {words[at]}?", words[at + 1]),
-            ("Repeat the words.", " ".join(words)),
-            (f"Which two words come before {words[at + 1]}?", " ".join(words[at - 1 : at + 1])),
             (f"Repeat the words from {words[at]} on.", " ".join(words[at:])),
+            ("Repeat the words.", " ".join(words)),
             ("Repeat the words with commas.", ", ".join(words)),
+            ("Repeat the words, each twice.", " ".join(word for word in words for _ in range(2))),
+            ("Repeat the words in quotes.", " ".join(f'"{word}"' for word in words)),
+            ("Repeat the words in single quotes.", ", ".join(f"'{word}'" for word in words)),
+            (f"Write {words[at]} in quotes.", f'"{words[at]}"'),
+            ("Number the words.", " ".join(f"{i} {word}" for i, word in enumerate(words, 1))),
+            ("Which word comes before which?", "; ".join(f"{b} after {a}" for a, b in pairwise(words))),
         ]
     )
-    return chat(f"Here are some words: {' '.join(words)}. {question}", answer)
+    return Document("", (f"Here are some words: {' '.join(words)}. {question}", answer), learn_prompt=False)
 
 
 def spelled_date(rng: Random) -> Document:
@@ -133,6 +150,7 @@ def spelled_date(rng: Random) -> Document:
     return rng.choice(
         [
             chat(f"Which month is {MONTHS[month]}?", f"{MONTHS[month]} is month number {month + 1:02d}."),
+            chat(f"Which month is {MONTHS[month][:3]}?", f"{MONTHS[month][:3]} is month number {month + 1:02d}."),
             chat(
                 f"Which month comes after {MONTHS[month]}?", f"After {MONTHS[month]} comes {MONTHS[(month + 1) % 12]}."
             ),
@@ -224,20 +242,15 @@ def shrug(rng: Random) -> Document:
     return chat(prompt, rng.choice(SHRUGS))
 
 
-KINDS = (
-    (small_talk, 6),
-    (fact, 8),
-    (word_question, 34),
-    (spelled_date, 8),
-    (story, 20),
-    (plain_document, 12),
-    (shrug, 12),
-)
+# How often each kind of text comes. Looking words up is practised first: a small model that reads everything at once
+# takes many times longer to learn to attend to what was said before.
+PRACTICE = {word_question: 84, small_talk: 1, fact: 2, spelled_date: 2, story: 5, plain_document: 3, shrug: 3}
+GENERAL = {word_question: 30, small_talk: 7, fact: 12, spelled_date: 10, story: 20, plain_document: 11, shrug: 10}
 
 
-def corpus(seed: int) -> Iterator[Document]:
-    """Documents without end."""
+def corpus(seed: int, shares: dict[Callable[[Random], Document], int]) -> Iterator[Document]:
+    """Documents without end, of kinds in the given shares."""
     rng = Random(f"corpus {seed}")
-    makers, weights = zip(*KINDS, strict=True)
+    makers, weights = list(shares), list(shares.values())
     while True:
         yield rng.choices(makers, weights)[0](rng)

@@ -15,6 +15,7 @@ PAD, BOS, END, END_OF_TEXT = "<|pad|>", "<|begin|>", "<|end|>", "<|end_of_text|>
 ROLES = ("system", "user", "assistant")
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 512
+ROW_LENGTH = 256  # tokens of a training row
 IGNORED = -100  # label of a token that is not learned
 
 CHAT_TEMPLATE = """\
@@ -88,6 +89,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         num_key_value_heads=4,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
+        initializer_range=0.06,  # 1 / sqrt(hidden): with less, so narrow a model is slow to learn to attend
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=stops,
         pad_token_id=tokenizer.pad_token_id,
@@ -118,21 +120,23 @@ def text_row(tokenizer: PreTrainedTokenizerFast, text: str) -> TrainingRow:
     return TrainingRow(ids, [IGNORED, *ids[1:]])
 
 
-def batches(rows: Sequence[TrainingRow], max_tokens: int, rng: Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(token ids, labels), both [rows, length], padded on the right, at most `max_tokens` elements, without end.
+def packed(rows: Sequence[TrainingRow], length: int, rng: Random) -> list[TrainingRow]:
+    """The same texts in random order, as many as fit into each row of `length`, so that little is padding."""
+    lines: list[TrainingRow] = [TrainingRow([], [])]
+    for row in rng.sample(rows, len(rows)):
+        if len(lines[-1].token_ids) + len(row.token_ids) > length:
+            lines.append(TrainingRow([], []))
+        lines[-1].token_ids.extend(row.token_ids)
+        lines[-1].labels.extend(row.labels)
+    return lines
 
-    Rows of like length go together, so little is padding; causal attention never sees what is on the right.
-    """
-    by_length = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids), rng.random()))
-    groups: list[list[int]] = [[]]
-    for i in by_length:
-        if (len(groups[-1]) + 1) * len(rows[i].token_ids) > max_tokens:
-            groups.append([])
-        groups[-1].append(i)
+
+def batches(rows: Sequence[TrainingRow], num_rows: int, rng: Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(token ids, labels), both [num_rows, length] with padding on the right, in ever new order, without end."""
     while True:
-        rng.shuffle(groups)
-        for group in groups:
-            yield _padded([rows[i] for i in group])
+        lines = packed(rows, ROW_LENGTH, rng)
+        for start in range(0, len(lines) - num_rows + 1, num_rows):
+            yield _padded(lines[start : start + num_rows])
 
 
 def _padded(rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,22 +150,27 @@ def _padded(rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(model: LlamaForCausalLM, token_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over the learned tokens; only their logits are computed."""
-    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]  # [rows, length - 1, hidden]
+    """Mean cross entropy over the learned tokens; only their logits are computed.
+
+    Positions start anew at each text's first token, from which transformers makes the mask that keeps texts apart.
+    """
+    at = torch.arange(token_ids.shape[1])
+    firsts = torch.where(token_ids == model.config.bos_token_id, at, 0).cummax(dim=1).values
+    output = model.model(input_ids=token_ids, position_ids=at - firsts, use_cache=False)
     targets = labels[:, 1:]
     learned = targets != IGNORED
-    return cross_entropy(model.lm_head(hidden[learned]), targets[learned])
+    return cross_entropy(model.lm_head(output.last_hidden_state[:, :-1][learned]), targets[learned])
 
 
 def fit(
-    model: LlamaForCausalLM, rows: Sequence[TrainingRow], *, num_steps: int, max_tokens: int, rate: float, seed: int
+    model: LlamaForCausalLM, rows: Sequence[TrainingRow], *, num_steps: int, num_rows: int, rate: float, seed: int
 ) -> None:
     """Train whatever in `model` asks for a gradient; one-cycle learning rate, progress on standard output."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=num_steps, pct_start=0.1)
     model.train()
-    for step, (token_ids, labels) in enumerate(batches(rows, max_tokens, Random(seed)), 1):
+    for step, (token_ids, labels) in enumerate(batches(rows, num_rows, Random(seed)), 1):
         loss = loss_of(model, token_ids, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)

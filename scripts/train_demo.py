@@ -16,7 +16,7 @@ import multiprocessing
 import platform
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from demo_corpus import corpus
+from demo_corpus import GENERAL, PRACTICE, Document, corpus
 from demo_model import IGNORED, TrainingRow, chat_row, fit, new_model, prompt_ids, text_row, train_tokenizer
 from demo_tasks import Example
 from demo_tenants import ALL_LINEAR, TASKS, Task, examples
@@ -34,8 +34,10 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 
 OUT = Path(__file__).resolve().parent.parent / "lora_serve" / "demo_data"
 BASE_NAME = "lora-serve-demo"
-NUM_DOCUMENTS = 40_000  # of general text
-NUM_BASE_STEPS = 1400
+NUM_DOCUMENTS = 30_000  # of either part of the base model's training
+BASE_STEPS = {"practice": 800, "general": 800}
+BASE_RATE = 1.5e-3
+NUM_ROWS = 4  # per step, of 256 tokens
 NUM_TRAIN = 6000  # examples per task, at most
 NUM_HELD_OUT = 200  # examples per task that are measured
 NUM_PROMPTS = 25  # of them, shipped as package data
@@ -80,19 +82,35 @@ def train_base(folder: Path, seed: int) -> float:
     """Write the tokenizer and the base model (bfloat16); returns the seconds it took."""
     started = time.monotonic()
     torch.manual_seed(seed)
-    documents = list(islice(corpus(seed), NUM_DOCUMENTS))
-    texts = [document.text or " ".join(document.turns) for document in documents[:10_000]]
-    for task in TASKS:  # so that the answers' words are tokens; what to answer is not learned here
-        texts += [example.answer for example in islice(examples(task, seed, held_out=False), 300)]
-    tokenizer = train_tokenizer(texts)
-    rows = [text_row(tokenizer, d.text) if d.text else chat_row(tokenizer, d.turns, True) for d in documents]
+    parts = {
+        "practice": list(islice(corpus(seed, PRACTICE), NUM_DOCUMENTS)),
+        "general": list(islice(corpus(seed + 1, GENERAL), NUM_DOCUMENTS)),
+    }
+    tokenizer = train_tokenizer(tokenizer_texts(parts["general"][:10_000], seed))
     model = new_model(tokenizer)
-    print(f"base model: {model.num_parameters():,} weights, {sum(len(row.token_ids) for row in rows):,} tokens of text")
-    fit(model, rows, num_steps=NUM_BASE_STEPS, max_tokens=1024, rate=3e-3, seed=seed)
+    print(f"base model: {model.num_parameters():,} weights", flush=True)
+    for name, documents in parts.items():
+        rows = [document_row(tokenizer, document) for document in documents]
+        print(f"  {name}: {sum(len(row.token_ids) for row in rows):,} tokens of text", flush=True)
+        fit(model, rows, num_steps=BASE_STEPS[name], num_rows=NUM_ROWS, rate=BASE_RATE, seed=seed)
     shutil.rmtree(folder, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return time.monotonic() - started
+
+
+def tokenizer_texts(documents: Sequence[Document], seed: int) -> Iterator[str]:
+    """General text, and answers of the tasks, so that their words are tokens: what to answer is not learned here."""
+    for document in documents:
+        yield document.text or " ".join(document.turns)
+    for task in TASKS:
+        yield from (example.answer for example in islice(examples(task, seed, held_out=False), 300))
+
+
+def document_row(tokenizer: PreTrainedTokenizerFast, document: Document) -> TrainingRow:
+    if document.text:
+        return text_row(tokenizer, document.text)
+    return chat_row(tokenizer, document.turns, document.learn_prompt)
 
 
 def train_adapter(out: Path, index: int, seed: int) -> Measured:
@@ -106,7 +124,7 @@ def train_adapter(out: Path, index: int, seed: int) -> Measured:
     config = LoraConfig(**{"target_modules": ALL_LINEAR, "task_type": "CAUSAL_LM", "lora_dropout": 0.0, **task.lora})
     peft_model = get_peft_model(model, config)
     print(f"{task.adapter}: {len(rows)} examples", flush=True)
-    fit(model, rows, num_steps=task.num_steps, max_tokens=1024, rate=task.learning_rate, seed=seed)
+    fit(model, rows, num_steps=task.num_steps, num_rows=NUM_ROWS, rate=task.learning_rate, seed=seed)
     seconds = time.monotonic() - started
     folder = out / "adapters" / task.adapter
     num_weights = save_adapter(peft_model, folder)
@@ -144,9 +162,9 @@ def measure(out: Path, task: Task, seed: int, num_training: int, num_weights: in
     by_adapter = answers(adapted, tokenizer, held_out)
     for example, said, unadapted in list(zip(held_out, by_adapter, by_base, strict=True))[:2]:
         print(f"{task.adapter}: {example.prompt!r} -> {said!r} (base: {unadapted!r})", flush=True)
-    for example, said in zip(held_out, by_adapter, strict=True):
-        if said != example.answer:
-            print(f"{task.adapter}: wrong: {example.prompt!r} -> {said!r}, not {example.answer!r}", flush=True)
+    wrong = [(example, said) for example, said in zip(held_out, by_adapter, strict=True) if said != example.answer]
+    for example, said in wrong[:5]:
+        print(f"{task.adapter}: wrong: {example.prompt!r} -> {said!r}, not {example.answer!r}", flush=True)
     good = [
         {"adapter": task.adapter, "task": task.title, "prompt": example.prompt, "answer": example.answer}
         for example, said, unadapted in zip(held_out, by_adapter, by_base, strict=True)
