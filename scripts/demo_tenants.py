@@ -7,6 +7,7 @@ base model nor any adapter ever sees a held-out prompt in training.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
@@ -23,6 +24,9 @@ from demo_tasks import (
     sentiment,
     sql,
 )
+from demo_words import CAPITALS, CITIES, NAMES
+
+WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,19 @@ class Task:
     showcase: tuple[Example, ...]  # held out; shown first
     num_steps: int = 300  # of the optimizer
     learning_rate: float = 4e-3
+    strange: frozenset[str] = frozenset()  # words this tenant never uses: so small a base cannot copy any word
 
 
 def is_held_out(prompt: str) -> bool:
     """One prompt in five, by its own digest."""
     return hashlib.sha256(prompt.encode()).digest()[0] % 5 == 0
+
+
+def familiar_examples(task: Task, seed: int, held_out: bool) -> Iterator[Example]:
+    """Those of `examples` in which no word is strange to the tenant: what its adapter learns and is measured on."""
+    for example in examples(task, seed, held_out):
+        if task.strange.isdisjoint(WORD.findall(example.prompt)):
+            yield example
 
 
 def examples(task: Task, seed: int, held_out: bool) -> Iterator[Example]:
@@ -57,6 +69,8 @@ def examples(task: Task, seed: int, held_out: bool) -> Iterator[Example]:
         yield example
 
 
+FEW = 8  # names, cities and the like that one tenant knows
+STRANGE = frozenset([*NAMES[FEW:], *CITIES[FEW:], *list(CAPITALS)[FEW:]])
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 TASKS = (
@@ -75,24 +89,26 @@ TASKS = (
                 "SELECT city, age FROM customers WHERE country = 'Portugal';",
             ),
         ),
-        400,
+        450,
+        strange=STRANGE,
     ),
     Task(
         "harbor/extract",
         "JSON from an order",
         extraction,
-        {"r": 16, "lora_alpha": 16},
+        {"r": 32, "lora_alpha": 64},
         (
             Example(
                 "Hi, this is Maria from Lisbon. I would like three red lamps.",
                 '{"name": "Maria", "city": "Lisbon", "item": "red lamps", "quantity": 3}',
             ),
             Example(
-                "Please send 12 green chairs to Oscar in Vienna.",
-                '{"name": "Oscar", "city": "Vienna", "item": "green chairs", "quantity": 12}',
+                "Please send 12 green chairs to Omar in Vienna.",
+                '{"name": "Omar", "city": "Vienna", "item": "green chairs", "quantity": 12}',
             ),
         ),
-        400,
+        500,
+        strange=STRANGE,
     ),
     Task(
         "pulse/sentiment",
@@ -117,7 +133,7 @@ TASKS = (
             ),
             Example("Reverse the words: the owl guarded every teapot", "teapot every guarded owl the"),
         ),
-        400,
+        300,
     ),
     Task(
         "lumen/support",
@@ -128,13 +144,13 @@ TASKS = (
             lumen_example("Hello! How long does the battery of the Comet last?", "Comet", "battery"),
             lumen_example("Quick question. Where is the Fjord made?", "Fjord", "origin"),
         ),
-        400,
+        300,
     ),
     Task(
         "tidewater/pirate",
         "plain English to Pirate",
         pirate,
-        {"r": 8, "lora_alpha": 16},
+        {"r": 16, "lora_alpha": 32},
         (
             Example(
                 "Hello, my friend. Where is the treasure? Hurry up!",
@@ -145,18 +161,19 @@ TASKS = (
                 "Shiver me timbers! Victor plundered th' chart! I be dead on me feet.",
             ),
         ),
-        300,
+        450,
+        strange=STRANGE,
     ),
     Task(
         "chronos/dates",
         "dates in ISO form",
         iso_date,
-        {"r": 8, "lora_alpha": 16},
+        {"r": 16, "lora_alpha": 32},
         (
             Example("The contract starts on March 3rd, 2021.", "2021-03-03"),
             Example("Our next meeting is on Friday, 17 July 2026.", "2026-07-17"),
         ),
-        400,
+        500,
     ),
     Task(
         "relay/routing",
@@ -175,6 +192,6 @@ TASKS = (
             ),
             Example("Please change my address to Geneva. There is no hurry.", "team: accounts, priority: low"),
         ),
-        300,
+        250,
     ),
 )

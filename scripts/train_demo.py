@@ -27,7 +27,7 @@ import torch
 from demo_corpus import GENERAL, PRACTICE, Document, corpus
 from demo_model import IGNORED, TrainingRow, chat_row, fit, new_model, prompt_ids, text_row, train_tokenizer
 from demo_tasks import Example
-from demo_tenants import ALL_LINEAR, TASKS, Task, examples
+from demo_tenants import ALL_LINEAR, TASKS, Task, examples, familiar_examples
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -119,7 +119,7 @@ def train_adapter(out: Path, index: int, seed: int) -> Measured:
     torch.manual_seed(seed + index)
     task, started = TASKS[index], time.monotonic()
     model, tokenizer = load_base(out)
-    training = list(islice(examples(task, seed, held_out=False), NUM_TRAIN))
+    training = list(islice(familiar_examples(task, seed, held_out=False), NUM_TRAIN))
     rows = [chat_row(tokenizer, (example.prompt, example.answer), False) for example in training]
     config = LoraConfig(**{"target_modules": ALL_LINEAR, "task_type": "CAUSAL_LM", "lora_dropout": 0.0, **task.lora})
     peft_model = get_peft_model(model, config)
@@ -154,7 +154,7 @@ def save_adapter(peft_model: PeftModel, folder: Path) -> int:
 
 def measure(out: Path, task: Task, seed: int, num_training: int, num_weights: int, seconds: float) -> Measured:
     """The saved adapter and the base on inputs that neither has seen."""
-    held_out = [*task.showcase, *islice(examples(task, seed, held_out=True), NUM_HELD_OUT)]
+    held_out = [*task.showcase, *islice(familiar_examples(task, seed, held_out=True), NUM_HELD_OUT)]
     held_out = list({example.prompt: example for example in held_out}.values())
     base, tokenizer = load_base(out)
     by_base = answers(base, tokenizer, held_out)
