@@ -103,6 +103,7 @@ def test_adapter_weights_are_finite_and_change_something(adapter: str) -> None:
     assert all(weight.abs().max() > 0 for weight in weights.values())
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own call
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapter_answers_its_first_prompts_with_peft_alone(adapter: str, tokenizer: PreTrainedTokenizerBase) -> None:
     model = PeftModel.from_pretrained(load_base(), str(DATA / "adapters" / adapter)).eval()
