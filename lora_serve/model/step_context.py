@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT
 
-SHORT_SEGMENT = 4  # tokens; above it one matrix product beats reading the adapter once per token
+SHORT_SEGMENT = 32  # tokens; up to here the native kernel won at every shape (benchmarks/results/lora-kernels.json)
 
 
 @dataclass(frozen=True, slots=True)

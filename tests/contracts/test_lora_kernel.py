@@ -20,7 +20,7 @@ POPULARITIES = {
     "uniform": [(1, slot % len(RANKS)) for slot in range(16)],
     "skewed": [(1, slot) for slot in (0, 0, 0, 0, 1, 0, 0, 2, 0, 4)],
     "with base rows": [(1, 1), (1, BASE_SLOT), (1, 3), (1, BASE_SLOT)],
-    "prefill": [(1, 0), (1, BASE_SLOT), (7, 1), (12, 4), (5, BASE_SLOT), (3, 2)],
+    "prefill": [(1, 0), (1, BASE_SLOT), (7, 1), (40, 4), (5, BASE_SLOT), (33, 2)],
     "untargeted": [(1, EMPTY), (6, EMPTY), (1, 0)],
     "nothing": [(4, BASE_SLOT)],
 }
