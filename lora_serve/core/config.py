@@ -156,9 +156,7 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(None, description="redis://host:port/db of a second adapter store shared by replicas")
     engine: Literal["thread"] = Field("thread", description="where the engine runs")
     policy: Literal["fcfs"] = Field("fcfs", description="order of waiting requests")
-    attention: Literal["auto", "sdpa", "native"] = Field(
-        "auto", description="paged attention; auto: the fastest that runs here"
-    )
+    attention: Literal["auto", "sdpa"] = Field("auto", description="paged attention; auto: the fastest that runs here")
     lora_kernel: Literal["auto", "loop", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT
 
-SHORT_SEGMENT = 32  # tokens; up to here the native kernel won at every shape (benchmarks/results/lora-kernels.json)
+SHORT_SEGMENT = (
+    32  # tokens; the native kernel won at every shape up to 16, at 64 not (benchmarks/results/lora-kernels.json)
+)
 
 
 @dataclass(frozen=True, slots=True)
