@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +19,16 @@ class LinearShape:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingShape:
+    """An embedding table that LoRA can target: y [embedding_dim] = W[token]."""
+
+    num_embeddings: int
+    embedding_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What can be known of a loaded base model."""
+    """What can be known of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
 
     name: str  # folder or hub id
     architecture: str  # e.g. "LlamaForCausalLM"
@@ -24,7 +36,22 @@ class ModelSpec:
     max_model_len: int  # tokens, prompt and answer together
     eos_token_ids: tuple[int, ...]
     num_layers: int
-    linears: Mapping[str, LinearShape]  # module path, e.g. "model.layers.0.self_attn.q_proj"
+    linears: Mapping[str, LinearShape]  # e.g. "model.layers.0.self_attn.q_proj"
     num_bytes: int  # resident weight bytes
     dtype: str  # e.g. "float32"
     device: str  # e.g. "cpu"
+    embeddings: Mapping[str, EmbeddingShape] = field(default_factory=dict)
+    # Modules that treat every token by itself, linear layers and embeddings among them: module -> parameter -> shape,
+    # in the model's order. For these an adapter may bring parameters of its own, for its own rows.
+    modules: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
+    input_embedding: str = ""
+    output_head: str = ""  # empty: the model has no layer for it
+    ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
+
+    @property
+    def fingerprint(self) -> str:
+        """What an adapter must fit, as "sha256:...": architecture, vocabulary, and the shape of every module."""
+        linears = {name: [shape.in_features, shape.out_features] for name, shape in self.linears.items()}
+        modules = {name: {key: list(shape) for key, shape in table.items()} for name, table in self.modules.items()}
+        facts = [self.architecture, self.vocab_size, self.num_layers, self.ties_embeddings, linears, modules]
+        return "sha256:" + hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
