@@ -87,10 +87,6 @@ def _check(arguments: list[str]) -> int:
     settings = resolve_settings(values)
     if not folder.is_dir():
         raise ConfigError(f"ADAPTER_DIR: {folder} is not a folder")
-    from lora_serve import launch
+    from lora_serve import adapter_check
 
-    reasons = launch.check_adapter(folder, settings)
-    for reason in reasons:
-        print(reason)
-    print(f"{folder}: {len(reasons)} reason(s) to reject it" if reasons else f"{folder}: can be served")
-    return 1 if reasons else 0
+    return adapter_check.run(folder, settings)

@@ -17,35 +17,32 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from aiohttp import web
 from rich.console import Console
 from rich.progress import Progress
 
-from lora_serve.adapters.artifact import read_artifact
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
 from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.weights import HostAdapter, check_values, fetch_host_adapter
+from lora_serve.adapters.weights import fetch_adapter
 from lora_serve.client.base import EngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.config import AdapterConfig, Settings
-from lora_serve.core.errors import ConfigError, InvalidAdapterError, LoraServeError
-from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.errors import ConfigError, LoraServeError
 from lora_serve.core.request import GenerateRequest
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import configure_logging
-from lora_serve.model.base_model import load_model
-from lora_serve.model.build import build_model
+from lora_serve.engine_trial import EngineTrial
+from lora_serve.model.build import ModelParts, build_model
+from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
@@ -56,33 +53,11 @@ from lora_serve.text.tokenizer import TextModel
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Everything about adapters at rest."""
-
-    catalog: Catalog
-    store: AdapterStore
-    registry: Registry
-
-
 def serve(settings: Settings) -> int:
     """Run the server until SIGTERM or SIGINT; the exit code. Raises ConfigError and ModelError before it listens."""
     configure_logging(settings.log_format)
     with _bound_socket(settings.host, settings.port) as listener:
         return asyncio.run(_serve(settings, listener))
-
-
-def check_adapter(folder: Path, settings: Settings) -> list[str]:
-    """Why the adapter in `folder` would be refused by a server with these settings; empty: it would be taken."""
-    configure_logging(settings.log_format, level=logging.WARNING)
-    spec = load_model(settings.model_slice()).spec
-    try:
-        check_values(folder, read_artifact(folder, spec, settings.max_lora_rank))
-    except InvalidAdapterError as error:
-        return list(error.reasons)
-    except OSError as error:
-        return [f"{folder} cannot be read: {error.strerror}"]
-    return []
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
@@ -91,17 +66,21 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     with _timed(f"model {settings.model}"):
         parts = build_model(settings.model_slice(), settings.engine_slice(), settings.max_loras)
     text = TextModel.load(settings.model)
-    weights = _open_weights(settings.adapter_slice(), parts.spec)
+    catalog, store = _open_weights(settings.adapter_slice())
     admin_key = load_admin_key(settings.admin_key, settings.store)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    loader = Loader(functools.partial(_fetch, weights.store, parts.spec), mailbox.put)
+    loader = Loader(functools.partial(_fetch, store, parts), mailbox.put)
     engine = build_engine(
         parts.runner, parts.spec, parts.num_blocks, settings.engine_slice(), settings.adapter_slice(), loader.submit
     )
+    client = ThreadEngineClient(engine, mailbox)
+    trial = EngineTrial(parts.fold, client, asyncio.get_running_loop())
+    registry = Registry(settings.adapter_slice(), parts.spec, catalog, store, trial)
+    registry.sweep()
     services = Services(
-        client=ThreadEngineClient(engine, mailbox),
-        catalog=weights.catalog,
-        registry=weights.registry,
+        client=client,
+        catalog=catalog,
+        registry=registry,
         text=text,
         spec=parts.spec,
         config=settings.server_slice(),
@@ -109,7 +88,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
         metrics=Metrics(settings.server_slice().served_model_name),
     )
-    with closing(weights.catalog), closing(loader):
+    with closing(catalog), closing(loader):
         await _run(services, settings, listener, stop)
     _log.info("stopped")
     return 0
@@ -129,8 +108,8 @@ async def _run(services: Services, settings: Settings, listener: socket.socket, 
                 _log.warning("%d requests did not end in time", services.lifecycle.num_inside)
         finally:
             await services.background.close()
-            services.registry_thread.close()
             await services.client.stop()
+            await asyncio.to_thread(services.registry_thread.close)
 
 
 @asynccontextmanager
@@ -192,7 +171,7 @@ async def _pin(client: EngineClient, ref: AdapterRef) -> None:
             _log.error("the pinned adapter %s cannot be loaded: %s", ref.label, error)
 
 
-def _open_weights(config: AdapterConfig, spec: ModelSpec) -> Weights:
+def _open_weights(config: AdapterConfig) -> tuple[Catalog, AdapterStore]:
     catalog = Catalog(config.store)
     store: AdapterStore = DiskStore(config.store)
     if config.redis_url is not None:
@@ -200,16 +179,13 @@ def _open_weights(config: AdapterConfig, spec: ModelSpec) -> Weights:
         from lora_serve.adapters.stores.tiered import TieredStore
 
         store = TieredStore(DiskStore(config.store), RedisStore(config.redis_url))
-    registry = Registry(config, spec, catalog, store)
-    registry.sweep()
-    return Weights(catalog, store, registry)
+    return catalog, store
 
 
-def _fetch(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> HostAdapter:
-    """What the loader's threads call: a reference to verified host tensors."""
-    if adapter.digest == dummy_adapter_ref(spec).digest:
-        return dummy_adapter(spec)
-    return fetch_host_adapter(store, spec, adapter)
+def _fetch(store: AdapterStore, parts: ModelParts, adapter: AdapterRef) -> HostAdapter:
+    """What the loader's threads call: a reference to verified host tensors, ready for the base model."""
+    is_dummy = adapter.digest == dummy_adapter_ref(parts.spec).digest
+    return parts.fold(dummy_adapter(parts.spec) if is_dummy else fetch_adapter(store, parts.spec, adapter))
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

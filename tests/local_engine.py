@@ -10,12 +10,13 @@ from typing import Any
 
 from lora_serve.adapters.artifact import read_artifact
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.adapters.weights import load_host_adapter
+from lora_serve.adapters.summary import traits_of
+from lora_serve.adapters.weights import load_adapter, read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import Settings
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
-from lora_serve.core.request import FinishReason, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, SamplingParams
 from lora_serve.engine.build import build_engine
 from lora_serve.model.build import build_model
 
@@ -53,14 +54,22 @@ class LocalEngine:
         self.max_adapters_in_batch = 0
         self._num_requests = 0
 
-    def request(self, prompt: list[int], adapter: str | None = None, **sampling: Any) -> GenerateRequest:
-        """A greedy request unless `sampling` says otherwise."""
+    def request(
+        self, prompt: list[int], adapter: str | Mapping[str, float] | None = None, **sampling: Any
+    ) -> GenerateRequest:
+        """A greedy request unless `sampling` says otherwise. `adapter`: a name, or names and their scales."""
         self._num_requests += 1
+        scales = {adapter: 1.0} if isinstance(adapter, str) else adapter or {}
+        starts = {name: self.refs[name].start_in(prompt) for name in scales}
         return GenerateRequest(
             request_id=f"request-{self._num_requests}",
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
-            adapter=self.refs[adapter] if adapter is not None else None,
+            adapters=tuple(
+                AdapterUse(self.refs[name], scale, start)
+                for name, scale in scales.items()
+                if (start := starts[name]) is not None
+            ),
             arrival_time=time.monotonic(),
         )
 
@@ -82,7 +91,7 @@ class LocalEngine:
         while self._loading:
             ref = self._loading.pop(0)
             try:
-                host = load_host_adapter(self._folders[ref.name], ref, self.parts.spec)
+                host = self.parts.fold(load_adapter(self._folders[ref.name], ref, self.parts.spec))
                 message = LoadFinished(ref.digest, host, None, 0.0)
             except LoraServeError as error:
                 message = LoadFinished(ref.digest, None, error, 0.0)
@@ -103,5 +112,7 @@ class LocalEngine:
                     answer.error = event.error
 
     def _ref(self, name: str, folder: Path) -> AdapterRef:
-        artifact = read_artifact(folder, self.parts.spec)
-        return AdapterRef("default", name, 1, artifact.digest, artifact.rank, artifact.num_bytes)
+        spec, artifact = self.parts.spec, read_artifact(folder, self.parts.spec)
+        num_bytes = self.parts.fold(read_weights(folder, artifact)).num_bytes
+        traits = traits_of(artifact, spec)
+        return AdapterRef("default", name, 1, artifact.digest, artifact.bound.rank, num_bytes, traits)

@@ -1,86 +1,78 @@
-"""Binds an adapter's tensors to the base model's linear layers: every tensor to exactly one place, or none at all."""
+"""What an adapter's tensors are bound to: every tensor to exactly one place of the base model, or none at all."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
-from lora_serve.adapters.peft_config import LoraConfig
-from lora_serve.adapters.safetensors_header import TensorInfo
-from lora_serve.adapters.targets import ranks_and_scales, targeted
-from lora_serve.core.errors import InvalidAdapterError
-from lora_serve.core.model_spec import LinearShape, ModelSpec
-
-_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight\Z")
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class BoundModule:
-    """One adapted linear layer: y += scale * (x A^T) B^T with A [rank, in_features], B [out_features, rank]."""
+class BoundLinear:
+    """One adapted linear layer, as the names of its tensors; see `weights.SavedLinear` for what they mean."""
 
-    a_name: str
-    b_name: str
+    a_name: str | None = None  # [rank, in_features]; None: only the bias is trained
+    b_name: str | None = None  # [out_features, rank]
+    rank: int = 0
+    scale: float = 0.0
+    lora_bias_name: str | None = None  # [out_features], beside lora_B
+    magnitude_name: str | None = None  # [out_features], DoRA's
+    bias_name: str | None = None  # [out_features], in place of the layer's own
+
+
+@dataclass(frozen=True, slots=True)
+class BoundEmbedding:
+    """One adapted embedding table."""
+
+    a_name: str  # [rank, num_embeddings]
+    b_name: str  # [embedding_dim, rank]
     rank: int
     scale: float
+    magnitude_name: str | None = None  # [embedding_dim], DoRA's
 
 
-def bind(config: LoraConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> dict[str, BoundModule]:
-    """module path -> its tensors. Raises InvalidAdapterError naming every tensor or module that does not fit."""
-    sides, reasons = _sort(tensors, spec)
-    table = ranks_and_scales(config, sorted(sides))
-    bound = {}
-    for module, names in sorted(sides.items()):
-        rank, scale = table[module]
-        problems = _problems(names, tensors, spec.linears[module], rank, module)
-        reasons += problems
-        if not problems:
-            bound[module] = BoundModule(names["A"], names["B"], rank, scale)
-    reasons += _coverage(config, sides, spec)
-    if reasons or not bound:
-        raise InvalidAdapterError(reasons or ["it adapts no layer of the base model"])
-    return bound
+@dataclass(frozen=True, slots=True)
+class BoundDelta:
+    """A low-rank delta of a bare parameter: a matrix [out, in], or one per expert [num_experts, out, in]."""
+
+    a_name: str  # [rank * num_experts, in]
+    b_name: str  # [out, rank * num_experts]
+    rank: int
+    scale: float
+    num_experts: int
 
 
-def _sort(tensors: Iterable[str], spec: ModelSpec) -> tuple[dict[str, dict[str, str]], list[str]]:
-    sides: dict[str, dict[str, str]] = {}
-    reasons = []
-    for name in tensors:
-        match = _TENSOR.match(name)
-        if match is None:
-            reasons.append(f"tensor {name[:200]!r} is not a LoRA weight of a linear layer")
-        elif match["module"] not in spec.linears:
-            reasons.append(f"tensor {name[:200]!r} belongs to no linear layer of {spec.architecture}")
-        elif match["side"] in sides.setdefault(match["module"], {}):
-            reasons.append(f"tensor {name[:200]!r} is there twice under two names")
-        else:
-            sides[match["module"]][match["side"]] = name
-    return sides, reasons
+@dataclass(frozen=True, slots=True)
+class BoundTokens:
+    """Trained rows of an embedding table (and of the output head tied to it)."""
+
+    name: str  # [num_tokens, embedding_dim]
+    token_ids: tuple[int, ...]
 
 
-def _problems(
-    names: Mapping[str, str], tensors: Mapping[str, TensorInfo], linear: LinearShape, rank: int, module: str
-) -> list[str]:
-    problems = []
-    expected = {"A": (rank, linear.in_features), "B": (linear.out_features, rank)}
-    for side, shape in expected.items():
-        if side not in names:
-            problems.append(f"lora_{side} of {module} is missing")
-        elif tensors[names[side]].shape != shape:
-            problems.append(
-                f"tensor {names[side]!r} has shape {list(tensors[names[side]].shape)}, but its rank and the base "
-                f"model's layer ask for {list(shape)}"
-            )
-    return problems
+@dataclass(frozen=True, slots=True)
+class BoundAdapter:
+    """Everything an adapter changes, by module path."""
 
+    linears: Mapping[str, BoundLinear] = field(default_factory=dict)
+    embeddings: Mapping[str, BoundEmbedding] = field(default_factory=dict)
+    deltas: Mapping[str, Mapping[str, BoundDelta]] = field(default_factory=dict)  # module -> parameter
+    tokens: Mapping[str, BoundTokens] = field(default_factory=dict)
+    parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module -> parameter -> tensor name
 
-def _coverage(config: LoraConfig, sides: Mapping[str, object], spec: ModelSpec) -> list[str]:
-    """PEFT would make up missing weights and drop those it does not target; neither is what was trained."""
-    targets = targeted(config, tuple(spec.linears))
-    missing = [
-        f"target_modules names {module}, but the file has no weights for it" for module in targets - sides.keys()
-    ]
-    beyond = [
-        f"the file has weights for {module}, but the config does not target it" for module in sides.keys() - targets
-    ]
-    return sorted(missing) + sorted(beyond)
+    @property
+    def modules(self) -> frozenset[str]:
+        """The paths of all modules it changes."""
+        return frozenset().union(self.linears, self.embeddings, self.deltas, self.tokens, self.parameters)
+
+    @property
+    def rank(self) -> int:
+        """The largest of any module; 0: nothing in it is low-rank."""
+        ranks = [bound.rank for bound in self.linears.values()] + [bound.rank for bound in self.embeddings.values()]
+        return max([*ranks, *(delta.rank for table in self.deltas.values() for delta in table.values())], default=0)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether all it does is add low-rank deltas, so that several such adapters can be summed with scales."""
+        plain = all(b.magnitude_name is None and b.bias_name is None for b in self.linears.values())
+        plain = plain and all(b.magnitude_name is None for b in self.embeddings.values())
+        return plain and not (self.deltas or self.tokens or self.parameters)

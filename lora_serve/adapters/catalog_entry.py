@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.errors import InvalidRequestError
 
 MAX_METADATA_BYTES = 65536
@@ -26,6 +26,14 @@ class VersionEntry:
     summary: Mapping[str, Any]  # of its config, for the card
     source: str  # where it came from, in words
     created: float  # Unix seconds
+
+    @property
+    def traits(self) -> AdapterTraits:
+        """As the registration noted them."""
+        noted = self.summary.get("traits", {})
+        return AdapterTraits(
+            noted.get("is_additive", True), tuple(noted.get("invocation_tokens", ())), noted.get("base", "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,9 @@ class CatalogEntry:
     def ref(self, version: VersionEntry | None = None) -> AdapterRef:
         """The reference that travels with requests."""
         found = version or self.default
-        return AdapterRef(self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes)
+        return AdapterRef(
+            self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes, found.traits
+        )
 
 
 @dataclass(frozen=True, slots=True)

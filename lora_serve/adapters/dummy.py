@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lora_serve.adapters.weights import HostAdapter, LoraModule
+from lora_serve.adapters.weights import SavedAdapter, SavedLinear
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import ModelSpec
 
@@ -17,11 +17,11 @@ def dummy_adapter_ref(spec: ModelSpec) -> AdapterRef:
     return AdapterRef("", "warm-up", 1, "warm-up", _RANK, num_bytes)
 
 
-def dummy_adapter(spec: ModelSpec) -> HostAdapter:
+def dummy_adapter(spec: ModelSpec) -> SavedAdapter:
     """Its weights: A [rank, in] and B [rank, out] of zeros."""
     ref = dummy_adapter_ref(spec)
-    modules = {
-        name: LoraModule(torch.zeros(_RANK, shape.in_features), torch.zeros(_RANK, shape.out_features), 1.0)
+    linears = {
+        name: SavedLinear(torch.zeros(_RANK, shape.in_features), torch.zeros(_RANK, shape.out_features), 1.0)
         for name, shape in spec.linears.items()
     }
-    return HostAdapter(ref.digest, ref.name, ref.num_bytes, _RANK, modules)
+    return SavedAdapter(ref.digest, ref.name, _RANK, linears)

@@ -18,13 +18,18 @@ from lora_serve.adapters.admission import copy_files, find_folder
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder, remove_folder
-from lora_serve.adapters.weights import check_values
+from lora_serve.adapters.summary import summary_of, traits_of
+from lora_serve.adapters.trial import Trial
+from lora_serve.adapters.values import check_values
+from lora_serve.adapters.weights import read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, LoraServeError
 from lora_serve.core.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -42,8 +47,12 @@ class Registration:
 class Registry:
     """The only writer of catalog and store."""
 
-    def __init__(self, config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: AdapterStore) -> None:
+    def __init__(
+        self, config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: AdapterStore, trial: Trial
+    ) -> None:
+        """`trial`: how an adapter shows what it needs and does, before it is taken in."""
         self._config = config
+        self._trial = trial
         self._spec = spec
         self._catalog = catalog
         self._store = store
@@ -139,22 +148,37 @@ class Registry:
         metadata: Mapping[str, Any] | None,
         allow_noop: bool,
     ) -> Registration:
-        artifact = self._check(folder, allow_noop)
+        artifact, num_bytes = self._check(folder, allow_noop)
+        traits = traits_of(artifact, self._spec)
+        ref = AdapterRef(tenant or "", name, 0, artifact.digest, artifact.bound.rank, num_bytes, traits)
         self._keep(artifact.digest, folder)
-        version = VersionEntry(
-            0, artifact.digest, artifact.rank, artifact.num_bytes, _summary(artifact), source, time.time()
-        )
+        probe = self._probe(ref, artifact, allow_noop)
+        summary = summary_of(artifact, traits, probe, self._spec)
+        version = VersionEntry(0, ref.digest, ref.rank, num_bytes, summary, source, time.time())
         entry, created = self._catalog.add(name, version, tenant, pin, metadata)
         return Registration(entry, entry.ref(), created)
 
-    def _check(self, folder: Path, allow_noop: bool) -> Artifact:
+    def _check(self, folder: Path, allow_noop: bool) -> tuple[Artifact, int]:
+        """The artifact, and the host memory that it needs, bytes."""
         artifact = read_artifact(folder, self._spec, self._config.max_lora_rank)
-        if artifact.num_bytes > self._config.host_bytes:
-            raise InvalidAdapterError(
-                [f"it needs {artifact.num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
-            )
         check_values(folder, artifact, allow_noop)
-        return artifact
+        num_bytes = self._trial.num_bytes(read_weights(folder, artifact))
+        if num_bytes > self._config.host_bytes:
+            raise InvalidAdapterError(
+                [f"it needs {num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
+            )
+        return artifact, num_bytes
+
+    def _probe(self, ref: AdapterRef, artifact: Artifact, allow_noop: bool) -> ProbeResult:
+        """What it changes. Raises InvalidAdapterError if that is nothing, or no number."""
+        try:
+            probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec))
+            check_probe(probe, allow_noop)
+        except LoraServeError:
+            with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep
+                self.collect(ref.digest)
+            raise
+        return probe
 
     def _keep(self, digest: str, folder: Path) -> None:
         if not self._store.has(digest):
@@ -165,17 +189,3 @@ class Registry:
             with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep
                 self.collect(digest)
             raise
-
-
-def _summary(artifact: Artifact) -> dict[str, Any]:
-    config = artifact.config
-    return {
-        "r": config.r,
-        "lora_alpha": config.alpha,
-        "use_rslora": config.use_rslora,
-        "targets": sorted({module.rpartition(".")[2] for module in artifact.modules}),
-        "num_modules": len(artifact.modules),
-        "dtypes": sorted({tensor.dtype for tensor in artifact.tensors.values()}),
-        "base_model": config.base_model,
-        "ignored_settings": list(config.ignored),
-    }

@@ -9,16 +9,16 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lora_serve.adapters.patterns import Pattern, match_names
-from lora_serve.adapters.peft_config import LoraConfig
+from lora_serve.adapters.peft_config import PeftConfig
 
 ALL_LINEAR = "all-linear"
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")  # lazy: the layer's number, not an expert's inside it
 
 
-def targeted(config: LoraConfig, modules: Sequence[str]) -> frozenset[str]:
-    """The linear layers among `modules` that `config` adapts."""
+def targeted(config: PeftConfig, modules: Sequence[str]) -> frozenset[str]:
+    """The layers among `modules` that `config` adapts."""
     excluded = _excluded(config, modules)
-    candidates = [module for module in modules if module not in excluded]
+    candidates = [module for module in modules if module not in excluded and not _is_saved_whole(config, module)]
     if isinstance(config.target_modules, str):
         if config.target_modules.lower() == ALL_LINEAR:
             return frozenset(module for module in candidates if _FIRST_INDEX.match(module + "."))
@@ -27,7 +27,17 @@ def targeted(config: LoraConfig, modules: Sequence[str]) -> frozenset[str]:
     return frozenset(module for module in named if _layer_counts(config, module))
 
 
-def ranks_and_scales(config: LoraConfig, modules: Sequence[str]) -> dict[str, tuple[int, float]]:
+def targeted_parameters(config: PeftConfig, parameters: Iterable[str]) -> frozenset[str]:
+    """The parameters, by whole path, that `target_parameters` names."""
+    return frozenset(path for path in parameters if _is_named(path, config.target_parameters))
+
+
+def saved_whole(config: PeftConfig, modules: Iterable[str]) -> frozenset[str]:
+    """The modules that `modules_to_save` names by an end of their paths, and those inside of them."""
+    return frozenset(module for module in modules if any(_ends(module, name) for name in config.modules_to_save))
+
+
+def ranks_and_scales(config: PeftConfig, modules: Sequence[str]) -> dict[str, tuple[int, float]]:
     """module -> (rank, scale)."""
     ranks = _first_match(config.rank_pattern, modules)
     alphas = _first_match(config.alpha_pattern, modules)
@@ -38,18 +48,28 @@ def ranks_and_scales(config: LoraConfig, modules: Sequence[str]) -> dict[str, tu
     return table
 
 
-def _excluded(config: LoraConfig, modules: Sequence[str]) -> frozenset[str]:
+def _excluded(config: PeftConfig, modules: Sequence[str]) -> frozenset[str]:
     exclude = config.exclude_modules
     if isinstance(exclude, str):
         return match_names([Pattern(exclude, whole=True)], modules)[0]
     return frozenset(module for module in modules if _is_named(module, exclude))
 
 
+def _is_saved_whole(config: PeftConfig, module: str) -> bool:
+    """PEFT gives no low-rank delta to what it trains in full: a run of whole path segments names it."""
+    return any(f".{name}." in f".{module}." for name in config.modules_to_save)
+
+
+def _ends(module: str, name: str) -> bool:
+    """PEFT's own test for modules_to_save: the path or that of a parent ends with `name`, a dot before it or not."""
+    return any(module[: match.end()].endswith(name) for match in re.finditer(r"[^.]+", module))
+
+
 def _is_named(module: str, names: Iterable[str]) -> bool:
     return any(module == name or module.endswith("." + name) for name in names)
 
 
-def _layer_counts(config: LoraConfig, module: str) -> bool:
+def _layer_counts(config: PeftConfig, module: str) -> bool:
     if config.layers_to_transform is None:
         return True
     patterns = [re.compile(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.") for name in config.layers_pattern] or [_FIRST_INDEX]

@@ -1,10 +1,10 @@
-"""Adapter weights as host tensors. The only file of this floor that knows torch."""
+"""An adapter's tensors, as the trainer saved them, in host memory. With `values.py` all that knows torch here."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,93 +13,161 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lora_serve.adapters.artifact import Artifact, read_artifact
-from lora_serve.adapters.binding import BoundModule
+from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
 from lora_serve.adapters.digest import WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
-DtypePolicy = Mapping[str, torch.dtype]  # safetensors dtype -> host dtype
 # float16's range is too small to mix with bfloat16 and float32 activations, and CPUs compute it slowly.
-HOST_DTYPES: DtypePolicy = types.MappingProxyType({"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float32})
-
-_INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes
-_ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}
-_EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}
-
-
-@dataclass(frozen=True, slots=True)
-class LoraModule:
-    """One linear layer's delta: y [n, out] += scale * (x [n, in] @ a.T) @ b."""
-
-    a: Tensor  # [rank, in_features], contiguous
-    b: Tensor  # [rank, out_features], contiguous: PEFT's lora_B transposed
-    scale: float  # not folded into a or b: folding would round twice in bfloat16
+HOST_DTYPES: Mapping[torch.dtype, torch.dtype] = types.MappingProxyType(
+    {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
+)
+INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes
 
 
 @dataclass(frozen=True, slots=True)
-class HostAdapter:
-    """One adapter version in host memory."""
+class SavedLinear:
+    """One linear layer: W x becomes W x + scale * (x A^T) B + lora_bias, columns rescaled to `magnitude` (DoRA)."""
+
+    a: Tensor | None = None  # [rank, in_features], contiguous
+    b: Tensor | None = None  # [rank, out_features], contiguous: PEFT's lora_B transposed
+    scale: float = 0.0  # not folded into a or b: folding would round twice in bfloat16
+    lora_bias: Tensor | None = None  # [out_features]; times `scale` too, as lora_B's own
+    magnitude: Tensor | None = None  # [out_features]
+    bias: Tensor | None = None  # [out_features], in place of the layer's own
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEmbedding:
+    """One embedding table: W[token] + scale * A[token] B."""
+
+    a: Tensor  # [num_embeddings, rank], contiguous: PEFT's lora_embedding_A transposed
+    b: Tensor  # [rank, embedding_dim], contiguous: PEFT's lora_embedding_B transposed
+    scale: float
+    magnitude: Tensor | None = None  # [embedding_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedDelta:
+    """A bare parameter: W[e] + scale * B[e]^T A[e] for each expert e (one, if the parameter is a matrix)."""
+
+    a: Tensor  # [num_experts, rank, in]
+    b: Tensor  # [num_experts, rank, out]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTokens:
+    """Rows of an embedding table, in place of its own."""
+
+    token_ids: tuple[int, ...]
+    rows: Tensor  # [num_tokens, embedding_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAdapter:
+    """One adapter version, by module path as in ModelSpec."""
 
     digest: str
     name: str
-    num_bytes: int
     rank: int  # the largest of any module
-    modules: Mapping[str, LoraModule]  # by module path, as in ModelSpec.linears
+    linears: Mapping[str, SavedLinear]
+    embeddings: Mapping[str, SavedEmbedding] = field(default_factory=dict)
+    deltas: Mapping[str, Mapping[str, SavedDelta]] = field(default_factory=dict)  # module -> parameter
+    tokens: Mapping[str, SavedTokens] = field(default_factory=dict)
+    parameters: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # module -> parameter
 
 
-def load_host_adapter(
-    folder: Path, adapter: AdapterRef, spec: ModelSpec, dtype_policy: DtypePolicy = HOST_DTYPES
-) -> HostAdapter:
+def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
     """Read the adapter's files into memory of our own (no file mapping stays open).
 
     Raises InvalidAdapterError if the content is not what `adapter.digest` names or does not fit `spec`, OSError.
     """
+    if adapter.traits.base not in ("", spec.fingerprint):
+        raise InvalidAdapterError([f"it was registered for another base model than {spec.name}: register it again"])
     found = adapter_digest(folder)
     if found != adapter.digest:
         raise InvalidAdapterError([f"the stored files are corrupt: their digest is {found}, not {adapter.digest}"])
-    artifact = read_artifact(folder, spec, digest=found)
-    with _open(folder) as file:
-        modules = {path: _module(file, bound, artifact, dtype_policy) for path, bound in artifact.modules.items()}
-    num_bytes = sum(module.a.nbytes + module.b.nbytes for module in modules.values())
-    return HostAdapter(adapter.digest, adapter.name, num_bytes, artifact.rank, types.MappingProxyType(modules))
+    return read_weights(folder, read_artifact(folder, spec, digest=found), adapter.name)
 
 
-def fetch_host_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> HostAdapter:
-    """What a Loader fetches. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
+def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
+    """The same from a store. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
     with store.open(adapter.digest) as folder:
-        return load_host_adapter(folder, adapter, spec)
+        return load_adapter(folder, adapter, spec)
 
 
-def check_values(folder: Path, artifact: Artifact, allow_noop: bool = False) -> None:
-    """Every value is finite and, unless `allow_noop`, some module's delta is not zero.
+def read_weights(folder: Path, artifact: Artifact, name: str = "") -> SavedAdapter:
+    """The tensors of a folder that was checked. Raises InvalidAdapterError, OSError."""
+    with open_weights(folder) as file:
+        bound, reader = artifact.bound, _Reader(file)
+        return SavedAdapter(
+            artifact.digest,
+            name,
+            bound.rank,
+            {path: reader.linear(linear) for path, linear in bound.linears.items()},
+            {path: reader.embedding(embedding) for path, embedding in bound.embeddings.items()},
+            {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
+            {path: reader.tokens(tokens) for path, tokens in bound.tokens.items()},
+            _own(bound, reader),
+        )
 
-    Raises InvalidAdapterError naming the tensors, OSError.
-    """
-    with _open(folder) as file:
-        reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
-        if not reasons and not allow_noop and all(_is_noop(file, module) for module in artifact.modules.values()):
-            reasons.append("it changes nothing: in every module lora_A, lora_B or the scale is zero")
-    if reasons:
-        raise InvalidAdapterError(reasons)
 
-
-def _open(folder: Path) -> Any:
+def open_weights(folder: Path) -> Any:
+    """The safetensors file of a folder, as a context manager. Raises InvalidAdapterError, OSError."""
     try:
         return safe_open(folder / WEIGHTS_NAME, framework="pt", device="cpu")
     except SafetensorError as error:
         raise InvalidAdapterError([f"{WEIGHTS_NAME} is not a safetensors file: {error}"]) from None
 
 
-def _module(file: Any, bound: BoundModule, artifact: Artifact, policy: DtypePolicy) -> LoraModule:
-    names = bound.a_name, bound.b_name
-    dtype = torch.promote_types(*(policy[artifact.tensors[name].dtype] for name in names))
-    a, b = (file.get_tensor(name) for name in names)
-    return LoraModule(_copy(a, dtype), _copy(b.t(), dtype), bound.scale)
+def _own(bound: BoundAdapter, reader: _Reader) -> dict[str, dict[str, Tensor]]:
+    return {path: {key: reader.tensor(name) for key, name in table.items()} for path, table in bound.parameters.items()}
 
 
-def _copy(view: Tensor, dtype: torch.dtype) -> Tensor:
+class _Reader:
+    """Copies tensors out of an open file."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def linear(self, bound: BoundLinear) -> SavedLinear:
+        a, b = (None, None) if bound.a_name is None else self._pair(bound.a_name, bound.b_name or "")
+        vectors = (self._vector(n) for n in (bound.lora_bias_name, bound.magnitude_name, bound.bias_name))
+        return SavedLinear(a, b, bound.scale, *vectors)
+
+    def embedding(self, bound: BoundEmbedding) -> SavedEmbedding:
+        b, a = self._pair(bound.b_name, bound.a_name, transpose_first=True)
+        return SavedEmbedding(a, b, bound.scale, self._vector(bound.magnitude_name))
+
+    def delta(self, bound: BoundDelta) -> SavedDelta:
+        """PEFT lays lora_A out as [expert, rank] rows and lora_B as [rank, expert] columns."""
+        a, b = self._pair(bound.a_name, bound.b_name)  # [E * rank, in], [rank * E, out]
+        num_in, num_out = a.shape[1], b.shape[1]
+        experts = b.view(bound.rank, bound.num_experts, num_out).transpose(0, 1).contiguous()
+        return SavedDelta(a.view(bound.num_experts, bound.rank, num_in), experts, bound.scale)
+
+    def tokens(self, bound: BoundTokens) -> SavedTokens:
+        return SavedTokens(bound.token_ids, self.tensor(bound.name))
+
+    def tensor(self, name: str) -> Tensor:
+        """A copy in the host's dtype."""
+        view: Tensor = self._file.get_tensor(name)
+        return copy_of(view, HOST_DTYPES[view.dtype])
+
+    def _vector(self, name: str | None) -> Tensor | None:
+        return None if name is None else self.tensor(name).float()
+
+    def _pair(self, first: str, second: str, *, transpose_first: bool = False) -> tuple[Tensor, Tensor]:
+        """Two factors in the wider of their dtypes, the second transposed (and the first too, if asked)."""
+        views = [self._file.get_tensor(first), self._file.get_tensor(second)]
+        dtype = torch.promote_types(*(HOST_DTYPES[view.dtype] for view in views))
+        return copy_of(views[0].t() if transpose_first else views[0], dtype), copy_of(views[1].t(), dtype)
+
+
+def copy_of(view: Tensor, dtype: torch.dtype) -> Tensor:
     """A contiguous tensor that owns its memory: `view` lies in the file's mapping.
 
     By numpy, on this thread alone: torch's own copy would start a second team of OpenMP threads beside the engine's
@@ -107,24 +175,10 @@ def _copy(view: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if view.dtype == torch.float16 and dtype == torch.float32:
         return torch.from_numpy(view.numpy().astype("float32", order="C"))
-    copy = torch.from_numpy(_bits(view).copy(order="C")).view(view.dtype)
+    copy = torch.from_numpy(bits_of(view).copy(order="C")).view(view.dtype)
     return copy if copy.dtype == dtype else copy.to(dtype)
 
 
-def _bits(tensor: Tensor) -> Any:
+def bits_of(tensor: Tensor) -> Any:
     """The tensor's memory as a numpy array of signed integers of the same width; numpy knows no bfloat16."""
-    return tensor.view(_INTEGERS[tensor.itemsize]).numpy()
-
-
-def _is_finite(file: Any, name: str) -> bool:
-    tensor = file.get_tensor(name)
-    mask = _EXPONENTS[tensor.dtype]
-    return bool((_bits(tensor) & mask).max() < mask)  # NaN and infinity have every bit of the exponent set
-
-
-def _is_noop(file: Any, module: BoundModule) -> bool:
-    return module.scale == 0.0 or any(_is_zero(file.get_tensor(name)) for name in (module.a_name, module.b_name))
-
-
-def _is_zero(tensor: Tensor) -> bool:
-    return not (_bits(tensor) & _ALL_BUT_SIGN[tensor.itemsize]).any()
+    return tensor.view(INTEGERS[tensor.itemsize]).numpy()

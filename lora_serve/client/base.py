@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from lora_serve.core.commands import AdapterCommand
+from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.events import Event
 from lora_serve.core.request import GenerateRequest
 from lora_serve.core.stats import EngineStats
@@ -24,8 +24,11 @@ class EngineClient(Protocol):
         the engine then frees the row's blocks and slot. Submitting is refused with QueueFullError when full.
         """
 
-    async def adapters(self, command: AdapterCommand) -> None:
-        """Run a residency command; returns when it is done. Raises AdapterUnavailableError."""
+    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
+        """Run a command about an adapter; returns when it is done, a Probe with its result.
+
+        Raises AdapterUnavailableError, InvalidAdapterError.
+        """
 
     async def stats(self) -> EngineStats:
         """A snapshot made between two steps."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Unpin
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Unpin
 from lora_serve.core.errors import LoraServeError, NotReadyError, QueueFullError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, GenerateRequest
@@ -78,7 +78,7 @@ class MockEngineClient:
         self._rows[request.request_id] = _Row(request)
         return self._events(request, self.script(request))
 
-    async def adapters(self, command: AdapterCommand) -> None:
+    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
         self.commands.append(command)
         if self.command_error is not None:
             raise self.command_error
@@ -92,6 +92,9 @@ class MockEngineClient:
                 self._pinned.discard(digest)
             case Evict(digest):
                 self._resident.pop(digest, None)
+            case Probe():
+                return ProbeResult(1.0, 0.0, 1.0)
+        return None
 
     async def stats(self) -> EngineStats:
         waiting = [row.request for row in self._rows.values() if row.waiting]
@@ -103,7 +106,7 @@ class MockEngineClient:
             num_running=len(self._rows) - len(waiting),
             num_waiting=len(waiting),
             running_adapters=tuple(ref.name for ref in self._resident.values()),
-            waiting_adapters=tuple(request.adapter.name for request in waiting if request.adapter),
+            waiting_adapters=tuple(ref.name for request in waiting for ref in request.refs),
             max_loras=MAX_LORAS,
             num_blocks=100,
             num_free_blocks=100 - len(self._rows),
@@ -126,8 +129,7 @@ class MockEngineClient:
                 ended = True
                 raise reply.error
             row.waiting = False
-            if request.adapter is not None:
-                self._resident[request.adapter.digest] = request.adapter
+            self._resident.update({ref.digest: ref for ref in request.refs})
             yield PromptEvent(request.request_id, TIMINGS, _prompt_logprobs(request))
             for token_id in self._tokens(request, reply):
                 if reply.error is not None and row.produced == reply.error_after:
@@ -164,8 +166,8 @@ class MockEngineClient:
 
 def derived_token_id(request: GenerateRequest, position: int, vocab_size: int) -> int:
     """The unscripted token at `position` of the answer."""
-    digest = request.adapter.digest if request.adapter else "base"
-    words = f"{request.prompt_token_ids}|{digest}|{request.sampling.seed}|{position}"
+    adapters = "+".join(f"{use.scale}*{use.ref.digest}" for use in request.adapters) or "base"
+    words = f"{request.prompt_token_ids}|{adapters}|{request.sampling.seed}|{position}"
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % vocab_size
 
 

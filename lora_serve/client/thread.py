@@ -8,14 +8,14 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
-from lora_serve.core.commands import AdapterCommand
+from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent
 from lora_serve.core.request import GenerateRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop
-from lora_serve.engine.messages import Abort, Command, Message, StatsQuery, Stop, Submit
+from lora_serve.engine.messages import Abort, Command, Message, Outcome, StatsQuery, Stop, Submit
 
 R = TypeVar("R")
 
@@ -59,15 +59,16 @@ class ThreadEngineClient:
             if not is_over:
                 self._mailbox.put(Abort(request.request_id))
 
-    async def adapters(self, command: AdapterCommand) -> None:
+    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
         """See `EngineClient.adapters`."""
 
-        def message(reply: Callable[[LoraServeError | None], None]) -> Command:
+        def message(reply: Callable[[Outcome], None]) -> Command:
             return Command(command, reply)
 
-        error = await self._ask(message)
-        if error is not None:
-            raise error
+        outcome = await self._ask(message)
+        if isinstance(outcome, LoraServeError):
+            raise outcome
+        return outcome
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_serve.core.errors import InvalidRequestError
@@ -22,6 +23,15 @@ class AdapterState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterTraits:
+    """What the doors must know of an adapter version's kind."""
+
+    is_additive: bool = True  # it only adds low-rank deltas, so that it can be scaled and composed with others
+    invocation_tokens: tuple[int, ...] = ()  # activated LoRA: it acts from their last occurrence in the prompt on
+    base: str = ""  # ModelSpec.fingerprint of the base it was checked against; empty: not noted
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterRef:
     """One version of one adapter, named by the digest of its content.
 
@@ -33,12 +43,25 @@ class AdapterRef:
     version: int  # 1, 2, 3, ... per name
     digest: str  # "sha256:" + 64 hex digits over config and weights
     rank: int  # the largest rank of any module
-    num_bytes: int  # host bytes of its LoRA weights once loaded
+    num_bytes: int  # host bytes of its weights once loaded
+    traits: AdapterTraits = AdapterTraits()
 
     @property
     def label(self) -> str:
         """`name@version`, for logs."""
         return f"{self.name}@{self.version}"
+
+    def start_in(self, prompt_token_ids: Sequence[int]) -> int | None:
+        """The first position at which it acts in a sequence of this prompt; None: nowhere.
+
+        Activated LoRA (Greenewald et al., 2025, arXiv 2504.12397) acts from the first of its invocation tokens on,
+        and not at all in a prompt that does not hold them, as in PEFT (`calculate_alora_offsets`).
+        """
+        tokens = self.traits.invocation_tokens
+        if not tokens:
+            return 0
+        starts = range(len(prompt_token_ids) - len(tokens), -1, -1)
+        return next((i for i in starts if tuple(prompt_token_ids[i : i + len(tokens)]) == tokens), None)
 
 
 def check_adapter_id(adapter_id: str) -> str:

@@ -21,6 +21,15 @@ class SlotRef:
 
 
 @dataclass(frozen=True, slots=True)
+class RowAdapter:
+    """One adapter of a row: its delta is added `scale` times at positions `start` and later."""
+
+    slot: SlotRef
+    scale: float = 1.0
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SampleInput:
     """What the sampler needs of a row that reaches its last known token in this step."""
 
@@ -40,7 +49,7 @@ class Row:
     token_ids: tuple[int, ...]
     start: int  # tokens of this sequence already in the KV cache
     block_table: tuple[int, ...]  # KV blocks covering positions 0 .. start + len(token_ids) - 1
-    slot: SlotRef | None  # None: the base model
+    adapters: tuple[RowAdapter, ...]  # empty: the base model
     sample: SampleInput | None  # None: a prompt chunk that is not the last
     prompt_targets: tuple[int, ...] | None  # with prompt_logprobs: the next prompt token after each of token_ids
     num_prompt_logprobs: int = 0
@@ -59,7 +68,7 @@ class Batch:
 
     @property
     def num_adapters(self) -> int:
-        return len({row.slot.digest for row in self.rows if row.slot is not None})
+        return len({adapter.slot.digest for row in self.rows for adapter in row.adapters})
 
 
 @dataclass(frozen=True, slots=True)

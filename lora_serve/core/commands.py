@@ -36,4 +36,26 @@ class Evict:
     forget: bool = False  # its figures too: it is deleted, not only moved out
 
 
-AdapterCommand = Prefetch | Pin | Unpin | Evict
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Run a prompt with the base model and with the adapter, to see what it changes; answered by a ProbeResult."""
+
+    adapter: AdapterRef
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The largest differences between two runs' logits."""
+
+    logit_change: float  # base against adapter; NaN if the adapter gives no numbers
+    noise: float  # base against base, in the same batch
+    logit_scale: float  # the base's own largest logit
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether the change is no more than rounding."""
+        return not self.logit_change > max(8 * self.noise, 1e-6 * self.logit_scale)
+
+
+AdapterCommand = Prefetch | Pin | Unpin | Evict | Probe

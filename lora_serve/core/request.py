@@ -49,16 +49,30 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """One adapter of a request: its deltas count `scale` times, from token position `start` of the sequence on."""
+
+    ref: AdapterRef
+    scale: float = 1.0
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One sequence to generate. Times are seconds of `time.monotonic()`."""
 
     request_id: str  # made by the server, never the client's
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    adapter: AdapterRef | None = None  # None: the base model
+    adapters: tuple[AdapterUse, ...] = ()  # added up; empty: the base model
     tenant: str = "default"
     priority: int = 0  # lower runs first, as in vLLM
     arrival_time: float = 0.0
     deadline: float | None = None
     on_cold: OnCold = OnCold.WAIT
     max_cold_wait: float | None = None  # seconds
+
+    @property
+    def refs(self) -> tuple[AdapterRef, ...]:
+        """The adapters it needs on the device."""
+        return tuple(use.ref for use in self.adapters)

@@ -8,13 +8,13 @@ from collections import deque
 from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.core.batch import Batch, RowOutput, SlotRef
-from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
+from lora_serve.core.batch import Batch, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, ProbeResult, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError
 from lora_serve.core.events import Event
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.blocks import BlockManager
-from lora_serve.engine.messages import Command
+from lora_serve.engine.messages import Command, Outcome
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduler import Scheduler
 
@@ -34,6 +34,9 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> list[RowOutput]:
         """One forward pass; one output per row, in order."""
 
+    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+        """A prompt with the base model and with the adapter in a slot, side by side; holds no block afterwards."""
+
 
 class Engine:
     """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
@@ -47,6 +50,7 @@ class Engine:
         self._blocks = blocks
         self._commands: list[Command] = []
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
+        self._num_probes = 0
         self._num_steps = 0
         self._step_seconds = 0.0
 
@@ -72,7 +76,7 @@ class Engine:
         error = self.residency.load_finished(message)
         if error is None:
             return []
-        failed = [c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin)]
+        failed = [c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin | Probe)]
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
             command.reply(error)
@@ -84,10 +88,16 @@ class Engine:
         self._settle_commands()
         self._load_slots()
 
+    def end_commands(self, error: LoraServeError) -> None:
+        """Answer every command that still waits with `error`."""
+        for command in self._commands:
+            command.reply(error)
+        self._commands = []
+
     def stats(self) -> EngineStats:
         """A snapshot."""
         residency, slots = self.residency, tuple(self.residency.slots.infos())
-        waiting = {s.request.adapter.name for s in self.scheduler.waiting if s.request.adapter is not None}
+        waiting = {ref.name for sequence in self.scheduler.waiting for ref in sequence.request.refs}
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
@@ -144,20 +154,37 @@ class Engine:
     def _settle(self, message: Command) -> bool:
         """Try a command; True once it is answered."""
         command = message.command
-        error: LoraServeError | None = None
+        outcome: Outcome = None
         try:
             if isinstance(command, Prefetch | Pin):
                 is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
+            elif isinstance(command, Probe):
+                outcome = self._probe(command)
+                is_done = outcome is not None
             elif isinstance(command, Unpin):
                 self.residency.unpin(command.digest)
                 is_done = True
             else:
                 is_done = self.residency.evict(command.digest, forget=command.forget)
         except LoraServeError as refusal:
-            is_done, error = True, refusal
+            is_done, outcome = True, refusal
         if is_done:
-            message.reply(error)
+            message.reply(outcome)
         return is_done
+
+    def _probe(self, command: Probe) -> ProbeResult | None:
+        """In a slot that is kept for probes, so that no adapter has to leave for one; None: it is being loaded."""
+        ref = command.adapter
+        adapter = self.residency.fetched(ref)
+        if adapter is None:
+            return None
+        self._num_probes += 1
+        spare = SlotRef(self.residency.slots.num_slots, self._num_probes, ref.digest)
+        self._runner.load_slot(spare, adapter)
+        try:
+            return self._runner.probe(RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids)
+        finally:
+            self._runner.clear_slot(spare.index)
 
     def _record(self, batch: Batch, seconds: float) -> None:
         self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))

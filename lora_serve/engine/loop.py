@@ -36,7 +36,9 @@ class EngineLoop:
             events += new
             if events:
                 self._emit(events)
-        self._emit(self._engine.scheduler.fail_all(NotReadyError("The server is shutting down.")))
+        goodbye = NotReadyError("The server is shutting down.")
+        self._engine.end_commands(goodbye)
+        self._emit(self._engine.scheduler.fail_all(goodbye))
 
     def _step(self) -> tuple[bool, list[Event]]:
         """A step that survives a bug: then all requests end with an error and the loop goes on."""

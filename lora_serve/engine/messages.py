@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.core.commands import AdapterCommand
+from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.request import GenerateRequest
 from lora_serve.core.stats import EngineStats
+
+
+Outcome = LoraServeError | ProbeResult | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A residency command; `reply` is called once, with None or the error, when it is done."""
+    """A command about an adapter; `reply` is called once when it is done: None, a probe's result, or the error."""
 
     command: AdapterCommand
-    reply: Callable[[LoraServeError | None], None]
+    reply: Callable[[Outcome], None]
 
 
 @dataclass(frozen=True, slots=True)

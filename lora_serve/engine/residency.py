@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -64,26 +64,37 @@ class AdapterResidency(Generic[V]):
         """On the device or in host memory."""
         return digest in self.slots or digest in self.host
 
-    def acquire(self, adapter: AdapterRef) -> SlotRef | None:
-        """A slot for one more row, which holds it until `release`; None: not now (see `is_here` for why).
+    def acquire(self, adapters: Sequence[AdapterRef]) -> tuple[SlotRef, ...]:
+        """A slot of each for one more row, which holds them until `release`; empty: not now, and nothing is held.
 
         Raises AdapterUnavailableError if waiting would not help.
         """
-        if adapter.digest not in self.slots and not self._to_device(adapter):
-            return None
-        return self.slots.acquire(adapter.digest)
+        self.slots.check_possible(adapters)
+        held: list[SlotRef] = []
+        for adapter in adapters:
+            if adapter.digest not in self.slots and not self._to_device(adapter):
+                break
+            held.append(self.slots.acquire(adapter.digest))
+        if len(held) == len(adapters):
+            return tuple(held)
+        for slot in held:
+            self.slots.release(slot)
+        return ()
 
     def release(self, slot: SlotRef) -> None:
         """The row has ended."""
         self.slots.release(slot)
 
-    def request(self, adapter: AdapterRef) -> None:
-        """Start a load unless it is here, under way, or the host has no room for it yet."""
+    def request(self, adapter: AdapterRef, *, is_first: bool = False) -> None:
+        """Start a load unless it is here, under way, or the host has no room for it yet.
+
+        `is_first`: for the first in the queue, which may push out what others have waiting: of two sets of adapters
+        that are each half here, one must get on.
+        """
         digest = adapter.digest
-        if self.is_here(digest) or digest in self._in_flight or not self._has_room(adapter):
+        if self.is_here(digest) or digest in self._in_flight or not (is_first or self._has_room(adapter)):
             return
-        self._in_flight[digest] = (adapter, time.monotonic())
-        self._submit(adapter)
+        self._load(adapter)
 
     def take_changes(self) -> tuple[SlotChange[V], ...]:
         """What the runner must do before the next batch, in order."""
@@ -97,8 +108,8 @@ class AdapterResidency(Generic[V]):
         adapter, submitted = self._in_flight.pop(message.digest)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
-        for digest in self._wanted:
-            self.host.get(digest)  # a use: what is wanted goes last
+        for digest in reversed(self._wanted):
+            self.host.get(digest)  # a use: what is wanted goes last, and what was wanted first at the very last
         try:
             evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes)
         except AdapterUnavailableError as error:
@@ -108,12 +119,20 @@ class AdapterResidency(Generic[V]):
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
         """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""
+        self.slots.check_possible([adapter])
         if adapter.digest not in self.slots and not self._to_device(adapter):
             self.request(adapter)
             return False
         if pin:
             self.slots.set_pinned(adapter.digest, True)
         return True
+
+    def fetched(self, adapter: AdapterRef) -> V | None:
+        """Its weights in host memory; None, and a load under way, if they are not there."""
+        value = self.host.get(adapter.digest)
+        if value is None and adapter.digest not in self._in_flight and self._has_room(adapter):
+            self._load(adapter)
+        return value
 
     def unpin(self, digest: str) -> None:
         """Let it be evicted again."""
@@ -149,6 +168,10 @@ class AdapterResidency(Generic[V]):
         }
 
     # ----------------------------------------------------------------------------------------------------------
+
+    def _load(self, adapter: AdapterRef) -> None:
+        self._in_flight[adapter.digest] = (adapter, time.monotonic())
+        self._submit(adapter)
 
     def _to_device(self, adapter: AdapterRef) -> bool:
         """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.core.batch import Row, SampleInput
+from lora_serve.core.batch import Row, RowAdapter, SampleInput
 from lora_serve.engine.sequence import Sequence
 
 _PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of every position: bounds their memory
@@ -24,7 +24,10 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
         token_ids=tuple(sequence.token_ids[start:end]),
         start=start,
         block_table=tuple(sequence.blocks),
-        slot=sequence.slot,
+        adapters=tuple(
+            RowAdapter(slot, use.scale, use.start)
+            for slot, use in zip(sequence.slots, sequence.request.adapters, strict=True)
+        ),
         sample=_sample_input(sequence, eos_token_ids) if end == len(sequence.token_ids) else None,
         prompt_targets=tuple(sequence.token_ids[start + 1 : end + 1]) if wants_targets else None,
         num_prompt_logprobs=sequence.request.sampling.prompt_logprobs or 0,

@@ -8,11 +8,11 @@ import bisect
 import random
 from typing import Any
 
-from lora_serve.core.batch import Batch, Row, RowOutput, SlotRef
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import (
     AdapterUnavailableError,
-    InternalError,
     LoraServeError,
     QueueFullError,
     RequestTimeoutError,
@@ -27,7 +27,7 @@ from lora_serve.engine.sequence import Sequence
 
 
 class Scheduler:
-    """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps a slot."""
+    """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps slots."""
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class Scheduler:
 
     def add(self, request: GenerateRequest) -> list[Event]:
         """Take a request in, or refuse it."""
-        adapter = request.adapter
         if len(self.waiting) >= self._config.max_queue:
             return [
                 ErrorEvent(
@@ -63,16 +62,17 @@ class Scheduler:
                     QueueFullError(f"The queue is full ({self._config.max_queue} requests wait); try again later."),
                 )
             ]
-        is_cold = adapter is not None and not self._residency.is_here(adapter.digest)
-        if adapter is not None and is_cold and request.on_cold is OnCold.FAIL:
-            self._residency.request(adapter)
-            return [ErrorEvent(request.request_id, _cold_error(adapter.name))]
+        cold = self._cold(request)
+        if cold and request.on_cold is OnCold.FAIL:
+            for ref in cold:
+                self._residency.request(ref)
+            return [ErrorEvent(request.request_id, _cold_error(cold))]
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
-        sequence = Sequence(self._num_added, request, seed, list(request.prompt_token_ids), was_cold=is_cold)
+        sequence = Sequence(self._num_added, request, seed, list(request.prompt_token_ids), was_cold=bool(cold))
         self._num_added += 1
         self._by_request[request.request_id] = sequence
-        if adapter is not None:
-            self._residency.want(adapter)
+        for ref in request.refs:
+            self._residency.want(ref)
         self._enqueue(sequence)
         return []
 
@@ -84,7 +84,7 @@ class Scheduler:
 
     def fail_adapter(self, digest: str, error: LoraServeError) -> list[Event]:
         """End every waiting request of an adapter that cannot be had."""
-        failed = [s for s in self.waiting if s.request.adapter is not None and s.request.adapter.digest == digest]
+        failed = [s for s in self.waiting if digest in {ref.digest for ref in s.request.refs}]
         return [self._fail(sequence, error) for sequence in failed]
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
@@ -152,20 +152,18 @@ class Scheduler:
                 break
             if self._blocks.num_needed(len(sequence.token_ids) + 1) > self._blocks.num_free and self.running:
                 break
-            adapter = sequence.request.adapter
-            if adapter is not None:
+            if sequence.request.adapters:
                 if slot_is_owed:
                     continue
                 try:
-                    sequence.slot = self._acquire(sequence, now)
+                    has_slots = self._acquire(sequence, now)
                 except AdapterUnavailableError as error:
                     events.append(self._fail(sequence, error))
                     continue
-                if sequence.slot is None:
+                if not has_slots:
                     passed_over.append(sequence)
-                    slot_is_owed = sequence.num_passed_over >= self._config.max_num_seqs and self._residency.is_here(
-                        adapter.digest
-                    )
+                    waited_long = sequence.num_passed_over >= self._config.max_num_seqs
+                    slot_is_owed = waited_long and not self._cold(sequence.request)
                     continue
                 for older in passed_over:
                     older.num_passed_over += 1
@@ -176,17 +174,22 @@ class Scheduler:
             budget -= count
         return events
 
-    def _acquire(self, sequence: Sequence, now: float) -> SlotRef | None:
-        """A slot for the sequence's adapter, or None and a load under way."""
-        adapter = sequence.request.adapter
-        assert adapter is not None
-        if not self._residency.is_here(adapter.digest):
+    def _acquire(self, sequence: Sequence, now: float) -> bool:
+        """Slots for all of the sequence's adapters; False: not now, and what is missing is being loaded."""
+        cold = self._cold(sequence.request)
+        if cold:
             sequence.was_cold, sequence.cold_until = True, None
-            self._residency.request(adapter)
-            return None
+            for ref in cold:
+                self._residency.request(ref, is_first=sequence is self.waiting[0])
+            return False
         if sequence.was_cold and sequence.cold_until is None:
             sequence.cold_until = now
-        return self._residency.acquire(adapter)
+        sequence.slots = self._residency.acquire(sequence.request.refs)
+        return bool(sequence.slots)
+
+    def _cold(self, request: GenerateRequest) -> list[AdapterRef]:
+        """Those of its adapters that are neither on the device nor in host memory."""
+        return [ref for ref in request.refs if not self._residency.is_here(ref.digest)]
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
@@ -246,8 +249,8 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        if sequence.request.adapter is not None:
-            self._residency.unwant(sequence.request.adapter.digest)
+        for ref in sequence.request.refs:
+            self._residency.unwant(ref.digest)
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -261,9 +264,9 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         self._blocks.free(sequence.blocks)
         sequence.blocks.clear()
-        if sequence.slot is not None:
-            self._residency.release(sequence.slot)
-            sequence.slot = None
+        for slot in sequence.slots:
+            self._residency.release(slot)
+        sequence.slots = ()
 
     def _enqueue(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=self._policy.key)
@@ -273,13 +276,12 @@ class Scheduler:
     def _deadlines(self, sequence: Sequence) -> list[float]:
         request = sequence.request
         times = [] if request.deadline is None else [request.deadline]
-        if request.max_cold_wait is not None and sequence in self.waiting and self._is_cold(sequence):
+        if request.max_cold_wait is not None and self._waits_for_loads(sequence):
             times.append(request.arrival_time + request.max_cold_wait)
         return times
 
-    def _is_cold(self, sequence: Sequence) -> bool:
-        adapter = sequence.request.adapter
-        return adapter is not None and sequence.num_output == 0 and not self._residency.is_here(adapter.digest)
+    def _waits_for_loads(self, sequence: Sequence) -> bool:
+        return sequence in self.waiting and sequence.num_output == 0 and bool(self._cold(sequence.request))
 
     def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
         if not any(now >= time for time in self._deadlines(sequence)):
@@ -287,10 +289,11 @@ class Scheduler:
         request = sequence.request
         if request.deadline is not None and now >= request.deadline:
             return RequestTimeoutError("The request's timeout_ms passed before it was done.")
-        if request.adapter is None:
-            return InternalError("a request without an adapter waited for one")
-        return _cold_error(request.adapter.name)
+        return _cold_error(self._cold(request))
 
 
-def _cold_error(name: str) -> AdapterUnavailableError:
-    return AdapterUnavailableError(f"The adapter `{name}` is still being loaded; try again.", retry_after=1)
+def _cold_error(cold: list[AdapterRef]) -> AdapterUnavailableError:
+    names = ", ".join(f"`{ref.name}`" for ref in cold)
+    what = "adapter" if len(cold) == 1 else "adapters"
+    verb = "is" if len(cold) == 1 else "are"
+    return AdapterUnavailableError(f"The {what} {names} {verb} still being loaded; try again.", retry_after=1)

@@ -19,11 +19,11 @@ class Sequence:
     token_ids: list[int]  # prompt, then output
     num_computed: int = 0  # tokens whose K and V are cached
     blocks: list[int] = field(default_factory=list)
-    slot: SlotRef | None = None
+    slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter of the request, in its order
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_passed_over: int = 0  # younger adapter rows admitted while this one waited for a slot
+    num_passed_over: int = 0  # younger adapter rows admitted while this one waited for slots
     was_cold: bool = False
-    cold_until: float | None = None  # when its adapter was first seen on this host; None while it is not
+    cold_until: float | None = None  # when its adapters were first seen on this host; None while one is not
     first_scheduled: float | None = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lora_serve.core.adapter import AdapterRef
@@ -55,13 +55,28 @@ class SlotTable:
         assert entry.num_rows > 0, "a slot was released twice"
         entry.num_rows -= 1
 
-    def place(self, adapter: AdapterRef) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
-        """A slot for an adapter that has none, and the slots that were evicted for it; None: all are in use.
+    def check_possible(self, adapters: Sequence[AdapterRef]) -> None:
+        """Raise AdapterUnavailableError if these can never be here together, however long one waits."""
+        wanted = {adapter.digest for adapter in adapters}
+        pinned = [entry for digest, entry in self._entries.items() if entry.is_pinned and digest not in wanted]
+        if len(pinned) + len(wanted) > self.num_slots:
+            raise AdapterUnavailableError(
+                f"Of {self.num_slots} device slots (--max-loras) {len(pinned)} hold pinned adapters, and the request "
+                f"needs {len(wanted)}; unpin one.",
+                retry_after=30,
+            )
+        pinned_bytes = sum(entry.adapter.num_bytes for entry in pinned)
+        num_bytes = sum(adapter.num_bytes for adapter in adapters)
+        if self.max_bytes is not None and pinned_bytes + num_bytes > self.max_bytes:
+            raise AdapterUnavailableError(
+                f"The request's adapters need {num_bytes} bytes of device memory; --adapter-memory allows "
+                f"{self.max_bytes}, of which pinned adapters hold {pinned_bytes}.",
+                retry_after=30,
+            )
 
-        Raises AdapterUnavailableError if waiting would not help.
-        """
+    def place(self, adapter: AdapterRef) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
+        """A slot for an adapter that has none, and the slots that were evicted for it; None: all are in use."""
         assert adapter.digest not in self._entries
-        self._check_possible(adapter)
         victims = self._victims(adapter)
         if victims is None:
             return None
@@ -108,17 +123,3 @@ class SlotTable:
             slots += 1
             num_bytes -= self._entries[digest].adapter.num_bytes
         return victims
-
-    def _check_possible(self, adapter: AdapterRef) -> None:
-        pinned = [entry for entry in self._entries.values() if entry.is_pinned]
-        if len(pinned) >= self.num_slots:
-            raise AdapterUnavailableError(
-                f"All {self.num_slots} device slots (--max-loras) hold pinned adapters; unpin one.", retry_after=30
-            )
-        pinned_bytes = sum(entry.adapter.num_bytes for entry in pinned)
-        if self.max_bytes is not None and pinned_bytes + adapter.num_bytes > self.max_bytes:
-            raise AdapterUnavailableError(
-                f"The adapter needs {adapter.num_bytes} bytes of device memory; --adapter-memory allows "
-                f"{self.max_bytes}, of which pinned adapters hold {pinned_bytes}.",
-                retry_after=30,
-            )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
 
 _NEW_TOKENS = 3
 
@@ -49,7 +49,7 @@ def _stage(rows: int, tokens: int, spec: ModelSpec, adapter: AdapterRef) -> Warm
                 request_id=f"warm-up-{name}-{row}".replace(" ", "-"),
                 prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(tokens)),
                 sampling=params,
-                adapter=adapter if row % 2 or rows == 1 else None,
+                adapters=(AdapterUse(adapter),) if row % 2 or rows == 1 else (),
             )
             for row in range(rows)
         ),

@@ -9,7 +9,6 @@ pass. A model for which the result is not that of its plain self is refused (`ex
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +20,16 @@ from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
-from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model import onednn
 from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.changed_module import ChangedModule
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.kv_cache import KVCache, KVShape
-from lora_serve.model.lora_kernels import create_kernel
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora_kernels import LoraKernel, create_kernel
 from lora_serve.model.lora_linear import LoraLinear
 from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.observation import Observation, first_line, layer_index, observe
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _names = itertools.count()
@@ -40,7 +41,7 @@ class LoadedModel:
 
     module: PreTrainedModel
     spec: ModelSpec
-    kv_shape: KVShape
+    observation: Observation
     device: torch.device
 
 
@@ -49,21 +50,35 @@ class BaseModel:
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, slots: LoraSlots, config: ModelConfig) -> None:
         self.module = loaded.module
+        self.spec = loaded.spec
         self.context = StepContext()
         self._cache = cache
         self._attention: Attention = create_attention(config.attention, cache)
-        kernel = create_kernel(config.lora_kernel, slots)
-        embedding = self.module.get_input_embeddings().weight
-        head = self.module.get_output_embeddings()  # type: ignore[no-untyped-call]
-        for name, index in slots.module_index.items():
-            linear = self.module.get_submodule(name)
-            assert isinstance(linear, nn.Linear | Conv1D)
-            base = FrozenLinear(linear, shared_weight=linear.weight is embedding)
-            wrapped = LoraLinear(base, index, kernel, self.context, is_output_head=linear is head)
-            self.module.set_submodule(name, wrapped)
+        self._linears: dict[str, FrozenLinear] = {}
+        self._wrap_linears(create_kernel(config.lora_kernel, slots), slots)
+        for path, site in loaded.observation.sites.items():
+            if path not in self._linears:
+                hook = ChangedModule(site, slots.changes_of(path), self.context)
+                self.module.get_submodule(path).register_forward_hook(hook)
         implementation = f"lora_serve_{next(_names)}"
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
+
+    def linear(self, path: str) -> FrozenLinear:
+        """The frozen layer inside a linear layer's wrapper."""
+        return self._linears[path]
+
+    def parameters_of(self, path: str) -> dict[str, Tensor]:
+        """A module's own parameters, as its checkpoint holds them."""
+        if path not in self._linears:
+            return dict(self.module.get_submodule(path).named_parameters(recurse=False))
+        linear = self._linears[path]
+        weight = linear.dense().t() if linear.is_transposed else linear.dense()
+        return {"weight": weight} | ({} if linear.bias is None else {"bias": linear.bias})
+
+    def embedding_scale(self, path: str) -> float:
+        """What an embedding multiplies its rows by (Gemma 3); 1.0 in most models."""
+        return float(getattr(self.module.get_submodule(path), "embed_scale", 1.0))
 
     @torch.inference_mode()
     def logits(self, step: StepInputs) -> Tensor:
@@ -77,6 +92,16 @@ class BaseModel:
             )
         logits: Tensor = output.logits[0]
         return logits.float()
+
+    def _wrap_linears(self, kernel: LoraKernel, slots: LoraSlots) -> None:
+        embedding = self.module.get_parameter(f"{self.spec.input_embedding}.weight")
+        for path, index in slots.module_index.items():
+            linear = self.module.get_submodule(path)
+            assert isinstance(linear, nn.Linear | Conv1D)
+            base = self._linears[path] = FrozenLinear(linear, shared_weight=linear.weight is embedding)
+            is_head = path == self.spec.output_head
+            wrapped = LoraLinear(base, index, kernel, slots.changes_of(path), self.context, is_output_head=is_head)
+            self.module.set_submodule(path, wrapped)
 
     def _attend(
         self,
@@ -92,7 +117,7 @@ class BaseModel:
     ) -> tuple[Tensor, None]:
         """transformers' attention: query [1, num_heads, T, D], key, value [1, num_kv_heads, T, D], all after RoPE."""
         step = self.context.step
-        layer = _layer_index(module)
+        layer = layer_index(module)
         key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
         self._cache.write(layer, key_rows, value_rows, step.cache_positions)
         out = self._attention(
@@ -120,16 +145,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
     except ModelError:
         raise
     except Exception as error:  # transformers raises many kinds for a broken folder
-        raise ModelError(f"--model {config.model}: cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
     module.to(device)  # type: ignore[arg-type]
     module.eval()  # type: ignore[no-untyped-call]
     module.requires_grad_(False)
-    kv_shape, linears = _observe(module, device)
-    return LoadedModel(module, _spec(config, module, linears, dtype, device), kv_shape, device)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    observation = observe(module, device)
+    return LoadedModel(module, _spec(config, module, observation, dtype, device), observation, device)
 
 
 def _device(name: str) -> torch.device:
@@ -153,7 +174,7 @@ def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
 def _spec(
     config: ModelConfig,
     module: PreTrainedModel,
-    linears: Mapping[str, LinearShape],
+    observation: Observation,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ModelSpec:
@@ -163,6 +184,8 @@ def _spec(
         raise ModelError(f"--max-model-len {config.max_model_len}: this model knows {limit} positions at most")
     eos = module.generation_config.eos_token_id if module.generation_config is not None else None
     eos = eos if eos is not None else text.eos_token_id
+    embedding = module.get_input_embeddings()
+    head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
     unique = {tensor.data_ptr(): tensor.nbytes for tensor in itertools.chain(module.parameters(), module.buffers())}
     return ModelSpec(
         name=config.model,
@@ -171,66 +194,17 @@ def _spec(
         max_model_len=config.max_model_len or limit,
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         num_layers=text.num_hidden_layers,
-        linears=linears,
+        linears=observation.linears,
         num_bytes=sum(unique.values()),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        embeddings=observation.embeddings,
+        modules=observation.parameters(module),
+        input_embedding=_path_of(module, embedding) or "",
+        output_head=_path_of(module, head) or "",
+        ties_embeddings=head is not None and head.weight is embedding.weight,
     )
 
 
-@torch.inference_mode()
-def _observe(module: PreTrainedModel, device: torch.device) -> tuple[KVShape, dict[str, LinearShape]]:
-    """Run five tokens and watch: what each layer would cache, and which linear layers see every token once."""
-    num_tokens, keys, seen = 5, dict[int, Tensor](), dict[str, int]()
-
-    def watch(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-        if key.shape != value.shape:
-            raise ModelError("keys and values of different shapes are not supported")
-        keys[_layer_index(layer)] = key
-        return query.transpose(1, 2).contiguous(), None
-
-    def count(name: str) -> Any:
-        return lambda _, inputs, __: seen.__setitem__(
-            name, seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[-1]
-        )
-
-    linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear | Conv1D)}
-    hooks = [m.register_forward_hook(count(n)) for n, m in linears.items()]
-    implementation = f"lora_serve_watch_{next(_names)}"
-    AttentionInterface.register(implementation, watch)
-    before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
-    try:
-        module.set_attn_implementation(implementation)
-        ids = torch.arange(num_tokens, device=device)[None]
-        module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=torch.arange(num_tokens, device=device))
-    except Exception as error:
-        raise ModelError(f"{type(module).__name__} cannot be served: {_first_line(error)}") from error
-    finally:
-        module.set_attn_implementation(before)
-        for hook in hooks:
-            hook.remove()
-    targets = {name: _shape(linears[name]) for name, rows in seen.items() if rows == num_tokens}
-    return _kv_shape(module, keys), targets
-
-
-def _shape(linear: nn.Linear | Conv1D) -> LinearShape:
-    first, second = linear.weight.shape
-    return LinearShape(first, second) if isinstance(linear, Conv1D) else LinearShape(second, first)
-
-
-def _layer_index(module: nn.Module) -> int:
-    index = module.layer_idx
-    assert isinstance(index, int)
-    return index
-
-
-def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
-    num_layers = module.config.get_text_config().num_hidden_layers
-    shapes = {(key.shape[1], key.shape[3], key.dtype) for key in keys.values()}
-    if sorted(keys) != list(range(num_layers)) or len(shapes) != 1:
-        raise ModelError(
-            f"{type(module).__name__} cannot be served: its {num_layers} layers do not all attend through keys and "
-            f"values of one shape (seen in {len(keys)} layers: {sorted(map(str, shapes))})"
-        )
-    num_kv_heads, head_dim, dtype = shapes.pop()
-    return KVShape(num_layers, num_kv_heads, head_dim, dtype)
+def _path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:
+    return next((path for path, candidate in module.named_modules() if candidate is part), None)

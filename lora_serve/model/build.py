@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from lora_serve.adapters.probe import MAX_PROBE_TOKENS
+from lora_serve.adapters.weights import SavedAdapter
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, LoadedModel, load_model
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
+from lora_serve.model.folding import fold
+from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.runner import ModelRunner
 
+_PROBE_ROWS = 3  # see ModelRunner.probe
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the free memory, for the KV cache
 
 
@@ -26,6 +33,7 @@ class ModelParts:
     spec: ModelSpec
     runner: ModelRunner
     num_blocks: int  # KV blocks, block 0 not counted
+    fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
 
 
 def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slots: int) -> ModelParts:
@@ -34,17 +42,20 @@ def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slot
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
     num_blocks = _num_blocks(loaded, engine_config)
-    cache = KVCache(loaded.kv_shape, num_blocks + 1, engine_config.block_size, loaded.device)
-    slots = LoraSlots(loaded.spec.linears, num_slots, loaded.device)
-    runner = ModelRunner(BaseModel(loaded, cache, slots, model_config), cache, slots, loaded.device)
+    size = engine_config.block_size
+    num_spare = _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size)
+    cache = KVCache(loaded.observation.kv_shape, num_blocks + 1, size, loaded.device, num_spare)
+    slots = LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device)  # one more for probes
+    base = BaseModel(loaded, cache, slots, model_config)
+    runner = ModelRunner(base, cache, slots, loaded.device)
     spec = loaded.spec
-    check_exactness(runner.run, expected, probe, cache.block_size, loaded.kv_shape.dtype, spec.architecture)
-    return ModelParts(spec, runner, num_blocks)
+    check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
+    return ModelParts(spec, runner, num_blocks, functools.partial(fold, base=base))
 
 
 def _num_blocks(loaded: LoadedModel, config: EngineConfig) -> int:
     """How many blocks the budget pays for; at least one sequence of full length must fit."""
-    block_bytes = loaded.kv_shape.block_bytes(config.block_size)
+    block_bytes = loaded.observation.kv_shape.block_bytes(config.block_size)
     per_sequence = -(-loaded.spec.max_model_len // config.block_size)
     wanted = per_sequence * config.max_num_seqs
     budget = config.kv_cache_memory if config.kv_cache_memory is not None else _free_memory(loaded.device)

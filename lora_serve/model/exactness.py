@@ -45,7 +45,7 @@ def check_exactness(
     starts = [0] * len(probe)
     for lengths in zip(*_CHUNKS, strict=True):
         rows = tuple(
-            Row(i, tokens[start : start + n], start, table, None, None, (*tokens, 0)[start + 1 : start + n + 1])
+            Row(i, tokens[start : start + n], start, table, (), None, (*tokens, 0)[start + 1 : start + n + 1])
             for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))
         )
         for i, output in enumerate(

@@ -6,6 +6,7 @@ more (benchmarks/README.md). It is an inference-only, opaque layout, which is ju
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
@@ -23,11 +24,26 @@ class FrozenLinear(nn.Module):
         if isinstance(source, Conv1D):
             weight = weight.t().contiguous()
         self.out_features, self.in_features = weight.shape
-        self._bias: Tensor | None = None if source.bias is None else source.bias.detach()
+        self.dtype = weight.dtype
+        self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
+        self.bias: Tensor | None = None if source.bias is None else source.bias.detach()
         self._is_packed = not shared_weight and onednn.can_prepack(weight)
         self._weight = onednn.prepack(weight) if self._is_packed else weight
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_packed:
-            return onednn.linear(x, self._weight, self._bias)
-        return F.linear(x, self._weight, self._bias)
+            return onednn.linear(x, self._weight, self.bias)
+        return F.linear(x, self._weight, self.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """x [n, in] W^T, without the bias: [n, out]."""
+        return onednn.linear(x, self._weight, None) if self._is_packed else F.linear(x, self._weight)
+
+    def dense(self) -> Tensor:
+        """The weight as a plain tensor [out, in]; a copy if it is prepacked."""
+        return self._weight.to_dense() if self._is_packed else self._weight
+
+    def row_square_norms(self) -> Tensor:
+        """||W[o]||^2 of each output: [out] float32."""
+        norms: Tensor = torch.linalg.vector_norm(self.dense(), dim=1, dtype=torch.float32)
+        return norms.square_()

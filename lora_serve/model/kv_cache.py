@@ -29,14 +29,18 @@ class KVCache:
     Block 0 belongs to nobody and stays zero: block tables are padded with it.
     """
 
-    def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device, num_spare: int = 0
+    ) -> None:
+        """`num_blocks` with block 0; `num_spare` more, after those, are nobody's but the runner's own."""
         self.shape = shape
         self.num_blocks = num_blocks
+        self._num_spare = num_spare
         self.block_size = block_size
         self.device = device
         # torch.zeros maps untouched pages lazily on the CPU: a large budget costs nothing until it is used
         self._pool = torch.zeros(
-            (2, shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
+            (2, shape.num_layers, num_blocks + num_spare, block_size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,
             device=device,
         )
@@ -50,6 +54,12 @@ class KVCache:
         keys, values = self.layer(layer)
         keys.flatten(0, 1).index_copy_(0, positions, key)
         values.flatten(0, 1).index_copy_(0, positions, value)
+
+    def spare_blocks(self, num_rows: int, num_tokens: int) -> list[tuple[int, ...]]:
+        """Block tables of `num_tokens` tokens each out of the spare blocks."""
+        width = -(-num_tokens // self.block_size)
+        assert num_rows * width <= self._num_spare, "there are not that many spare blocks"
+        return [tuple(range(self.num_blocks + i * width, self.num_blocks + (i + 1) * width)) for i in range(num_rows)]
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear blocks before their new owner uses them: no residue, not even a NaN behind a mask."""

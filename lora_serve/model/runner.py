@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_serve.adapters.weights import HostAdapter
-from lora_serve.core.batch import BASE_SLOT, Batch, Row, RowOutput, SampleInput, SlotRef
+from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.model.base_model import BaseModel
+from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.sampler import logprobs_of, sample
-from lora_serve.model.step_context import DecodeRows, LoraTokens, PrefillRow, StepInputs
+from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs, passes_of
 
 _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
 
@@ -58,10 +59,26 @@ class ModelRunner:
             outputs.update(self._run_rows(rows))
         return [outputs[row.sequence_id] for row in batch.rows]
 
+    @torch.inference_mode()
+    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+        """The prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
+        self._slots.check(adapter.slot)
+        blocks = self._cache.spare_blocks(3, len(token_ids))
+        rows = [
+            Row(i, token_ids, 0, table, adapters, None, token_ids)
+            for i, (table, adapters) in enumerate(zip(blocks, ((), (adapter,), ()), strict=True))
+        ]
+        self._cache.zero([block for table in blocks for block in table])
+        step, _ = self._pack(rows)
+        base, changed, again = self._model.logits(step).view(3, len(token_ids), -1)
+        return ProbeResult(
+            (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
+        )
+
     def _refusal(self, row: Row) -> LoraServeError | None:
         try:
-            if row.slot is not None:
-                self._slots.check(row.slot)
+            for adapter in row.adapters:
+                self._slots.check(adapter.slot)
         except InternalError as error:
             return error
         return None
@@ -97,7 +114,8 @@ class ModelRunner:
             if len(row.token_ids) > 1:
                 prefill.append(PrefillRow(position, end, row.start, self._tensor(row.block_table)))
             position = end
-        slot_of = [row.slot.index if row.slot is not None else BASE_SLOT for row in rows]
+        adapters = [row.adapters for row in rows]
+        ends = [row.start + len(row.token_ids) for row in rows]
         step = StepInputs(
             token_ids=self._tensor([token for row in rows for token in row.token_ids])[None],
             position_ids=self._tensor([p for row in rows for p in range(row.start, row.start + len(row.token_ids))])[
@@ -107,8 +125,10 @@ class ModelRunner:
             decode=self._decode_rows(rows[:num_decode]),
             prefill=tuple(prefill),
             logit_positions=self._tensor(logit_positions or [0]),
-            lora=LoraTokens.of((len(row.token_ids), slot) for row, slot in zip(rows, slot_of, strict=True)),
-            lora_logits=LoraTokens.of((span.end - span.start, slot) for span, slot in zip(spans, slot_of, strict=True)),
+            lora=passes_of(adapters, [(row.start, end) for row, end in zip(rows, ends, strict=True)]),
+            lora_logits=passes_of(
+                adapters, [(end - span.end + span.start, end) for span, end in zip(spans, ends, strict=True)]
+            ),
         )
         return step, spans
 

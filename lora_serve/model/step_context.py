@@ -7,14 +7,14 @@ there is no global current batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import BASE_SLOT
+from lora_serve.core.batch import BASE_SLOT, RowAdapter
 
 SHORT_SEGMENT = (
     32  # tokens; the native kernel won at every shape up to 16, at 64 not (benchmarks/results/lora-kernels.json)
@@ -42,15 +42,19 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class LoraSegment:
-    """Neighbouring packed tokens start .. end that use the same slot."""
+    """Neighbouring packed tokens start .. end that use the same slot with the same scale."""
 
     start: int
     end: int
     slot: int
+    scale: float = 1.0
 
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
+
+
+Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +64,58 @@ class LoraTokens:
     segments: tuple[LoraSegment, ...]
     long_segments: tuple[LoraSegment, ...]  # those of more than SHORT_SEGMENT tokens
     short_slots: Tensor  # [num_tokens] int32 on the CPU: the slot of tokens in short segments, -1 elsewhere
+    short_scales: Tensor | None  # [num_tokens] float32 on the CPU: likewise their scales; None: all are 1
 
     @property
     def has_short(self) -> bool:
         return len(self.long_segments) < len(self.segments)
 
     @staticmethod
-    def of(lengths_and_slots: Iterable[tuple[int, int]]) -> LoraTokens:
-        """From (number of tokens, slot) pairs in packed order; equal neighbours become one segment."""
+    def of(pieces: Iterable[Piece]) -> LoraTokens:
+        """From pieces in packed order; equal neighbours become one segment."""
         segments: list[LoraSegment] = []
         position = 0
-        for length, slot in lengths_and_slots:
+        for length, slot, scale in pieces:
             end = position + length
-            if segments and segments[-1].slot == slot and segments[-1].end == position:
-                segments[-1] = LoraSegment(segments[-1].start, end, slot)
+            last = segments[-1] if segments else None
+            if last is not None and (last.slot, last.scale, last.end) == (slot, scale, position):
+                segments[-1] = LoraSegment(last.start, end, slot, scale)
             elif length > 0 and slot != BASE_SLOT:
-                segments.append(LoraSegment(position, end, slot))
+                segments.append(LoraSegment(position, end, slot, scale))
             position = end
         short_slots = torch.full((position,), BASE_SLOT, dtype=torch.int32)
+        short_scales = torch.ones(position) if any(segment.scale != 1.0 for segment in segments) else None
         for segment in segments:
             if segment.num_tokens <= SHORT_SEGMENT:
                 short_slots[segment.start : segment.end] = segment.slot
+                if short_scales is not None:
+                    short_scales[segment.start : segment.end] = segment.scale
         long_segments = tuple(segment for segment in segments if segment.num_tokens > SHORT_SEGMENT)
-        return LoraTokens(tuple(segments), long_segments, short_slots)
+        return LoraTokens(tuple(segments), long_segments, short_slots, short_scales)
+
+
+def passes_of(rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]]) -> tuple[LoraTokens, ...]:
+    """One pass over the packed tokens per adapter that a row composes; none if all rows are the base model's.
+
+    `spans`: for each row the positions start .. end, in its sequence, of its packed tokens. Deltas add up, so the
+    order of a row's adapters does not matter.
+    """
+    most = max((len(adapters) for adapters in rows), default=0)
+    return tuple(
+        LoraTokens.of(
+            piece
+            for adapters, span in zip(rows, spans, strict=True)
+            for piece in _pieces(adapters[index] if index < len(adapters) else None, *span)
+        )
+        for index in range(most)
+    )
+
+
+def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ...]:
+    if adapter is None:
+        return ((end - start, BASE_SLOT, 1.0),)
+    first = min(max(adapter.start, start), end)
+    return (first - start, BASE_SLOT, 1.0), (end - first, adapter.slot.index, adapter.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +128,8 @@ class StepInputs:
     decode: DecodeRows
     prefill: tuple[PrefillRow, ...]
     logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
-    lora: LoraTokens  # of the packed tokens
-    lora_logits: LoraTokens  # of the tokens in logit_positions, for an adapter of the output head
+    lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
+    lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
     masks: dict[int | None, Tensor] = field(default_factory=dict)  # attention's own, one per window size
 
 

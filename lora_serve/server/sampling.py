@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import GenerateRequest, OnCold, SamplingParams
+from lora_serve.core.request import AdapterUse, GenerateRequest, OnCold, SamplingParams
 from lora_serve.server.schemas.sampling import SamplingFields
 
 
@@ -111,6 +111,11 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
         )
 
 
+def _uses(adapter: AdapterRef | None, prompt: tuple[int, ...]) -> tuple[AdapterUse, ...]:
+    start = None if adapter is None else adapter.start_in(prompt)
+    return () if adapter is None or start is None else (AdapterUse(adapter, start=start),)
+
+
 def _request(
     fields: SamplingFields,
     name: str,
@@ -124,7 +129,7 @@ def _request(
         request_id=name,
         prompt_token_ids=prompt,
         sampling=sampling,
-        adapter=adapter,
+        adapters=_uses(adapter, prompt),
         tenant=caller.tenant,
         priority=fields.priority,
         arrival_time=caller.arrival,

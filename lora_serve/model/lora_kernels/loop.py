@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from lora_serve.model.host_adapter import LinearDelta
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraSegment, LoraTokens
 
@@ -25,13 +26,22 @@ class Kernel:
         As in PEFT the delta is computed in the wider of the adapter's and the model's types.
         """
         for segment in segments:
-            weights = self._slots.weights(module, segment.slot)
-            if weights is None:
-                continue
-            here = slice(segment.start, segment.end)
-            wide = y.dtype if y.dtype.itemsize >= weights.a.dtype.itemsize else weights.a.dtype
-            shrunk = x[here].to(wide) @ weights.a.to(wide).t()
-            if wide == y.dtype:
-                y[here].addmm_(shrunk, weights.b.to(wide), alpha=weights.scale)
-            else:
-                y[here] = (y[here].to(wide)).addmm_(shrunk, weights.b.to(wide), alpha=weights.scale).to(y.dtype)
+            delta = self._slots.delta(module, segment.slot)
+            if delta is not None:
+                here = slice(segment.start, segment.end)
+                _add(y[here], x[here], delta, segment.scale)
+
+
+def _add(y: Tensor, x: Tensor, delta: LinearDelta, scale: float) -> None:
+    if delta.gain is not None:
+        y.mul_(delta.gain)
+    if delta.shift is not None:
+        y.add_(delta.shift, alpha=scale)
+    if delta.a is None or delta.b is None:
+        return
+    wide = y.dtype if y.dtype.itemsize >= delta.a.dtype.itemsize else delta.a.dtype
+    shrunk = x.to(wide) @ delta.a.to(wide).t()
+    if wide == y.dtype:
+        y.addmm_(shrunk, delta.b.to(wide), alpha=delta.scale * scale)
+    else:
+        y.copy_(y.to(wide).addmm_(shrunk, delta.b.to(wide), alpha=delta.scale * scale))

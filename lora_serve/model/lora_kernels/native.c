@@ -1,11 +1,11 @@
 /* The LoRA delta for rows of one token each, every row with its own adapter:
  *
- *     y[i] += scale[s] * (x[i] A[s]^T) B[s]      with s = slots[i], for every row i with s >= 0
+ *     y[i] = gain[s] * y[i] + t[i] * (shift[s] + scale[s] * (x[i] A[s]^T) B[s])      with s = slots[i] >= 0
  *
  * x [rows, in] and y [rows, out] are float32 with the given row strides. Slot s of a module has A [rank, in] and
- * B [rank, out] (transposed, so that the expand runs along contiguous outputs), both row-major and of one type,
- * found through tables of addresses: an adapter is read where it lies, at its true rank, and nothing is copied,
- * padded or multiplied by zero. Rows never touch each other's memory.
+ * B [rank, out] (transposed, so that the expand runs along contiguous outputs), both row-major and of one type, and
+ * perhaps float32 vectors gain and shift [out]; all are found through tables of addresses: an adapter is read where it
+ * lies, at its true rank, and nothing is copied, padded or multiplied by zero. Rows never touch each other's memory.
  * (The gathered matrix-vector form, BGMV, of Punica: Chen et al., MLSys 2024.)
  */
 #include <stdint.h>
@@ -47,19 +47,30 @@ static inline float widen(uint16_t bits) {
 DEFINE_ROW(row_float32, float, AS_FLOAT32)
 DEFINE_ROW(row_bfloat16, uint16_t, widen)
 
-/* a, b, rank, scale and is_bfloat16 are one module's tables, indexed by slot; an address of 0: not targeted. */
+static inline void rescale(float *restrict y, int64_t out, const float *gain, const float *shift, float t) {
+    if (gain)
+        for (int64_t o = 0; o < out; o++) y[o] *= gain[o];
+    if (shift)
+        for (int64_t o = 0; o < out; o++) y[o] += t * shift[o];
+}
+
+/* The tables are one module's, indexed by slot; an address of 0: the slot has no such thing for it.
+ * scales: t of every row, or NULL where all are 1. */
 void lora_add(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t in, int64_t out,
-              const int32_t *slots, const int64_t *a, const int64_t *b, const int32_t *rank, const float *scale,
-              const int32_t *is_bfloat16) {
+              const int32_t *slots, const float *scales, const int64_t *a, const int64_t *b, const int64_t *gain,
+              const int64_t *shift, const int32_t *rank, const float *scale, const int32_t *is_bfloat16) {
 #pragma omp parallel for schedule(dynamic, 1) if (rows > 1)
     for (int64_t i = 0; i < rows; i++) {
         const int32_t s = slots[i];
-        if (s < 0 || a[s] == 0) continue;
+        if (s < 0) continue;
+        const float t = scales ? scales[i] : 1.0f;
         const float *xi = x + i * x_stride;
         float *yi = y + i * y_stride;
+        rescale(yi, out, (const float *)gain[s], (const float *)shift[s], t);
+        if (a[s] == 0) continue;
         if (is_bfloat16[s])
-            row_bfloat16(xi, yi, in, out, (const uint16_t *)a[s], (const uint16_t *)b[s], rank[s], scale[s]);
+            row_bfloat16(xi, yi, in, out, (const uint16_t *)a[s], (const uint16_t *)b[s], rank[s], t * scale[s]);
         else
-            row_float32(xi, yi, in, out, (const float *)a[s], (const float *)b[s], rank[s], scale[s]);
+            row_float32(xi, yi, in, out, (const float *)a[s], (const float *)b[s], rank[s], t * scale[s]);
     }
 }

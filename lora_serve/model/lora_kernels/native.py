@@ -20,7 +20,7 @@ from lora_serve.model.step_context import LoraTokens
 
 _SOURCE = Path(__file__).with_name("native.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, *[_ADDRESS] * 6]
+_ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, *[_ADDRESS] * 9]
 
 
 def why_not(slots: LoraSlots) -> str | None:
@@ -43,7 +43,9 @@ class Kernel:
         self._addresses = [
             tuple(
                 table[module].data_ptr()
-                for table in (tables.a, tables.b, tables.rank, tables.scale, tables.is_bfloat16)
+                for table in (
+                    tables.a, tables.b, tables.gain, tables.shift, tables.rank, tables.scale, tables.is_bfloat16
+                )
             )
             for module in range(len(slots.module_index))
         ]
@@ -57,7 +59,8 @@ class Kernel:
         wide_y = y.float() if y.dtype != torch.float32 else y
         self._add(
             wide_x.data_ptr(), wide_x.stride(0), wide_y.data_ptr(), wide_y.stride(0),
-            x.shape[0], x.shape[1], y.shape[1], tokens.short_slots.data_ptr(), *self._addresses[module],
+            x.shape[0], x.shape[1], y.shape[1], tokens.short_slots.data_ptr(),
+            None if tokens.short_scales is None else tokens.short_scales.data_ptr(), *self._addresses[module],
         )  # fmt: skip
         if wide_y is not y:
             y.copy_(wide_y)

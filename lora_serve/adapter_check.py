@@ -1,0 +1,102 @@
+"""`lora-serve check`: an adapter against a base model, with no server running."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lora_serve.adapters.artifact import Artifact, read_artifact
+from lora_serve.adapters.binding import BoundAdapter
+from lora_serve.adapters.probe import check_probe, probe_prompt
+from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
+from lora_serve.adapters.values import check_values
+from lora_serve.adapters.weights import read_weights
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import RowAdapter, SlotRef
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.config import Settings
+from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.logs import configure_logging
+from lora_serve.model.build import ModelParts, build_model
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a server with these settings would do with the adapter."""
+
+    reasons: tuple[str, ...]  # to refuse it; empty: it would be taken
+    artifact: Artifact | None = None  # None: not even its files were understood
+    probe: ProbeResult | None = None
+    num_bytes: int = 0  # of host memory
+    warnings: tuple[str, ...] = ()
+
+
+def run(folder: Path, settings: Settings) -> int:
+    """Print the verdict, the modules and the probe; the exit code. Raises ConfigError, ModelError."""
+    configure_logging(settings.log_format, level=logging.WARNING)
+    verdict = check_adapter(folder, settings, build_model(settings.model_slice(), settings.engine_slice(), num_slots=1))
+    _print(folder, verdict, Console(highlight=False, soft_wrap=True))
+    return 1 if verdict.reasons else 0
+
+
+def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdict:
+    """As a registration would, but nothing is stored."""
+    artifact = None
+    try:
+        artifact = read_artifact(folder, parts.spec, settings.max_lora_rank)
+        check_values(folder, artifact)
+        probe, num_bytes = _try(folder, artifact, parts)
+        warnings = tuple(base_warnings(artifact, parts.spec))
+        check_probe(probe)
+    except InvalidAdapterError as error:
+        return Verdict(tuple(error.reasons), artifact)
+    except OSError as error:
+        return Verdict((f"{folder} cannot be read: {error.strerror}",))
+    return Verdict((), artifact, probe, num_bytes, warnings)
+
+
+def _try(folder: Path, artifact: Artifact, parts: ModelParts) -> tuple[ProbeResult, int]:
+    host = parts.fold(read_weights(folder, artifact))
+    traits = traits_of(artifact, parts.spec)
+    ref = AdapterRef("", folder.name, 1, artifact.digest, artifact.bound.rank, host.num_bytes, traits)
+    slot, tokens = SlotRef(0, 1, ref.digest), probe_prompt(artifact.config, parts.spec)
+    parts.runner.load_slot(slot, host)
+    return parts.runner.probe(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
+
+
+def _print(folder: Path, verdict: Verdict, console: Console) -> None:
+    if verdict.artifact is not None:
+        console.print(_modules(verdict.artifact.bound))
+        console.print(f"kinds: {', '.join(kinds_of(verdict.artifact)) or 'plain LoRA'}", markup=False)
+        console.print(f"digest: {verdict.artifact.digest}", markup=False)
+    if verdict.probe is not None:
+        change, scale = verdict.probe.logit_change, verdict.probe.logit_scale
+        console.print(f"host memory: {verdict.num_bytes} bytes")
+        console.print(f"probe: it changes a logit by up to {change:.4g} (the largest logit is {scale:.4g})")
+    for text in (*(f"warning: {warning}" for warning in verdict.warnings), *verdict.reasons):
+        console.print(text, markup=False)
+    num = len(verdict.reasons)
+    console.print(f"{folder}: {num} reason(s) to reject it" if num else f"{folder}: can be served", markup=False)
+
+
+def _modules(bound: BoundAdapter) -> Table:
+    table = Table("module", "what", "rank", "scale", box=None, pad_edge=False)
+    for path, linear in bound.linears.items():
+        marks = {"lora": linear.a_name, "dora": linear.magnitude_name, "lora_bias": linear.lora_bias_name}
+        marks["bias"] = linear.bias_name
+        table.add_row(path, "+".join(mark for mark, name in marks.items() if name), str(linear.rank), f"{linear.scale:g}")
+    for path, embedding in bound.embeddings.items():
+        what = "lora" if embedding.magnitude_name is None else "lora+dora"
+        table.add_row(path, what, str(embedding.rank), f"{embedding.scale:g}")
+    for path, deltas in bound.deltas.items():
+        for name, delta in deltas.items():
+            table.add_row(f"{path}.{name}", f"lora of {delta.num_experts}", str(delta.rank), f"{delta.scale:g}")
+    for path, tokens in bound.tokens.items():
+        table.add_row(path, f"{len(tokens.token_ids)} trained tokens", "", "")
+    for path, own in bound.parameters.items():
+        table.add_row(path, f"own {', '.join(own)}", "", "")
+    return table

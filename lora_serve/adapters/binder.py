@@ -1,0 +1,210 @@
+"""Binds an adapter's tensors to the base model, by names and shapes alone. No torch.
+
+PEFT would make up missing weights and drop those it does not know; neither is what was trained, so both are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
+from lora_serve.adapters.peft_config import PeftConfig
+from lora_serve.adapters.safetensors_header import TensorInfo
+from lora_serve.adapters.targets import ranks_and_scales, saved_whole, targeted, targeted_parameters
+from lora_serve.adapters.tensor_names import TensorPlace, place_of
+from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec, Shape
+
+_LOW_RANK = ("lora_A", "lora_B", "lora_bias", "magnitude", "embedding_A", "embedding_B")
+
+
+def bind(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> BoundAdapter:
+    """Every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
+    binder = _Binder(config, tensors, spec)
+    bound = binder.bind()
+    if binder.reasons or not bound.modules:
+        raise InvalidAdapterError(binder.reasons or ["it adapts no layer of the base model"])
+    return bound
+
+
+class _Binder:
+    """Takes tensors out of `left` as they find their places; whatever stays there is refused."""
+
+    def __init__(self, config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> None:
+        self._config = config
+        self._tensors = tensors
+        self._spec = spec
+        self.reasons: list[str] = []
+        self._left: dict[TensorPlace, str] = {}
+        for name in tensors:
+            self._place(name)
+
+    def bind(self) -> BoundAdapter:
+        spec, config = self._spec, self._config
+        whole = [f"{module}.{parameter}" for module, table in spec.modules.items() for parameter in table]
+        parameters = targeted_parameters(config, whole)
+        modules = targeted(config, (*spec.linears, *spec.embeddings.keys() - spec.linears.keys()))
+        deltas, weights = self._deltas(parameters)
+        embeddings = self._embeddings(modules)
+        linears = self._linears(modules, weights)
+        tokens = self._trained_tokens()
+        own = self._own_parameters(modules)
+        self._refuse_rest()
+        bound = BoundAdapter(
+            self._with_biases(linears, own),
+            embeddings,
+            deltas,
+            tokens,
+            {module: table for module, table in own.items() if table},
+        )
+        if config.invocation_tokens and not bound.is_additive:
+            self.reasons.append("alora_invocation_tokens: an activated LoRA may only hold plain LoRA of linear layers")
+        return bound
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def _place(self, name: str) -> None:
+        place = place_of(name)
+        if place is None or place.module not in self._known_modules():
+            self.reasons.append(f"tensor {name[:200]!r} belongs to no module of {self._spec.architecture}")
+        elif place in self._left:
+            self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
+        else:
+            self._left[place] = name
+
+    def _known_modules(self) -> frozenset[str]:
+        return frozenset().union(self._spec.linears, self._spec.embeddings, self._spec.modules)
+
+    def _take(self, module: str, role: str, shape: Shape, *, depth: int | None = None, parameter: str = "") -> str | None:
+        """The tensor at a place, if it is there; a wrong shape is noted."""
+        depths = (0, 1) if depth is None else (depth,)
+        places = [TensorPlace(module, role, parameter, number) for number in depths]
+        name = next((self._left.pop(place) for place in places if place in self._left), None)
+        if name is not None and self._tensors[name].shape != shape:
+            self.reasons.append(
+                f"tensor {name!r} has shape {list(self._tensors[name].shape)}, but its rank and the base model's "
+                f"layer ask for {list(shape)}"
+            )
+        return name
+
+    def _need(self, module: str, role: str, shape: Shape, *, depth: int | None = None) -> str:
+        name = self._take(module, role, shape, depth=depth)
+        if name is None:
+            self.reasons.append(f"{role} of {module} is missing")
+        return name or ""
+
+    def _refuse_rest(self) -> None:
+        for place, name in self._left.items():
+            what = "target" if place.role in _LOW_RANK else "train"
+            self.reasons.append(f"the file has {name[:200]!r}, but the config does not {what} {place.module}")
+
+    # -- low rank ----------------------------------------------------------------------------------------------
+
+    def _deltas(self, targets: Iterable[str]) -> tuple[dict[str, dict[str, BoundDelta]], dict[str, str]]:
+        """Bare parameters; and those that are a linear layer's weight: module -> the parameter's whole path."""
+        by_module: dict[str, list[str]] = {}
+        for path in sorted(targets):
+            by_module.setdefault(path.rpartition(".")[0], []).append(path)
+        weights = {module: paths[0] for module, paths in by_module.items() if module in self._spec.linears}
+        table = ranks_and_scales(self._config, [path for paths in by_module.values() for path in paths])
+        found: dict[str, dict[str, BoundDelta]] = {}
+        for module in by_module.keys() - weights.keys():
+            # PEFT nests its wrappers in the order of the module's parameters: the last is the outermost.
+            names = [name for name in self._spec.modules[module] if f"{module}.{name}" in by_module[module]]
+            found[module] = {
+                name: self._delta(module, name, len(names) - 1 - i, *table[f"{module}.{name}"])
+                for i, name in enumerate(names)
+            }
+        return found, weights
+
+    def _delta(self, module: str, parameter: str, depth: int, rank: int, scale: float) -> BoundDelta:
+        *experts, num_out, num_in = self._spec.modules[module][parameter]
+        num_experts = experts[0] if experts else 1
+        a = self._need(module, "lora_A", (rank * num_experts, num_in), depth=depth)
+        b = self._need(module, "lora_B", (num_out, rank * num_experts), depth=depth)
+        return BoundDelta(a, b, rank, scale, num_experts)
+
+    def _linears(self, targets: frozenset[str], weights: Mapping[str, str]) -> dict[str, BoundLinear]:
+        """`weights`: layers whose weight `target_parameters` names, and the path that its patterns match."""
+        modules = (targets & self._spec.linears.keys()) | weights.keys()
+        if self._config.ensure_weight_tying and self._spec.ties_embeddings:
+            modules |= {place.module for place in self._left if place.module == self._spec.output_head}
+        paths = {module: weights.get(module, module) for module in modules}
+        table = ranks_and_scales(self._config, sorted(paths.values()))
+        return {module: self._linear(module, *table[paths[module]]) for module in sorted(modules)}
+
+    def _linear(self, module: str, rank: int, scale: float) -> BoundLinear:
+        shape = self._spec.linears[module]
+        out = (shape.out_features,)
+        return BoundLinear(
+            self._need(module, "lora_A", (rank, shape.in_features)),
+            self._need(module, "lora_B", (shape.out_features, rank)),
+            rank,
+            scale,
+            self._need(module, "lora_bias", out) if self._config.lora_bias else None,
+            self._need(module, "magnitude", out) if self._config.use_dora else None,
+        )
+
+    def _embeddings(self, targets: frozenset[str]) -> dict[str, BoundEmbedding]:
+        modules = sorted(targets & self._spec.embeddings.keys())
+        table = ranks_and_scales(self._config, modules)
+        return {module: self._embedding(module, *table[module]) for module in modules}
+
+    def _embedding(self, module: str, rank: int, scale: float) -> BoundEmbedding:
+        shape = self._spec.embeddings[module]
+        return BoundEmbedding(
+            self._need(module, "embedding_A", (rank, shape.num_embeddings)),
+            self._need(module, "embedding_B", (shape.embedding_dim, rank)),
+            rank,
+            scale,
+            self._need(module, "magnitude", (shape.embedding_dim,)) if self._config.use_dora else None,
+        )
+
+    # -- what is trained in full -------------------------------------------------------------------------------
+
+    def _trained_tokens(self) -> dict[str, BoundTokens]:
+        found = {}
+        for end, ids in self._config.trained_tokens:
+            module = self._spec.input_embedding if not end else self._embedding_named(end)
+            if module is None:
+                self.reasons.append(f"trainable_token_indices names {end!r}, which is no embedding of the base model")
+                continue
+            shape = self._spec.embeddings[module]
+            name = self._need(module, "tokens", (len(ids), shape.embedding_dim))
+            if max(ids, default=0) >= shape.num_embeddings or len(set(ids)) < len(ids):
+                self.reasons.append(f"trainable_token_indices must be different ids below {shape.num_embeddings}")
+            found[module] = BoundTokens(name, ids)
+        return found
+
+    def _embedding_named(self, end: str) -> str | None:
+        found = [path for path in self._spec.embeddings if path == end or path.endswith(f".{end}")]
+        return found[0] if len(found) == 1 else None
+
+    def _own_parameters(self, targets: frozenset[str]) -> dict[str, dict[str, str]]:
+        """module -> parameter -> tensor: modules_to_save, trained biases, and saved embeddings."""
+        spec, config = self._spec, self._config
+        whole = saved_whole(config, spec.modules)
+        found: dict[str, dict[str, str]] = {}
+        for module, table in spec.modules.items():
+            for parameter, shape in table.items():
+                is_bias = parameter == "bias" and (config.bias == "all" or (config.bias != "none" and module in targets))
+                is_needed = module in whole or is_bias
+                # PEFT's save_embedding_layers puts copies of the embeddings beside whatever else was trained.
+                if not is_needed and module not in (spec.input_embedding, spec.output_head):
+                    continue
+                name = self._take(module, "parameter", shape, parameter=parameter)
+                if name is not None:
+                    found.setdefault(module, {})[parameter] = name
+                elif is_needed:
+                    self.reasons.append(f"{module}.{parameter} is trained, but the file does not hold it")
+        return found
+
+    def _with_biases(
+        self, linears: dict[str, BoundLinear], own: dict[str, dict[str, str]]
+    ) -> dict[str, BoundLinear]:
+        """A linear layer's own bias goes with its delta, unless its weight is replaced too."""
+        for module in self._spec.linears.keys() & own.keys():
+            if "weight" not in own[module]:
+                linears[module] = replace(linears.get(module, BoundLinear()), bias_name=own[module].pop("bias"))
+        return linears

@@ -1,0 +1,115 @@
+"""Takes values out of a parsed adapter_config.json and collects what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MAX_PATTERNS = 4096
+_LAYER_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}\Z")
+
+
+class Fields:
+    """One config's values; what is wrong goes into `reasons`, and a harmless stand-in is returned."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.table = table
+        self.reasons: list[str] = []
+
+    def require(self, condition: bool, reason: str) -> None:
+        if not condition:
+            self.reasons.append(reason)
+
+    def rank(self, key: str, value: Any) -> int:
+        if type(value) is int and 1 <= value < 2**31:
+            return value
+        self.reasons.append(f"{key} must be a positive integer (got {show(value)})")
+        return 1
+
+    def number(self, key: str, value: Any) -> float:
+        if type(value) in (int, float) and abs(value) < 1e6:
+            return float(value)
+        self.reasons.append(f"{key} must be a finite number (got {show(value)})")
+        return 1.0
+
+    def flag(self, key: str) -> bool:
+        value = self.table.get(key)
+        self.require(value is None or isinstance(value, bool), f"{key} must be true or false (got {show(value)})")
+        return value is True
+
+    def text(self, key: str) -> str:
+        value = self.table.get(key)
+        return value[:1000] if isinstance(value, str) else ""
+
+    def mapping(self, key: str) -> list[tuple[str, Any]]:
+        value = self.table.get(key) or {}
+        if isinstance(value, dict) and len(value) <= MAX_PATTERNS:
+            return list(value.items())
+        self.reasons.append(f"{key} must map at most {MAX_PATTERNS} patterns to numbers")
+        return []
+
+    def modules(self, key: str, required: bool) -> tuple[str, ...] | str:
+        value = self.table.get(key)
+        if isinstance(value, str) and value:
+            return value
+        if isinstance(value, list) and value and len(value) <= MAX_PATTERNS and _are_strings(value):
+            return tuple(value)
+        self.require(not required and is_empty(value), f"{key} must list names or be a regex (got {show(value)})")
+        return ()
+
+    def layers(self) -> tuple[int, ...] | None:
+        value = self.table.get("layers_to_transform")
+        layers = [value] if type(value) is int else value
+        if layers is None or layers == []:  # PEFT takes an empty list for "every layer"
+            return None
+        if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+            self.reasons.append(f"layers_to_transform must be a list of integers (got {show(value)})")
+            return None
+        self._require_list_targets("layers_to_transform")
+        return tuple(layers)
+
+    def layers_pattern(self) -> tuple[str, ...]:
+        value = self.table.get("layers_pattern")
+        names = [value] if isinstance(value, str) else value
+        if is_empty(value):
+            return ()
+        if not isinstance(names, list) or not _are_strings(names) or not all(map(_LAYER_NAME.match, names)):
+            self.reasons.append(f"layers_pattern must be plain names such as 'layers' (got {show(value)})")
+            return ()
+        self.require(self.table.get("layers_to_transform") is not None, "layers_pattern needs layers_to_transform")
+        self._require_list_targets("layers_pattern")
+        return tuple(names)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of names; empty if the key is empty."""
+        value = self.table.get(key)
+        if isinstance(value, list) and len(value) <= MAX_PATTERNS and _are_strings(value):
+            return tuple(value)
+        self.require(is_empty(value), f"{key} must list names (got {show(value)})")
+        return ()
+
+    def token_ids(self, key: str, value: Any) -> tuple[int, ...]:
+        """A list of token ids."""
+        if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
+            return tuple(value)
+        self.reasons.append(f"{key} must list token ids (got {show(value)})")
+        return ()
+
+    def _require_list_targets(self, key: str) -> None:
+        self.require(
+            not isinstance(self.table.get("target_modules"), str), f"{key} cannot go with a target_modules regex"
+        )
+
+
+def _are_strings(values: list[Any]) -> bool:
+    return all(isinstance(value, str) and 0 < len(value) <= MAX_PATTERNS for value in values)
+
+
+def is_empty(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {}) or (type(value) in (int, float) and value == 0)
+
+
+def show(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else text[:117] + "..."

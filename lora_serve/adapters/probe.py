@@ -1,0 +1,35 @@
+"""The prompt that shows what an adapter changes in the base model's answers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from lora_serve.adapters.peft_config import PeftConfig
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec
+
+MAX_PROBE_TOKENS = 128
+_NUM_RANDOM = 16
+_NUM_TRAINED = 16  # of the tokens whose embeddings were trained
+
+
+def probe_prompt(config: PeftConfig, spec: ModelSpec) -> tuple[int, ...]:
+    """Arbitrary tokens, the same ones for every adapter, and those without which this one would not act."""
+    limit = min(MAX_PROBE_TOKENS, spec.max_model_len)
+    numbers = random.Random(0)
+    tokens = [numbers.randrange(spec.vocab_size) for _ in range(_NUM_RANDOM)]
+    trained = [token for _, ids in config.trained_tokens for token in ids[:_NUM_TRAINED]]
+    needed = [*trained, *config.invocation_tokens]
+    return tuple([*needed, *tokens][:limit] if len(needed) >= limit else [*tokens[: limit - len(needed)], *needed])
+
+
+def check_probe(probe: ProbeResult, allow_noop: bool = False) -> None:
+    """Raises InvalidAdapterError if the adapter gives no numbers, or (unless `allow_noop`) changes no logit."""
+    if not math.isfinite(probe.logit_change):
+        raise InvalidAdapterError(["with it the base model's logits are no finite numbers"])
+    if probe.is_noop and not allow_noop:
+        raise InvalidAdapterError(
+            [f"it changes nothing: the largest change of a logit is {probe.logit_change:.3g} (allow_noop takes it anyway)"]
+        )

@@ -1,0 +1,59 @@
+"""What a registration notes of an adapter version, for its card and for those who resolve it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lora_serve.adapters.artifact import Artifact
+from lora_serve.core.adapter import AdapterTraits
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.model_spec import ModelSpec
+
+
+def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
+    """What the doors must know of it."""
+    return AdapterTraits(artifact.bound.is_additive, artifact.config.invocation_tokens, spec.fingerprint)
+
+
+def summary_of(artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, spec: ModelSpec) -> dict[str, Any]:
+    """JSON values."""
+    config, bound = artifact.config, artifact.bound
+    return {
+        "r": config.r,
+        "lora_alpha": config.alpha,
+        "use_rslora": config.use_rslora,
+        "kinds": kinds_of(artifact),
+        "targets": sorted({module.rpartition(".")[2] for module in bound.modules}),
+        "num_modules": len(bound.modules),
+        "dtypes": sorted({tensor.dtype for tensor in artifact.tensors.values()}),
+        "base_model": config.base_model,
+        "ignored_settings": list(config.ignored),
+        "traits": dataclasses.asdict(traits),
+        "probe": {"max_logit_change": round(probe.logit_change, 6), "max_logit": round(probe.logit_scale, 6)},
+        "warnings": base_warnings(artifact, spec),
+    }
+
+
+def kinds_of(artifact: Artifact) -> list[str]:
+    """What it does besides, or instead of, plain LoRA, in PEFT's words."""
+    config, bound = artifact.config, artifact.bound
+    kinds = {
+        "use_dora": config.use_dora,
+        "lora_bias": config.lora_bias,
+        "bias": config.bias != "none",
+        "modules_to_save": bool(bound.parameters),
+        "target_parameters": bool(config.target_parameters),
+        "trainable_token_indices": bool(bound.tokens),
+        "alora_invocation_tokens": bool(config.invocation_tokens),
+        "embeddings": bool(bound.embeddings),
+    }
+    return [kind for kind, is_there in kinds.items() if is_there]
+
+
+def base_warnings(artifact: Artifact, spec: ModelSpec) -> list[str]:
+    """The config's name for its base is a matter of the trainer's disk, so another name is no reason to refuse."""
+    named, served = (name.rstrip("/").rpartition("/")[2].lower() for name in (artifact.config.base_model, spec.name))
+    if not named or named == served:
+        return []
+    return [f"Its config names the base model {named!r}, and this server serves {served!r}; their shapes agree."]

@@ -1,0 +1,46 @@
+"""Lets rows have a module their own way: norms, embeddings, routers and experts (linear layers: `lora_linear.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from lora_serve.model.changes import Change
+from lora_serve.model.observation import Site
+from lora_serve.model.step_context import StepContext
+
+
+class ChangedModule:
+    """A forward hook: the base module has run for all rows; the outputs of rows with changes are put right."""
+
+    def __init__(self, site: Site, changes: Mapping[int, tuple[Change, ...]], context: StepContext) -> None:
+        """`changes`: by slot, kept up to date by `LoraSlots`."""
+        self._site = site
+        self._changes = changes
+        self._context = context
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        if not self._changes:
+            return
+        for tokens in self._context.step.lora:
+            for segment in tokens.segments:
+                for change in self._changes.get(segment.slot, ()):
+                    change.apply(
+                        self._cut_output(output, segment.start, segment.num_tokens),
+                        self._cut_inputs(inputs, segment.start, segment.num_tokens),
+                        segment.scale,
+                    )
+
+    def _cut_inputs(self, inputs: tuple[Any, ...], start: int, length: int) -> tuple[Any, ...]:
+        return tuple(
+            value if dim is None else value.narrow(dim, start, length)
+            for value, dim in zip(inputs, self._site.input_dims, strict=True)
+        )
+
+    def _cut_output(self, output: Tensor | tuple[Tensor, ...], start: int, length: int) -> Tensor | tuple[Tensor, ...]:
+        dim = self._site.output_dim
+        if isinstance(output, tuple):
+            return tuple(tensor.narrow(dim, start, length) for tensor in output)
+        return output.narrow(dim, start, length)

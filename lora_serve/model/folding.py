@@ -1,0 +1,105 @@
+"""From what the trainer saved to what the slots need: whatever depends on the frozen base is worked in once, here.
+
+Called by the loaders' threads; it reads the base and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lora_serve.adapters.weights import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.model.base_model import BaseModel
+from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
+from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.own_linear import OwnLinear
+
+
+@torch.inference_mode()
+def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
+    """`saved` as this base needs it."""
+    changes: dict[str, list[Change]] = {}
+    for path, parameters in saved.parameters.items():
+        if (own := _own(base, path, parameters)) is not None:
+            changes.setdefault(path, []).append(own)
+    for path, table in saved.deltas.items():
+        module = base.module.get_submodule(path)
+        changes.setdefault(path, []).append(Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()}))
+    for path, tokens in saved.tokens.items():
+        ids = torch.tensor(tokens.token_ids)
+        changes.setdefault(path, []).append(TokenRows(ids, tokens.rows * base.embedding_scale(path)))
+        if path == base.spec.input_embedding and base.spec.ties_embeddings:
+            changes.setdefault(base.spec.output_head, []).append(HeadRows(ids, tokens.rows))
+    for path, embedding in saved.embeddings.items():
+        changes.setdefault(path, []).append(_embedding(base, path, embedding))
+    deltas = {path: _linear(linear, base.linear(path)) for path, linear in saved.linears.items()}
+    return HostAdapter(
+        saved.digest, saved.name, saved.rank, deltas, {path: tuple(table) for path, table in changes.items()}
+    )
+
+
+def _linear(saved: SavedLinear, base: FrozenLinear) -> LinearDelta:
+    gain = None if saved.magnitude is None else _dora_gain(saved, base)
+    b = saved.b if gain is None or saved.b is None else saved.b.float() * gain
+    a = saved.a if gain is None or saved.a is None else saved.a.float()
+    return LinearDelta(a, b, saved.scale, gain, _shift(saved, base.bias, gain))
+
+
+def _shift(saved: SavedLinear, bias: Tensor | None, gain: Tensor | None) -> Tensor | None:
+    """What is added once y = W x + bias has been multiplied by gain: DoRA rescales W x alone (its section 4)."""
+    shift = None if saved.lora_bias is None else saved.lora_bias * saved.scale
+    old = None if bias is None else bias.float()
+    new = old if saved.bias is None else saved.bias
+    if new is None or (gain is None and saved.bias is None):
+        return shift
+    kept = 0.0 if old is None else old if gain is None else old * gain
+    return new - kept if shift is None else new - kept + shift
+
+
+def _dora_gain(saved: SavedLinear, base: FrozenLinear) -> Tensor:
+    """magnitude / ||W + s B A|| by rows (Liu et al., 2024, arXiv 2402.09353): [out_features] float32.
+
+    ||w + s b A||^2 = ||w||^2 + 2 s b . (A w) + s^2 b (A A^T) b, so that the delta is never formed.
+    """
+    assert saved.a is not None
+    assert saved.b is not None
+    assert saved.magnitude is not None
+    a, b = saved.a.double(), saved.b.double()  # [rank, in], [rank, out]
+    across = base.product(saved.a.to(base.dtype)).double()  # A W^T, [rank, out]
+    square = base.row_square_norms().double()
+    square = square + 2 * saved.scale * (b * across).sum(0) + saved.scale**2 * (b * ((a @ a.t()) @ b)).sum(0)
+    return (saved.magnitude.double() / square.clamp_min(0).sqrt()).float()
+
+
+def _embedding(base: BaseModel, path: str, saved: SavedEmbedding) -> EmbeddingDelta:
+    """A scaled embedding multiplies the delta as it does its own rows."""
+    scale = saved.scale * base.embedding_scale(path)
+    if saved.magnitude is None:
+        return EmbeddingDelta(saved.a, saved.b, scale)
+    table = base.module.get_submodule(path).get_parameter("weight").double()  # [num_embeddings, dim]
+    a, b = saved.a.double(), saved.b.double()
+    square = (table**2).sum(0) + 2 * saved.scale * (b * (a.t() @ table)).sum(0)
+    square = square + saved.scale**2 * (b * ((a.t() @ a) @ b)).sum(0)
+    gain = (saved.magnitude.double() / square.clamp_min(0).sqrt()).float()
+    return EmbeddingDelta(saved.a.float(), saved.b.float() * gain, scale, gain)
+
+
+def _own(base: BaseModel, path: str, parameters: Mapping[str, Tensor]) -> Change | None:
+    """The module with parameters of its own; None if they are the base's after all (saved beside what was trained)."""
+    originals = base.parameters_of(path)
+    if all(torch.equal(tensor.to(originals[name].dtype), originals[name]) for name, tensor in parameters.items()):
+        return None
+    module = base.module.get_submodule(path)
+    if path in base.spec.linears:
+        return OwnLinear(base.linear(path), parameters, next(module.parameters()).device)
+    return Twin(module, parameters)
+
+
+def _weight(module: nn.Module, name: str, delta: SavedDelta) -> LowRankWeight:
+    """A stack of experts' weights keeps its first dimension, a matrix loses the one of its only delta."""
+    parameter = module.get_parameter(name)
+    is_stack = parameter.dim() == 3
+    return LowRankWeight(parameter, delta.a if is_stack else delta.a[0], delta.b if is_stack else delta.b[0], delta.scale)

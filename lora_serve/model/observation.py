@@ -1,0 +1,145 @@
+"""What can be learned of a model by watching one forward pass, instead of knowing its code."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+from transformers.pytorch_utils import Conv1D
+
+from lora_serve.core.errors import ModelError
+from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
+from lora_serve.model.kv_cache import KVShape
+
+_NUM_TOKENS, _NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
+_ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depends on the tokens
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A module that treats every token by itself, so that an adapter's rows can have it their own way."""
+
+    input_dims: tuple[int | None, ...]  # which dimension of each positional argument counts tokens; None: none does
+    output_dim: int  # likewise of its output, or of the first if it has several (the others are as the first)
+    is_output_head: bool  # it sees only the tokens whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one pass showed."""
+
+    kv_shape: KVShape
+    sites: Mapping[str, Site]  # by module path; every module with parameters of its own that runs once per token
+    linears: Mapping[str, LinearShape]
+    embeddings: Mapping[str, EmbeddingShape]
+
+    def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
+        """module -> parameter -> shape, of every site."""
+        tables = {path: dict(module.get_submodule(path).named_parameters(recurse=False)) for path in self.sites}
+        return {path: {name: tuple(p.shape) for name, p in table.items()} for path, table in tables.items()}
+
+
+def layer_index(module: nn.Module) -> int:
+    """Which layer an attention module is."""
+    index = module.layer_idx
+    assert isinstance(index, int)
+    return index
+
+
+def first_line(error: Exception) -> str:
+    """What transformers says, without its essay."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@torch.inference_mode()
+def observe(module: PreTrainedModel, device: torch.device) -> Observation:
+    """Run a few tokens and watch: what each layer would cache, and which modules see every token once."""
+    keys: dict[int, Tensor] = {}
+    seen: dict[str, list[Site | None]] = {}
+
+    def attend(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        if key.shape != value.shape:
+            raise ModelError("keys and values of different shapes are not supported")
+        keys[layer_index(layer)] = key
+        return query.transpose(1, 2).contiguous(), None
+
+    owners = {
+        path: owner
+        for path, owner in module.named_modules()
+        if not _ONE_EXPERT.search(path) and any(True for _ in owner.parameters(recurse=False))
+    }
+    hooks = [m.register_forward_hook(_watch(path, seen), with_kwargs=True) for path, m in owners.items()]
+    implementation = f"lora_serve_watch_{next(_names)}"
+    AttentionInterface.register(implementation, attend)
+    before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
+    try:
+        module.set_attn_implementation(implementation)
+        ids = torch.arange(_NUM_TOKENS, device=device)[None]
+        module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=ids[0, -_NUM_LOGITS:])
+    except Exception as error:
+        raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
+    finally:
+        module.set_attn_implementation(before)
+        for hook in hooks:
+            hook.remove()
+    sites = {path: found[0] for path, found in seen.items() if len(found) == 1 and found[0] is not None}
+    linears = {path: _linear_shape(m) for path, m in owners.items() if path in sites and isinstance(m, nn.Linear | Conv1D)}
+    embeddings = {
+        path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
+        for path, m in owners.items()
+        if path in sites and isinstance(m, nn.Embedding)
+    }
+    return Observation(_kv_shape(module, keys), sites, linears, embeddings)
+
+
+def _watch(path: str, seen: dict[str, list[Site | None]]) -> Callable[..., None]:
+    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        seen.setdefault(path, []).append(None if keywords or _is_transposed_stack(module) else _site(inputs, output))
+
+    return note
+
+
+def _is_transposed_stack(module: nn.Module) -> bool:
+    """Experts whose weights lie [expert, in, out]: no checkpoint of that shape is understood here."""
+    return bool(getattr(module, "is_transposed", False))
+
+
+def _site(inputs: tuple[Any, ...], output: Any) -> Site | None:
+    outputs = output if isinstance(output, tuple) else (output,)
+    for num_tokens in (_NUM_TOKENS, _NUM_LOGITS):
+        dims = {_dim_of(tensor, num_tokens) for tensor in outputs}
+        input_dims = tuple(_dim_of(tensor, num_tokens) for tensor in inputs)
+        if len(dims) == 1 and None not in dims and any(dim is not None for dim in input_dims):
+            return Site(input_dims, dims.pop() or 0, num_tokens == _NUM_LOGITS)
+    return None
+
+
+def _dim_of(value: Any, size: int) -> int | None:
+    """The one dimension of that size; None if there is none or more than one."""
+    dims = [dim for dim, length in enumerate(value.shape) if length == size] if isinstance(value, Tensor) else []
+    return dims[0] if len(dims) == 1 else None
+
+
+def _linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
+    first, second = linear.weight.shape
+    return LinearShape(first, second) if isinstance(linear, Conv1D) else LinearShape(second, first)
+
+
+def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
+    num_layers = module.config.get_text_config().num_hidden_layers
+    shapes = {(key.shape[1], key.shape[3], key.dtype) for key in keys.values()}
+    if sorted(keys) != list(range(num_layers)) or len(shapes) != 1:
+        raise ModelError(
+            f"{type(module).__name__} cannot be served: its {num_layers} layers do not all attend through keys and "
+            f"values of one shape (seen in {len(keys)} layers: {sorted(map(str, shapes))})"
+        )
+    num_kv_heads, head_dim, dtype = shapes.pop()
+    return KVShape(num_layers, num_kv_heads, head_dim, dtype)

@@ -1,0 +1,40 @@
+"""A linear layer that an adapter trained in full (PEFT's modules_to_save)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lora_serve.model.frozen_linear import FrozenLinear
+
+
+class OwnLinear:
+    """y = x W^T + bias with the adapter's own W and bias, or one of them and the base's other; a `Change`."""
+
+    def __init__(self, base: FrozenLinear, parameters: Mapping[str, Tensor], device: torch.device) -> None:
+        """parameters: weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias [out]."""
+        self._base = base
+        self._parameters = parameters
+        self._device = device
+        source = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+        weight = parameters.get("weight")
+        own = base.dense() if weight is None else weight.t() if base.is_transposed else weight
+        bias = parameters.get("bias", base.bias)
+        source.weight = nn.Parameter(own.to(device, base.dtype).contiguous(), requires_grad=False)
+        if bias is not None:
+            source.bias = nn.Parameter(bias.to(device, base.dtype), requires_grad=False)
+        self._linear = FrozenLinear(source)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._parameters.values())
+
+    def to(self, device: torch.device) -> OwnLinear:
+        return self if device == self._device else OwnLinear(self._base, self._parameters, device)
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        y.copy_(self._linear(inputs[0]))
