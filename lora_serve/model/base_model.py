@@ -51,6 +51,7 @@ class BaseModel:
     def __init__(self, loaded: LoadedModel, cache: KVCache, slots: LoraSlots, config: ModelConfig) -> None:
         self.module = loaded.module
         self.spec = loaded.spec
+        self.device = loaded.device
         self.context = StepContext()
         self._cache = cache
         self._attention: Attention = create_attention(config.attention, cache)

@@ -94,7 +94,7 @@ def _own(base: BaseModel, path: str, parameters: Mapping[str, Tensor]) -> Change
         return None
     module = base.module.get_submodule(path)
     if path in base.spec.linears:
-        return OwnLinear(base.linear(path), parameters, next(module.parameters()).device)
+        return OwnLinear(base.linear(path), parameters, base.device)
     return Twin(module, parameters)
 
 
