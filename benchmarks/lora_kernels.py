@@ -21,10 +21,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.report import machine
-from lora_serve.adapters.weights import HostAdapter, LoraModule
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.lora_kernels import create_kernel
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.step_context import LoraSegment, LoraTokens
@@ -86,7 +86,7 @@ def segment_rows(shape: LinearShape) -> list[dict[str, Any]]:
         for length in (1, 2, 4, 8, 16, 64):
             segments = tuple(LoraSegment(i * length, (i + 1) * length, i) for i in range(4))
             each = torch.tensor([segment.slot for segment in segments for _ in range(length)], dtype=torch.int32)
-            short = LoraTokens(segments, (), each)
+            short = LoraTokens(segments, (), each, None)
             found.append(
                 said(
                     "segments of 4 adapters",
@@ -116,12 +116,12 @@ def filled(shape: LinearShape, dtype: torch.dtype) -> LoraSlots:
     for index in range(NUM_SLOTS):
         rank = RANKS[index % len(RANKS)]
         modules = {
-            name: LoraModule(
+            name: LinearDelta(
                 torch.randn(rank, shape.in_features).to(dtype), torch.randn(rank, shape.out_features).to(dtype), 1e-3
             )
             for name in names
         }
-        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", "", 0, rank, modules))
+        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", "", rank, modules))
     return slots
 
 

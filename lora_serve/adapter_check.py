@@ -88,7 +88,9 @@ def _modules(bound: BoundAdapter) -> Table:
     for path, linear in bound.linears.items():
         marks = {"lora": linear.a_name, "dora": linear.magnitude_name, "lora_bias": linear.lora_bias_name}
         marks["bias"] = linear.bias_name
-        table.add_row(path, "+".join(mark for mark, name in marks.items() if name), str(linear.rank), f"{linear.scale:g}")
+        table.add_row(
+            path, "+".join(mark for mark, name in marks.items() if name), str(linear.rank), f"{linear.scale:g}"
+        )
     for path, embedding in bound.embeddings.items():
         what = "lora" if embedding.magnitude_name is None else "lora+dora"
         table.add_row(path, what, str(embedding.rank), f"{embedding.scale:g}")

@@ -39,8 +39,8 @@ from lora_serve.core.request import GenerateRequest
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.warmup import warmup_stages
-from lora_serve.logs import configure_logging
 from lora_serve.engine_trial import EngineTrial
+from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app

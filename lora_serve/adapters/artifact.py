@@ -14,6 +14,7 @@ from lora_serve.adapters.safetensors_header import TensorInfo, read_header
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """One adapter version whose files are well formed and fit the base model."""

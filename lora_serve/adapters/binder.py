@@ -50,7 +50,7 @@ class _Binder:
         linears = self._linears(modules, weights)
         tokens = self._trained_tokens()
         own = self._own_parameters(modules)
-        self._refuse_rest()
+        self._refuse_rest(frozenset().union(linears, embeddings, deltas))
         bound = BoundAdapter(
             self._with_biases(linears, own),
             embeddings,
@@ -76,7 +76,9 @@ class _Binder:
     def _known_modules(self) -> frozenset[str]:
         return frozenset().union(self._spec.linears, self._spec.embeddings, self._spec.modules)
 
-    def _take(self, module: str, role: str, shape: Shape, *, depth: int | None = None, parameter: str = "") -> str | None:
+    def _take(
+        self, module: str, role: str, shape: Shape, *, depth: int | None = None, parameter: str = ""
+    ) -> str | None:
         """The tensor at a place, if it is there; a wrong shape is noted."""
         depths = (0, 1) if depth is None else (depth,)
         places = [TensorPlace(module, role, parameter, number) for number in depths]
@@ -94,10 +96,13 @@ class _Binder:
             self.reasons.append(f"{role} of {module} is missing")
         return name or ""
 
-    def _refuse_rest(self) -> None:
+    def _refuse_rest(self, adapted: frozenset[str]) -> None:
+        untargeted = {place.module for place in self._left if place.role in _LOW_RANK} - adapted
+        for module in sorted(untargeted):
+            self.reasons.append(f"the file has weights for {module}, but the config does not target it")
         for place, name in self._left.items():
-            what = "target" if place.role in _LOW_RANK else "train"
-            self.reasons.append(f"the file has {name[:200]!r}, but the config does not {what} {place.module}")
+            if place.module not in untargeted:
+                self.reasons.append(f"tensor {name[:200]!r} is there, but the config does not say that it is trained")
 
     # -- low rank ----------------------------------------------------------------------------------------------
 
@@ -136,6 +141,9 @@ class _Binder:
 
     def _linear(self, module: str, rank: int, scale: float) -> BoundLinear:
         shape = self._spec.linears[module]
+        if not any(place.module == module for place in self._left):
+            self.reasons.append(f"target_modules names {module}, but the file has no weights for it")
+            return BoundLinear()
         out = (shape.out_features,)
         return BoundLinear(
             self._need(module, "lora_A", (rank, shape.in_features)),
@@ -166,7 +174,7 @@ class _Binder:
     def _trained_tokens(self) -> dict[str, BoundTokens]:
         found = {}
         for end, ids in self._config.trained_tokens:
-            module = self._spec.input_embedding if not end else self._embedding_named(end)
+            module = self._embedding_named(end) if end else self._spec.input_embedding or None
             if module is None:
                 self.reasons.append(f"trainable_token_indices names {end!r}, which is no embedding of the base model")
                 continue
@@ -188,7 +196,9 @@ class _Binder:
         found: dict[str, dict[str, str]] = {}
         for module, table in spec.modules.items():
             for parameter, shape in table.items():
-                is_bias = parameter == "bias" and (config.bias == "all" or (config.bias != "none" and module in targets))
+                is_bias = parameter == "bias" and (
+                    config.bias == "all" or (config.bias != "none" and module in targets)
+                )
                 is_needed = module in whole or is_bias
                 # PEFT's save_embedding_layers puts copies of the embeddings beside whatever else was trained.
                 if not is_needed and module not in (spec.input_embedding, spec.output_head):
@@ -200,9 +210,7 @@ class _Binder:
                     self.reasons.append(f"{module}.{parameter} is trained, but the file does not hold it")
         return found
 
-    def _with_biases(
-        self, linears: dict[str, BoundLinear], own: dict[str, dict[str, str]]
-    ) -> dict[str, BoundLinear]:
+    def _with_biases(self, linears: dict[str, BoundLinear], own: dict[str, dict[str, str]]) -> dict[str, BoundLinear]:
         """A linear layer's own bias goes with its delta, unless its weight is replaced too."""
         for module in self._spec.linears.keys() & own.keys():
             if "weight" not in own[module]:

@@ -157,7 +157,9 @@ def _check_supported(fields: Fields) -> None:
         value = table.get(key)
         fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
     for key in _unknown(table):
-        fields.require(is_empty(table[key]), f"unknown setting {key[:100]!r} = {show(table[key])} may change the result")
+        fields.require(
+            is_empty(table[key]), f"unknown setting {key[:100]!r} = {show(table[key])} may change the result"
+        )
     _check_init(fields, table.get("init_lora_weights", True))
 
 

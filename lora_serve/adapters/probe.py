@@ -31,5 +31,5 @@ def check_probe(probe: ProbeResult, allow_noop: bool = False) -> None:
         raise InvalidAdapterError(["with it the base model's logits are no finite numbers"])
     if probe.is_noop and not allow_noop:
         raise InvalidAdapterError(
-            [f"it changes nothing: the largest change of a logit is {probe.logit_change:.3g} (allow_noop takes it anyway)"]
+            [f"it changes nothing: no logit moves by more than {probe.logit_change:.3g} (allow_noop takes it anyway)"]
         )

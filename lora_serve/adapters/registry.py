@@ -27,8 +27,8 @@ from lora_serve.adapters.trial import Trial
 from lora_serve.adapters.values import check_values
 from lora_serve.adapters.weights import read_weights
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import AdapterConfig
 from lora_serve.core.commands import ProbeResult
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, LoraServeError
 from lora_serve.core.model_spec import ModelSpec
 

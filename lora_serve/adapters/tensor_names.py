@@ -41,7 +41,11 @@ def place_of(name: str) -> TensorPlace | None:
         if match is not None:
             return _place(match["module"], role)
     match = _PARAMETER.match(path)
-    return None if match is None or "lora_" in match["parameter"] else _place(match["module"], "parameter", match["parameter"])
+    return (
+        None
+        if match is None or "lora_" in match["parameter"]
+        else _place(match["module"], "parameter", match["parameter"])
+    )
 
 
 def _place(module: str, role: str, parameter: str = "") -> TensorPlace:

@@ -76,7 +76,9 @@ class Engine:
         error = self.residency.load_finished(message)
         if error is None:
             return []
-        failed = [c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin | Probe)]
+        failed = [
+            c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin | Probe)
+        ]
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
             command.reply(error)

@@ -12,7 +12,6 @@ from lora_serve.core.errors import LoraServeError
 from lora_serve.core.request import GenerateRequest
 from lora_serve.core.stats import EngineStats
 
-
 Outcome = LoraServeError | ProbeResult | None
 
 

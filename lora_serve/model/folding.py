@@ -27,7 +27,9 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
             changes.setdefault(path, []).append(own)
     for path, table in saved.deltas.items():
         module = base.module.get_submodule(path)
-        changes.setdefault(path, []).append(Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()}))
+        changes.setdefault(path, []).append(
+            Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()})
+        )
     for path, tokens in saved.tokens.items():
         ids = torch.tensor(tokens.token_ids)
         changes.setdefault(path, []).append(TokenRows(ids, tokens.rows * base.embedding_scale(path)))
@@ -102,4 +104,6 @@ def _weight(module: nn.Module, name: str, delta: SavedDelta) -> LowRankWeight:
     """A stack of experts' weights keeps its first dimension, a matrix loses the one of its only delta."""
     parameter = module.get_parameter(name)
     is_stack = parameter.dim() == 3
-    return LowRankWeight(parameter, delta.a if is_stack else delta.a[0], delta.b if is_stack else delta.b[0], delta.scale)
+    return LowRankWeight(
+        parameter, delta.a if is_stack else delta.a[0], delta.b if is_stack else delta.b[0], delta.scale
+    )

@@ -91,7 +91,9 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
         for hook in hooks:
             hook.remove()
     sites = {path: found[0] for path, found in seen.items() if len(found) == 1 and found[0] is not None}
-    linears = {path: _linear_shape(m) for path, m in owners.items() if path in sites and isinstance(m, nn.Linear | Conv1D)}
+    linears = {
+        path: _linear_shape(m) for path, m in owners.items() if path in sites and isinstance(m, nn.Linear | Conv1D)
+    }
     embeddings = {
         path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
         for path, m in owners.items()

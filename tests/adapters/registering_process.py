@@ -20,16 +20,29 @@ from pathlib import Path
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.weights import SavedAdapter
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 
 NUM_IDS = 40
 
 
+class Trial:
+    """No base model here: every adapter has an effect."""
+
+    def num_bytes(self, saved: SavedAdapter) -> int:
+        return 1000 * len(saved.linears)
+
+    def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
+        return ProbeResult(1.0, 0.0, 1.0)
+
+
 def open_registry(store: Path, spec: ModelSpec) -> tuple[Registry, Catalog, DiskStore]:
     config = AdapterConfig(store, (), None, 4, 64, None, 10**8, None, 10**7)
     catalog, disk = Catalog(store), DiskStore(store)
-    registry = Registry(config, spec, catalog, disk)
+    registry = Registry(config, spec, catalog, disk, Trial())
     registry.sweep()
     return registry, catalog, disk
 

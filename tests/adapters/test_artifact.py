@@ -14,7 +14,7 @@ import torch
 
 from lora_serve.adapters.artifact import read_artifact
 from lora_serve.adapters.digest import adapter_digest
-from lora_serve.adapters.weights import check_values
+from lora_serve.adapters.values import check_values
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
@@ -32,11 +32,10 @@ def reasons_of(folder: Path, spec: ModelSpec, **limits: Any) -> str:
 
 def test_sound_adapter_binds_every_tensor(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
     artifact = read_artifact(make_adapter(rank=4, targets=("q_proj", "down_proj")), spec)
-    assert len(artifact.modules) == 4
-    assert artifact.rank == 4
-    bound = artifact.modules["model.layers.1.mlp.down_proj"]
+    assert len(artifact.bound.linears) == 4
+    assert artifact.bound.rank == 4
+    bound = artifact.bound.linears["model.layers.1.mlp.down_proj"]
     assert (bound.rank, bound.scale) == (4, 2.0)
-    assert artifact.num_bytes == sum(4 * 4 * (i + o) for i, o in [(16, 16), (24, 16)] * 2)
 
 
 def test_digest_is_of_the_two_files_content_only(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
@@ -64,7 +63,7 @@ def test_names_with_and_without_prefix_and_adapter_name_bind(
             short = name.removeprefix("base_model.model.").removesuffix(".weight")
             tensors[prefix + short + suffix] = tensors.pop(name)
 
-    assert len(read_artifact(make_adapter(change=rename), spec).modules) == 4
+    assert len(read_artifact(make_adapter(change=rename), spec).bound.linears) == 4
 
 
 def drop_b(tensors: dict[str, torch.Tensor]) -> None:
@@ -125,9 +124,9 @@ def infinite(tensors: dict[str, torch.Tensor]) -> None:
         (wrong_rank, r"lora_A.weight' has shape \[3, 16\].*ask for \[4, 16\]"),
         (transposed, r"ask for \[4, 16\]"),
         (empty, r"has shape \[0, 16\]"),
-        (other_module, "layers.7.self_attn.q_proj.lora_A.weight' belongs to no linear layer of LlamaForCausalLM"),
-        (embedding, "lora_embedding_A' is not a LoRA weight of a linear layer"),
-        (magnitude, "lora_magnitude_vector' is not a LoRA weight"),
+        (other_module, "layers.7.self_attn.q_proj.lora_A.weight' belongs to no module of LlamaForCausalLM"),
+        (embedding, "lora_embedding_A' belongs to no module"),
+        (magnitude, "lora_magnitude_vector' is there, but the config does not say that it is trained"),
         (twice, "there twice"),
         (not_a_number, "q_proj.lora_B.weight' holds NaN or infinity"),
         (infinite, "q_proj.lora_A.weight' holds NaN or infinity"),
@@ -157,7 +156,7 @@ def test_layers_left_out_by_layers_to_transform_need_no_weights(make_adapter: Ma
             del tensors[name]
 
     folder = make_adapter("one layer", settings={"layers_to_transform": [1]}, change=only_layer_1)
-    assert len(read_artifact(folder, spec).modules) == 2
+    assert len(read_artifact(folder, spec).bound.linears) == 2
     words = reasons_of(make_adapter("both layers", settings={"layers_to_transform": [1]}), spec)
     assert "weights for model.layers.0.mlp.down_proj, but the config does not target it" in words
 
@@ -202,11 +201,11 @@ def test_pickle_checkpoint_is_refused_in_words(make_adapter: MakeAdapter, spec: 
 
 
 def test_broken_config_and_broken_weights_are_both_told(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
-    folder = make_adapter(settings={"use_dora": True})
+    folder = make_adapter(settings={"layer_replication": [[0, 1]]})
     with (folder / "adapter_model.safetensors").open("ab") as file:
         file.write(b"x")
     words = reasons_of(folder, spec)
-    assert "DoRA" in words
+    assert "layer replication" in words
     assert "after its last tensor" in words
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from lora_serve.adapters.weights import fetch_host_adapter
+from lora_serve.adapters.weights import fetch_adapter
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registering_process import open_registry
 
@@ -60,7 +60,7 @@ class Victim:
         assert len(named.keys() - self.known.keys()) <= 1
         for entry in named.values():
             for version in entry.versions:
-                assert fetch_host_adapter(disk, self._spec, entry.ref(version)).digest == version.digest
+                assert fetch_adapter(disk, self._spec, entry.ref(version)).digest == version.digest
         assert disk.digests() == catalog.snapshot.digests
         assert os.listdir(self._store / "tmp") == []
         assert not (self._store / "quarantine").exists()

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.adapters.peft_config import LoraConfig, parse_config
+from lora_serve.adapters.peft_config import PeftConfig, parse_config
 from lora_serve.core.errors import InvalidAdapterError
 
 PLAIN = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
 
 
-def parse(**changes: Any) -> LoraConfig:
+def parse(**changes: Any) -> PeftConfig:
     return parse_config(json.dumps(PLAIN | changes).encode())
 
 
@@ -71,18 +71,20 @@ def test_settings_of_training_only_change_nothing(setting: dict[str, Any]) -> No
     [
         ({"peft_type": "IA3"}, "not LORA"),
         ({"task_type": "SEQ_CLS"}, "SEQ_CLS"),
-        ({"bias": "lora_only"}, "bias"),
-        ({"use_dora": True}, "DoRA"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"trainable_token_indices": {"embed_tokens": [1]}}, "trainable_token_indices"),
+        ({"bias": "some"}, "none, all, lora_only"),
+        ({"use_dora": 1}, "use_dora"),
+        ({"use_dora": True, "lora_bias": True}, "cannot go with lora_bias"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save"),
+        ({"trainable_token_indices": {"embed_tokens": ["a"]}}, "trainable_token_indices"),
+        ({"trainable_token_indices": {"embed_tokens": [-1]}}, "trainable_token_indices"),
         ({"layer_replication": [[0, 2]]}, "layer replication"),
-        ({"target_parameters": ["experts.weight"]}, "bare parameters"),
-        ({"alora_invocation_tokens": [1]}, "aLoRA"),
-        ({"lora_bias": True}, "lora_B"),
+        ({"target_parameters": "experts.weight"}, "target_parameters"),
+        ({"alora_invocation_tokens": "help"}, "alora_invocation_tokens"),
+        ({"lora_bias": "yes"}, "lora_bias"),
         ({"use_qalora": True}, "QA-LoRA"),
         ({"use_bdlora": {"nblocks": 2}}, "block-diagonal"),
         ({"megatron_config": {"a": 1}}, "Megatron"),
-        ({"ensure_weight_tying": True}, "tied"),
+        ({"ensure_weight_tying": 1}, "ensure_weight_tying"),
         ({"init_lora_weights": "pissa_niter_4"}, "base model's weights"),
         ({"init_lora_weights": "corda"}, "base model's weights"),
         ({"init_lora_weights": "loftq"}, "base model's weights"),
@@ -110,8 +112,27 @@ def test_what_would_change_the_maths_or_makes_no_sense_is_refused(setting: dict[
         parse(**setting)
 
 
+def test_everything_that_peft_trains_beside_lora_is_understood() -> None:
+    config = parse(
+        use_dora=True,
+        bias="all",
+        modules_to_save=["lm_head"],
+        target_parameters=["experts.down_proj"],
+        trainable_token_indices={"embed_tokens": [5, 7]},
+        alora_invocation_tokens=[1, 2],
+        ensure_weight_tying=True,
+    )
+    assert (config.use_dora, config.bias, config.modules_to_save) == (True, "all", ("lm_head",))
+    assert config.target_parameters == ("experts.down_proj",)
+    assert config.trained_tokens == (("embed_tokens", (5, 7)),)
+    assert config.invocation_tokens == (1, 2)
+    assert config.ensure_weight_tying
+    assert parse(lora_bias=True).lora_bias
+    assert parse(trainable_token_indices=[3]).trained_tokens == (("", (3,)),)
+
+
 def test_every_reason_is_told_at_once() -> None:
-    reasons = reasons_of(json.dumps(PLAIN | {"use_dora": True, "bias": "all", "r": "x", "new": 1}).encode())
+    reasons = reasons_of(json.dumps(PLAIN | {"use_dora": 2, "bias": "some", "r": "x", "new": 1}).encode())
     assert len(reasons) == 4
 
 
@@ -148,7 +169,7 @@ def test_byte_order_mark_is_passed_over() -> None:
 
 
 KEYS = st.sampled_from(
-    [*LoraConfig.__dataclass_fields__, "lora_alpha", "peft_type", "bias", "use_dora", "new", "init_lora_weights"]
+    [*PeftConfig.__dataclass_fields__, "lora_alpha", "peft_type", "bias", "use_dora", "new", "init_lora_weights"]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab.*", max_size=5),

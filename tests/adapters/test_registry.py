@@ -15,7 +15,7 @@ from lora_serve.adapters.digest import adapter_digest
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
-from lora_serve.adapters.weights import fetch_host_adapter
+from lora_serve.adapters.weights import fetch_adapter
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
     AdapterNotFoundError,
@@ -26,6 +26,7 @@ from lora_serve.core.errors import (
     PayloadTooLargeError,
 )
 from lora_serve.core.model_spec import ModelSpec
+from tests.fake_trial import FakeTrial
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -45,7 +46,7 @@ def store(config: AdapterConfig) -> DiskStore:
 
 @pytest.fixture
 def registry(config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore) -> Registry:
-    return Registry(config, spec, catalog, store)
+    return Registry(config, spec, catalog, store, FakeTrial())
 
 
 def staged(registry: Registry, folder: Path) -> Path:
@@ -68,7 +69,7 @@ def test_registered_folder_can_be_resolved_and_loaded(
     assert (done.ref.label, done.ref.tenant, done.ref.rank) == ("acme/support@1", "acme", 4)
     shutil.rmtree(folder)  # our copy is our own
     assert catalog.resolve("acme/support") == done.ref
-    assert fetch_host_adapter(store, spec, done.ref).num_bytes == done.ref.num_bytes
+    assert FakeTrial().num_bytes(fetch_adapter(store, spec, done.ref)) == done.ref.num_bytes
     summary = catalog.entry("acme/support").default.summary
     assert (summary["r"], summary["targets"], summary["num_modules"]) == (4, ["down_proj", "q_proj"], 4)
     assert catalog.entry("acme/support").pinned
@@ -98,8 +99,8 @@ def test_upload_is_registered_and_its_folder_removed(
 def test_refused_upload_leaves_nothing_behind(
     registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
-    with pytest.raises(InvalidAdapterError, match="DoRA"):
-        registry.register_upload("a", staged(registry, make_adapter(settings={"use_dora": True})))
+    with pytest.raises(InvalidAdapterError, match="layer replication"):
+        registry.register_upload("a", staged(registry, make_adapter(settings={"layer_replication": [[0, 1]]})))
     with pytest.raises(InvalidRequestError):
         registry.register_upload("../a", staged(registry, make_adapter("other")))
     assert leftovers(config) == []
@@ -117,7 +118,7 @@ def test_adapter_that_changes_nothing_can_be_allowed(registry: Registry, make_ad
 def test_adapter_larger_than_host_memory_is_refused_at_the_door(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, host_bytes=100), spec, catalog, store)
+    small = Registry(dataclasses.replace(config, host_bytes=100), spec, catalog, store, FakeTrial())
     with pytest.raises(InvalidAdapterError, match="--adapter-host-memory allows 100"):
         small.register_folder("a", make_adapter())
 
@@ -125,7 +126,7 @@ def test_adapter_larger_than_host_memory_is_refused_at_the_door(
 def test_folder_larger_than_the_limit_is_refused(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, max_upload_bytes=1000), spec, catalog, store)
+    small = Registry(dataclasses.replace(config, max_upload_bytes=1000), spec, catalog, store, FakeTrial())
     with pytest.raises(PayloadTooLargeError):
         small.register_folder("a", make_adapter())
     assert leftovers(config) == []
@@ -169,7 +170,7 @@ def test_outside_and_not_there_are_told_in_the_same_words(
 def test_without_roots_nothing_can_be_registered_by_path(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    closed = Registry(dataclasses.replace(config, roots=()), spec, catalog, store)
+    closed = Registry(dataclasses.replace(config, roots=()), spec, catalog, store, FakeTrial())
     folder = make_adapter()
     with pytest.raises(InvalidRequestError):
         closed.register_folder("a", folder)
@@ -236,7 +237,7 @@ def test_file_exchanged_after_the_copy_cannot_slip_in(
 
     monkeypatch.setattr(module, "check_values", exchange)
     ref = registry.register_folder("a", folder).ref
-    assert fetch_host_adapter(store, spec, ref).digest == ref.digest
+    assert fetch_adapter(store, spec, ref).digest == ref.digest
 
 
 def test_foreign_id_is_refused_before_anything_is_read(registry: Registry, make_adapter: MakeAdapter) -> None:
@@ -314,9 +315,9 @@ def test_sweep_sets_broken_blobs_aside_and_registering_again_heals(
     registry.sweep()
     assert len(os.listdir(config.store / "quarantine")) == 1
     with pytest.raises(AdapterUnavailableError):
-        fetch_host_adapter(store, spec, ref)
+        fetch_adapter(store, spec, ref)
     assert not registry.register_folder("a", folder).created
-    assert fetch_host_adapter(store, spec, ref).digest == ref.digest
+    assert fetch_adapter(store, spec, ref).digest == ref.digest
 
 
 def test_registering_again_heals_a_blob_with_one_wrong_bit(
@@ -329,9 +330,9 @@ def test_registering_again_heals_a_blob_with_one_wrong_bit(
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(InvalidAdapterError, match="corrupt"):
-        fetch_host_adapter(store, spec, ref)
+        fetch_adapter(store, spec, ref)
     registry.register_folder("a", folder)
-    assert fetch_host_adapter(store, spec, ref).digest == ref.digest
+    assert fetch_adapter(store, spec, ref).digest == ref.digest
 
 
 def test_store_that_cannot_be_written_is_not_the_callers_fault(
@@ -355,7 +356,7 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
             raise AdapterUnavailableError("the far store is away")
 
     with pytest.raises(AdapterUnavailableError, match="far store"):
-        Registry(config, spec, catalog, Failing(config.store)).register_folder("a", make_adapter())
+        Registry(config, spec, catalog, Failing(config.store), FakeTrial()).register_folder("a", make_adapter())
     assert catalog.entries() == ()
     assert store.digests() == frozenset()
     assert catalog.strays() == set()
@@ -372,7 +373,7 @@ def test_sweep_leaves_what_other_replicas_keep_in_the_far_store_but_not_our_own_
     far = DiskStore(tmp_path / "far")
     theirs, ours = make_adapter("theirs", seed=1), make_adapter("ours", seed=2)
     far.put(adapter_digest(theirs), theirs)
-    registry = Registry(config, spec, catalog, TieredStore(store, far))
+    registry = Registry(config, spec, catalog, TieredStore(store, far), FakeTrial())
     digest = registry.register_folder("a", ours).ref.digest
     registry.delete("a")  # and the server dies before it collects
     registry.sweep()

@@ -13,7 +13,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin, Prefetch
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, QueueFullError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import FinishReason, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, SamplingParams
 
 
 def adapter(number: int) -> AdapterRef:
@@ -45,7 +45,7 @@ async def test_answers_depend_on_prompt_and_adapter_and_on_nothing_else(client: 
         event.token_id for event in await all_of(client, GenerateRequest("a", (1, 2))) if isinstance(event, TokenEvent)
     ]
     assert first != await all_of(client, GenerateRequest("a", (1, 3)))
-    assert first != await all_of(client, GenerateRequest("a", (1, 2), adapter=adapter(1)))
+    assert first != await all_of(client, GenerateRequest("a", (1, 2), adapters=(AdapterUse(adapter(1)),)))
 
 
 async def test_leaving_early_is_an_abort(client: MockEngineClient) -> None:
@@ -74,7 +74,7 @@ async def test_stop_id_ends_the_sequence(client: MockEngineClient) -> None:
 async def test_gate_holds_the_request_in_the_queue(client: MockEngineClient) -> None:
     gate = asyncio.Event()
     client.script = lambda request: MockReply(gate=gate)
-    task = asyncio.create_task(all_of(client, GenerateRequest("r", (1,), adapter=adapter(1))))
+    task = asyncio.create_task(all_of(client, GenerateRequest("r", (1,), adapters=(AdapterUse(adapter(1)),))))
     await asyncio.sleep(0)
     stats = await client.stats()
     assert (stats.num_waiting, stats.waiting_adapters) == (1, ("acme/1",))

@@ -14,10 +14,10 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.commands import Evict, Pin
+from lora_serve.core.commands import Evict, Pin, Probe
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, RequestTimeoutError
 from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
 from lora_serve.engine.messages import Message
 from tests.engine.fake_runner import next_token
 from tests.engine.world import World, adapter
@@ -40,8 +40,9 @@ async def client() -> Any:
 
 
 def request(name: str, ref: AdapterRef | None = None, max_tokens: int = 4, **fields: Any) -> GenerateRequest:
+    uses = () if ref is None else (AdapterUse(ref),)
     return GenerateRequest(
-        name, (1, 2), SamplingParams(max_tokens=max_tokens), ref, arrival_time=time.monotonic(), **fields
+        name, (1, 2), SamplingParams(max_tokens=max_tokens), uses, arrival_time=time.monotonic(), **fields
     )
 
 
@@ -137,3 +138,19 @@ async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
         await waiting
     with pytest.raises(NotReadyError):
         await client.stats()
+
+
+async def test_probe_is_answered_with_what_the_runner_saw(client: ThreadEngineClient) -> None:
+    found = await client.adapters(Probe(adapter("a"), (1, 2, 3)))
+    assert found is not None
+    assert not found.is_noop
+    nothing = await client.adapters(Probe(adapter("noop"), (1, 2, 3)))
+    assert nothing is not None
+    assert nothing.is_noop
+    stats = await client.stats()
+    assert stats.slots == (), "a probe takes no slot of the table"
+
+
+async def test_probe_of_an_adapter_that_cannot_be_had_is_an_error(client: ThreadEngineClient) -> None:
+    with pytest.raises(AdapterUnavailableError, match="broken"):
+        await client.adapters(Probe(adapter("broken"), (1,)))

@@ -23,19 +23,31 @@ POPULARITIES = {
     "prefill": [(1, 0), (1, BASE_SLOT), (7, 1), (40, 4), (5, BASE_SLOT), (33, 2)],
     "untargeted": [(1, EMPTY), (6, EMPTY), (1, 0)],
     "nothing": [(4, BASE_SLOT)],
+    "scaled": [(1, 1, 0.5), (1, 1, -2.0), (1, 0, 1.0), (40, 4, 0.25), (3, 4, 3.0), (1, BASE_SLOT)],
 }
 
 
-def expected(y: torch.Tensor, x: torch.Tensor, slots: LoraSlots, rows: list[tuple[int, int]]) -> torch.Tensor:
-    """y[i] + scale * (x[i] A^T) B^T in float64."""
+def expected(y: torch.Tensor, x: torch.Tensor, slots: LoraSlots, rows: list[tuple[float, ...]]) -> torch.Tensor:
+    """gain * y[i] + t * (shift + scale * (x[i] A^T) B) in float64."""
     wanted, position = y.double().clone(), 0
-    for length, slot in rows:
-        weights = slots.weights(slots.module_index[MODULE], slot) if slot != BASE_SLOT else None
+    for length, slot, *given in rows:
+        scale = given[0] if given else 1.0
+        weights = slots.delta(slots.module_index[MODULE], slot) if slot != BASE_SLOT else None
         for i in range(position, position + length):
-            if weights is not None:
-                wanted[i] += weights.scale * (x[i].double() @ weights.a.double().t()) @ weights.b.double()
+            if weights is None:
+                continue
+            if weights.gain is not None:
+                wanted[i] *= weights.gain.double()
+            if weights.shift is not None:
+                wanted[i] += scale * weights.shift.double()
+            if weights.a is not None:
+                wanted[i] += scale * weights.scale * (x[i].double() @ weights.a.double().t()) @ weights.b.double()
         position += length
     return wanted
+
+
+def tokens_of(rows: list[tuple[float, ...]]) -> LoraTokens:
+    return LoraTokens.of((int(length), int(slot), *(given or (1.0,))) for length, slot, *given in rows)
 
 
 @pytest.fixture(params=["loop", "native"])
@@ -61,11 +73,11 @@ def test_delta_is_the_formula(
     rows = POPULARITIES[popularity]
     slots = filled_slots(shape, RANKS, adapter_dtype)
     kernel = create_kernel(name, slots)
-    tokens = sum(length for length, _ in rows)
+    tokens = sum(row[0] for row in rows)
     x = torch.randn(tokens, shape.in_features).to(model_dtype)
     y = torch.randn(tokens, shape.out_features).to(model_dtype)
     before = y.clone()
-    kernel.add(y, x, slots.module_index[MODULE], LoraTokens.of(rows))
+    kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))
     wanted = expected(before, x, slots, rows)
     tolerance = 1e-4 if model_dtype == torch.float32 and adapter_dtype == torch.float32 else 6e-2
     assert torch.allclose(y.double(), wanted, atol=tolerance, rtol=tolerance)
@@ -73,7 +85,7 @@ def test_delta_is_the_formula(
 
 def run_with(kernel: LoraKernel, slots: LoraSlots, x: torch.Tensor, rows: list[tuple[int, int]]) -> torch.Tensor:
     y = torch.zeros(x.shape[0], 40)
-    kernel.add(y, x, slots.module_index[MODULE], LoraTokens.of(rows))
+    kernel.add(y, x, slots.module_index[MODULE], tokens_of(rows))
     return y
 
 
@@ -103,3 +115,22 @@ def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
     assert not torch.allclose(before, after)
     slots.clear(0)
     assert not run_with(kernel, slots, x, [(1, 0)]).any()
+
+
+def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
+    from lora_serve.core.batch import SlotRef
+    from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+
+    shape = LinearShape(24, 40)
+    slots = filled_slots(shape, (4,))
+    delta = LinearDelta(None, None, 0.0, torch.rand(40) + 0.5, torch.randn(40))
+    slots.load(SlotRef(1, 1, "bias"), HostAdapter("bias", "bias", 0, {MODULE: delta}))
+    x, y = torch.randn(45, 24), torch.randn(45, 40)
+    rows = [(1, 1), (1, 0), (40, 1), (3, BASE_SLOT)]
+    wanted = expected(y, x, slots, rows)
+    create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of(rows))
+    assert torch.allclose(y.double(), wanted, atol=1e-4)
+    slots.clear(1)
+    again = y.clone()
+    create_kernel(name, slots).add(y, x, slots.module_index[MODULE], tokens_of([(1, 1), (44, BASE_SLOT)]))
+    assert torch.equal(y, again)

@@ -11,7 +11,7 @@ from lora_serve.core.config import Settings
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
 from lora_serve.engine.build import build_engine
 from tests.engine.fake_runner import FakeRunner, next_token
 
@@ -21,6 +21,12 @@ EOS = 1000  # never given by the fake runner
 def adapter(name: str, num_bytes: int = 10) -> AdapterRef:
     """A reference whose digest is its name's."""
     return AdapterRef("default", name, 1, f"sha256:{name}", 8, num_bytes)
+
+
+def key_of(request: GenerateRequest) -> object:
+    """What the fake runner answers with: a digest, None, or a set of digests with their scales."""
+    used = sorted((use.ref.digest, use.scale) for use in request.adapters)
+    return None if not used else used[0][0] if len(used) == 1 and used[0][1] == 1.0 else used
 
 
 class World:
@@ -51,11 +57,14 @@ class World:
         self._auto_load = auto_load
         self._requests: dict[str, GenerateRequest] = {}
 
-    def add(self, request_id: str, prompt: list[int], ref: AdapterRef | None = None, **fields: Any) -> GenerateRequest:
+    def add(
+        self, request_id: str, prompt: list[int], ref: AdapterRef | tuple[AdapterUse, ...] | None = None, **fields: Any
+    ) -> GenerateRequest:
         """Submit; sampling fields and request fields are told apart by name."""
+        uses = (AdapterUse(ref),) if isinstance(ref, AdapterRef) else ref or ()
         sampling = {k: fields.pop(k) for k in list(fields) if k in SamplingParams.__dataclass_fields__}
         request = GenerateRequest(
-            request_id, tuple(prompt), SamplingParams(**{"max_tokens": 5, **sampling}), ref,
+            request_id, tuple(prompt), SamplingParams(**{"max_tokens": 5, **sampling}), uses,
             **{"arrival_time": time.monotonic(), **fields},
         )  # fmt: skip
         self._requests[request_id] = request
@@ -107,7 +116,7 @@ class World:
         request = self._requests[request_id]
         history = list(request.prompt_token_ids)
         for _ in range(request.sampling.max_tokens):
-            history.append(next_token(request.adapter.digest if request.adapter else None, history))
+            history.append(next_token(key_of(request), history))
         return history[len(request.prompt_token_ids) :]
 
     def check_answers(self) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_serve.adapters.weights import load_host_adapter
-from lora_serve.core.batch import Batch, Row, RowOutput, SampleInput, SlotRef
+from lora_serve.adapters.weights import load_adapter
+from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.request import SamplingParams
 from tests.local_engine import LocalEngine
@@ -29,12 +29,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> LocalEngine:
 def load(engine: LocalEngine, name: str, index: int, generation: int) -> SlotRef:
     ref = engine.refs[name]
     slot = SlotRef(index, generation, ref.digest)
-    engine.parts.runner.load_slot(slot, load_host_adapter(engine._folders[name], ref, engine.parts.spec))
+    saved = load_adapter(engine._folders[name], ref, engine.parts.spec)
+    engine.parts.runner.load_slot(slot, engine.parts.fold(saved))
     return slot
 
 
 def row(sequence_id: int, tokens: tuple[int, ...], table: tuple[int, ...], slot: SlotRef | None = None) -> Row:
-    return Row(sequence_id, tokens, 0, table, slot, GREEDY, None)
+    adapters = () if slot is None else (RowAdapter(slot),)
+    return Row(sequence_id, tokens, 0, table, adapters, GREEDY, None)
 
 
 def run(engine: LocalEngine, *rows: Row) -> list[RowOutput]:

@@ -6,22 +6,25 @@ from collections.abc import Sequence
 
 import torch
 
-from lora_serve.adapters.weights import HostAdapter, LoraModule
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.step_context import DecodeRows, LoraTokens, PrefillRow, StepInputs
+from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
 
 CPU = torch.device("cpu")
 MODULE = "layer"
 
 
 def random_adapter(digest: str, rank: int, shape: LinearShape, dtype: torch.dtype = torch.float32) -> HostAdapter:
-    """Targets MODULE with random A [rank, in] and B [rank, out]."""
+    """Targets MODULE with random A [rank, in] and B [rank, out]; an even rank brings a gain and a shift as well."""
     a = (torch.randn(rank, shape.in_features) / shape.in_features**0.5).to(dtype)
     b = torch.randn(rank, shape.out_features).to(dtype)
-    return HostAdapter(digest, digest, a.nbytes + b.nbytes, rank, {MODULE: LoraModule(a, b, 0.5)})
+    gain, shift = (
+        (torch.rand(shape.out_features) + 0.5, torch.randn(shape.out_features)) if rank % 2 == 0 else (None, None)
+    )
+    return HostAdapter(digest, digest, rank, {MODULE: LinearDelta(a, b, 0.5, gain, shift)})
 
 
 def filled_slots(shape: LinearShape, ranks: Sequence[int], dtype: torch.dtype = torch.float32) -> LoraSlots:
@@ -62,6 +65,6 @@ def step_of(rows: Sequence[tuple[int, int, list[int]]]) -> StepInputs:
         ),
         prefill=tuple(prefill),
         logit_positions=nothing[0],
-        lora=LoraTokens.of([]),
-        lora_logits=LoraTokens.of([]),
+        lora=(),
+        lora_logits=(),
     )

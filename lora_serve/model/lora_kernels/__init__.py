@@ -19,9 +19,9 @@ class LoraKernel(Protocol):
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
         """y[i] = gain[s] * y[i] + t[i] * (shift[s] + scale[s] * (x[i] A[s]^T) B[s]) in place.
 
-        s is token i's slot and t[i] its segment's scale; tokens without a slot, and those whose slot leaves this module
-        alone, stay untouched. y [num_tokens, out], x [num_tokens, in] of the model's dtype; A [rank, in], B [rank, out],
-        gain and shift [out] per slot, see `LinearDelta`. gain other than one comes with t = 1 only.
+        s is token i's slot and t[i] its segment's scale; tokens without a slot, and those whose slot leaves this
+        module alone, stay untouched. y [num_tokens, out], x [num_tokens, in] of the model's dtype; A [rank, in],
+        B [rank, out], gain and shift [out] per slot, see `LinearDelta`. A gain comes with t = 1 only.
         """
 
 

@@ -44,7 +44,13 @@ class Kernel:
             tuple(
                 table[module].data_ptr()
                 for table in (
-                    tables.a, tables.b, tables.gain, tables.shift, tables.rank, tables.scale, tables.is_bfloat16
+                    tables.a,
+                    tables.b,
+                    tables.gain,
+                    tables.shift,
+                    tables.rank,
+                    tables.scale,
+                    tables.is_bfloat16,
                 )
             )
             for module in range(len(slots.module_index))
