@@ -20,15 +20,16 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import ModelError
+from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.model import onednn
 from lora_serve.model.attention import Attention, create_attention
-from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.frozen_linear import FrozenLinear, linear_shape
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.lora_kernels import create_kernel
 from lora_serve.model.lora_linear import LoraLinear
 from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.quantization import check_quantized, plan_quantization, resident_bytes
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _names = itertools.count()
@@ -113,15 +114,23 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = _device(config.device)
     try:
         hf_config = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
-        dtype = _dtype(config.dtype, hf_config, device)
+        plan = plan_quantization(config, hf_config, device)
+        dtype = _dtype(plan.dtype, hf_config, device)
         module = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="eager"
+            config.model,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            **plan.arguments,
         )
-    except ModelError:
+    except LoraServeError:
         raise
     except Exception as error:  # transformers raises many kinds for a broken folder
         raise ModelError(f"--model {config.model}: cannot be loaded: {_first_line(error)}") from error
-    module.to(device)  # type: ignore[arg-type]
+    check_quantized(module, config)
+    if not plan.arguments.get("device_map"):
+        module.to(device)  # type: ignore[arg-type]
     module.eval()  # type: ignore[no-untyped-call]
     module.requires_grad_(False)
     kv_shape, linears = _observe(module, device)
@@ -163,7 +172,6 @@ def _spec(
         raise ModelError(f"--max-model-len {config.max_model_len}: this model knows {limit} positions at most")
     eos = module.generation_config.eos_token_id if module.generation_config is not None else None
     eos = eos if eos is not None else text.eos_token_id
-    unique = {tensor.data_ptr(): tensor.nbytes for tensor in itertools.chain(module.parameters(), module.buffers())}
     return ModelSpec(
         name=config.model,
         architecture=type(module).__name__,
@@ -172,7 +180,7 @@ def _spec(
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         num_layers=text.num_hidden_layers,
         linears=linears,
-        num_bytes=sum(unique.values()),
+        num_bytes=resident_bytes(module),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
     )
@@ -209,13 +217,8 @@ def _observe(module: PreTrainedModel, device: torch.device) -> tuple[KVShape, di
         module.set_attn_implementation(before)
         for hook in hooks:
             hook.remove()
-    targets = {name: _shape(linears[name]) for name, rows in seen.items() if rows == num_tokens}
+    targets = {name: linear_shape(linears[name]) for name, rows in seen.items() if rows == num_tokens}
     return _kv_shape(module, keys), targets
-
-
-def _shape(linear: nn.Linear | Conv1D) -> LinearShape:
-    first, second = linear.weight.shape
-    return LinearShape(first, second) if isinstance(linear, Conv1D) else LinearShape(second, first)
 
 
 def _layer_index(module: nn.Module) -> int:
