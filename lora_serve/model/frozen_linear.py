@@ -40,7 +40,7 @@ class FrozenLinear(nn.Module):
         self._is_packed = False
         self._square_norms: Tensor | None = None
         weight = source.weight.detach()
-        if not isinstance(source, Conv1D) and weight.shape != (self.out_features, self.in_features):
+        if not isinstance(source, Conv1D) and not _is_matrix(weight, shape):
             self._layer = source  # bitsandbytes: only its own class can read such a weight
             source.bias = None  # type: ignore[assignment] # added here, so that `product` goes without
         elif not is_quantized(weight):
@@ -89,6 +89,10 @@ class FrozenLinear(nn.Module):
             unit.diagonal(start).fill_(1)
             total += self.product(unit).float().square_().sum(0)
         return total
+
+
+def _is_matrix(weight: Tensor, shape: LinearShape) -> bool:
+    return weight.is_floating_point() and weight.shape == (shape.out_features, shape.in_features)
 
 
 def _row_sums(weight: Tensor) -> Tensor:
