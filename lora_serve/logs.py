@@ -40,6 +40,10 @@ def configure_logging(form: str, level: int = logging.INFO) -> None:
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", category=FutureWarning)
     _quieten_transformers()
+
+
+def drop_import_noise() -> None:
+    """To be called before torch is imported: what torchao says at its import is said before a log is configured."""
     for name in _NOISE:
         logging.getLogger(name).addFilter(_is_not_noise)
 

@@ -27,7 +27,15 @@ logger = logging.getLogger(__name__)
 
 _EXTRA = "install lora-serve's extra `quantization`: pip install 'lora-serve[quantization]'"
 _INT4_GROUP = 32  # weights that share a scale: the finest that the kernels have, and a divisor of most widths
-_TORCHAO_NAMES = {"Int8WeightOnlyConfig": "int8", "Int4WeightOnlyConfig": "int4"}
+# What a checkpoint may say it was stored with: weights only. Activations scaled over a whole batch (torchao's dynamic
+# kinds may, LLM.int8()'s outlier columns always are) would let a row's answer depend on its neighbours.
+_STORED = {
+    "torchao Int8WeightOnlyConfig": "int8",
+    "torchao Int4WeightOnlyConfig": "int4",
+    "torchao IntxWeightOnlyConfig": "intx",
+    "torchao Float8WeightOnlyConfig": "float8",
+    "bitsandbytes 4-bit": "bitsandbytes 4-bit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +123,13 @@ def _scales(state: Any) -> Iterator[Tensor]:
 
 
 def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.device) -> None:
-    method = str(stored.get("quant_method", "an unnamed method"))
-    if method not in ("torchao", "bitsandbytes"):
-        raise ModelError(f"--model {config.model}: quantised with {method}; served are torchao and bitsandbytes")
-    name = _stored_name(method, stored)
+    told = _told(stored)
+    name = _STORED.get(told)
+    if name is None:
+        raise ModelError(
+            f"--model {config.model}: quantised with {told}; served are torchao's weight-only kinds and bitsandbytes "
+            "4-bit, whose rows do not depend on their neighbours"
+        )
     if config.quantization not in ("none", name):
         raise ConfigError(
             f"--quantization {config.quantization}: {config.model} is quantised already ({name}) and cannot be "
@@ -129,20 +140,20 @@ def _check_stored(config: ModelConfig, stored: Mapping[str, Any], device: torch.
             f"--model {config.model}: torchao stores int4 in layouts for GPUs only; on a CPU serve the plain "
             "checkpoint with --quantization int4"
         )
-    if method == "torchao":
+    if told.startswith("torchao"):
         _check_torchao(f"--model {config.model} is quantised with torchao")
     elif not is_bitsandbytes_available():
         raise ConfigError(f"--model {config.model} is quantised with bitsandbytes: pip install bitsandbytes accelerate")
 
 
-def _stored_name(method: str, stored: Mapping[str, Any]) -> str:
-    """ "int8" or "int4" where the flag would make the same, else the method's own words."""
+def _told(stored: Mapping[str, Any]) -> str:
+    """The checkpoint's own words: "torchao Int8WeightOnlyConfig", "bitsandbytes 4-bit", "gptq"."""
+    method = str(stored.get("quant_method"))
     if method == "bitsandbytes":
-        return f"bitsandbytes {4 if stored.get('load_in_4bit') else 8}-bit"
+        return f"{method} {4 if stored.get('load_in_4bit') else 8}-bit"
     quant_type = stored.get("quant_type")
     inner = quant_type.get("default") if isinstance(quant_type, dict) else None
-    kind = str(inner.get("_type") if isinstance(inner, dict) else quant_type)
-    return _TORCHAO_NAMES.get(kind, f"torchao {kind}")
+    return f"{method} {inner['_type']}" if isinstance(inner, dict) and "_type" in inner else method
 
 
 def _check_torchao(asked: str) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import peft
 import pytest
 import torch
+from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig
+from torchao.quantization.granularity import PerGroup
 from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
 from lora_serve.core.config import Settings, load_settings
@@ -89,12 +91,27 @@ def test_mixed_batch_on_a_quantised_base_equals_each_adapter_alone_in_peft(
     assert_rows_equal(engine, oracle, list(folders), tolerance=1e-3)
 
 
-def test_stored_int8_checkpoint_is_served_as_it_is(llama: Path, stored: Path, tmp_path: Path) -> None:
+STORED = {
+    "int8": Int8WeightOnlyConfig(set_inductor_config=False),
+    "int4 in bytes": IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)),
+    "float8": Float8WeightOnlyConfig(set_inductor_config=False),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_stored_checkpoint_is_served_as_it_is(kind: str, llama: Path, tmp_path: Path) -> None:
+    scheme = TorchAoConfig(STORED[kind])
+    folder = tmp_path / "stored"
+    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32, quantization_config=scheme).save_pretrained(folder)
     folders = {"rank4": save_adapter(llama, tmp_path / "rank4", **ADAPTERS["rank4"])}
-    oracle = with_adapters(AutoModelForCausalLM.from_pretrained(stored, dtype=torch.float32), folders)
-    engine = LocalEngine(stored, folders, max_model_len=56, kv_cache_memory="100KiB")
-    assert engine.parts.spec.num_bytes == build(llama, quantization="int8").spec.num_bytes
+    oracle = with_adapters(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), folders)
+    engine = LocalEngine(folder, folders, max_model_len=56, kv_cache_memory="100KiB")
+    assert engine.parts.spec.num_bytes < build(llama).spec.num_bytes / 2
     assert_rows_equal(engine, oracle, list(folders), tolerance=1e-3)
+
+
+def test_stored_int8_takes_the_bytes_of_int8_made_at_load(llama: Path, stored: Path) -> None:
+    assert build(stored).spec.num_bytes == build(llama, quantization="int8").spec.num_bytes
 
 
 def assert_rows_equal(engine: LocalEngine, oracle: Any, adapters: list[str], tolerance: float) -> None:
@@ -210,9 +227,21 @@ def test_missing_torchao_names_the_extra(llama: Path, stored: Path, monkeypatch:
         build(stored)
 
 
-def test_other_methods_are_refused_by_name(tmp_path: Path) -> None:
-    folder = edit_config(save_tiny_model("llama", tmp_path), quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ModelError, match="quantised with gptq; served are torchao and bitsandbytes"):
+REFUSED = {
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "bitsandbytes 8-bit": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "torchao Int8DynamicActivationInt8WeightConfig": {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Int8DynamicActivationInt8WeightConfig", "_version": 2, "_data": {}}},
+    },
+    "torchao": {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_that_may_mix_rows_and_unknown_ones_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    folder = edit_config(save_tiny_model("llama", tmp_path), quantization_config=REFUSED[name])
+    with pytest.raises(ModelError, match=rf"quantised with {name}; served are torchao's weight-only kinds"):
         build(folder)
 
 
