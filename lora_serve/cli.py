@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lora_serve import __version__
 from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.logs import drop_import_noise
 
 USAGE = f"""lora-serve {__version__}: one frozen base model, many tenants' LoRA adapters, one mixed-adapter batch.
 
@@ -26,6 +27,7 @@ lora-serve COMMAND --help explains a command's flags; lora-serve --version print
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    drop_import_noise()
     try:
         return _run(given)
     except (ConfigError, ModelError) as error:

@@ -10,6 +10,9 @@ import warnings
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELDS = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+# Said at every import of torchao: libraries of other GPUs that cannot load here, and a remark between two versions.
+# Its weight-only products, the ones used here, are torch's own.
+_NOISE = {"torchao": ("Failed to load ",), "torch.utils._pytree": ("<enum ",)}
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,6 +40,16 @@ def configure_logging(form: str, level: int = logging.INFO) -> None:
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", category=FutureWarning)
     _quieten_transformers()
+
+
+def drop_import_noise() -> None:
+    """To be called before torch is imported: what torchao says at its import is said before a log is configured."""
+    for name in _NOISE:
+        logging.getLogger(name).addFilter(_is_not_noise)
+
+
+def _is_not_noise(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NOISE[record.name])
 
 
 def _quieten_transformers() -> None:

@@ -63,6 +63,7 @@ class ModelConfig:
     attention: str  # name of a file in model/attention, or "auto"
     lora_kernel: str  # name of a file in model/lora_kernels, or "auto"
     seed: int
+    quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,9 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs; auto: cuda if present")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="weights; auto: the checkpoint's own where the device computes it natively, else float32"
+    )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="quantise the base's linear weights at load; none: serve the checkpoint as it is"
     )
     max_model_len: int | None = Field(
         None, ge=8, description="tokens, prompt and answer together; default: the model's own limit"
@@ -208,7 +212,14 @@ class Settings(BaseSettings):
 
     def model_slice(self) -> ModelConfig:
         return ModelConfig(
-            self.model, self.device, self.dtype, self.max_model_len, self.attention, self.lora_kernel, self.seed
+            self.model,
+            self.device,
+            self.dtype,
+            self.max_model_len,
+            self.attention,
+            self.lora_kernel,
+            self.seed,
+            self.quantization,
         )
 
     def engine_slice(self) -> EngineConfig:

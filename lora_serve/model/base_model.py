@@ -19,7 +19,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.config import ModelConfig
-from lora_serve.core.errors import ModelError
+from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model import onednn
 from lora_serve.model.attention import Attention, create_attention
@@ -30,6 +30,7 @@ from lora_serve.model.lora_kernels import LoraKernel, create_kernel
 from lora_serve.model.lora_linear import LoraLinear
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.observation import Observation, first_line, layer_index, observe
+from lora_serve.model.quantization import check_quantized, plan_quantization, resident_bytes
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _names = itertools.count()
@@ -70,12 +71,13 @@ class BaseModel:
         return self._linears[path]
 
     def parameters_of(self, path: str) -> dict[str, Tensor]:
-        """A module's own parameters, as its checkpoint holds them."""
+        """A module's own parameters, as its checkpoint holds them; a quantised weight is left out."""
         if path not in self._linears:
             return dict(self.module.get_submodule(path).named_parameters(recurse=False))
         linear = self._linears[path]
-        weight = linear.dense().t() if linear.is_transposed else linear.dense()
-        return {"weight": weight} | ({} if linear.bias is None else {"bias": linear.bias})
+        weight, bias = linear.dense(), linear.bias
+        found = {} if weight is None else {"weight": weight.t() if linear.is_transposed else weight}
+        return found if bias is None else {**found, "bias": bias}
 
     def embedding_scale(self, path: str) -> float:
         """What an embedding multiplies its rows by (Gemma 3); 1.0 in most models."""
@@ -139,15 +141,23 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = _device(config.device)
     try:
         hf_config = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
-        dtype = _dtype(config.dtype, hf_config, device)
+        plan = plan_quantization(config, hf_config, device)
+        dtype = _dtype(plan.dtype, hf_config, device)
         module = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation="eager"
+            config.model,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            **plan.arguments,
         )
-    except ModelError:
+    except LoraServeError:
         raise
     except Exception as error:  # transformers raises many kinds for a broken folder
         raise ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}") from error
-    module.to(device)  # type: ignore[arg-type]
+    check_quantized(module, config)
+    if not plan.arguments.get("device_map"):
+        module.to(device)  # type: ignore[arg-type]
     module.eval()  # type: ignore[no-untyped-call]
     module.requires_grad_(False)
     observation = observe(module, device)
@@ -187,7 +197,6 @@ def _spec(
     eos = eos if eos is not None else text.eos_token_id
     embedding = module.get_input_embeddings()
     head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
-    unique = {tensor.data_ptr(): tensor.nbytes for tensor in itertools.chain(module.parameters(), module.buffers())}
     return ModelSpec(
         name=config.model,
         architecture=type(module).__name__,
@@ -196,7 +205,7 @@ def _spec(
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         num_layers=text.num_hidden_layers,
         linears=observation.linears,
-        num_bytes=sum(unique.values()),
+        num_bytes=resident_bytes(module),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         embeddings=observation.embeddings,

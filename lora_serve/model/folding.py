@@ -92,12 +92,16 @@ def _embedding(base: BaseModel, path: str, saved: SavedEmbedding) -> EmbeddingDe
 def _own(base: BaseModel, path: str, parameters: Mapping[str, Tensor]) -> Change | None:
     """The module with parameters of its own; None if they are the base's after all (saved beside what was trained)."""
     originals = base.parameters_of(path)
-    if all(torch.equal(tensor.to(originals[name].dtype), originals[name]) for name, tensor in parameters.items()):
+    if all(_is_same(tensor, originals.get(name)) for name, tensor in parameters.items()):
         return None
     module = base.module.get_submodule(path)
     if path in base.spec.linears:
         return OwnLinear(base.linear(path), parameters, base.device)
     return Twin(module, parameters)
+
+
+def _is_same(tensor: Tensor, original: Tensor | None) -> bool:
+    return original is not None and torch.equal(tensor.to(original.device, original.dtype), original)
 
 
 def _weight(module: nn.Module, name: str, delta: SavedDelta) -> LowRankWeight:

@@ -2,6 +2,8 @@
 
 On CPUs oneDNN's own weight layout ("prepacked") needs half the time of `F.linear` at 1 to 16 rows and the same at
 more (benchmarks/README.md). It is an inference-only, opaque layout, which is just what a frozen weight allows.
+Quantised weights stay as their library packed them: torchao's are tensors that know their own product, bitsandbytes'
+layers are called whole.
 """
 
 from __future__ import annotations
@@ -11,39 +13,102 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from lora_serve.core.model_spec import LinearShape
 from lora_serve.model import onednn
+from lora_serve.model.quantization import is_quantized
+
+_ROWS_AT_ONCE = 256  # of the identity, when a packed weight is only known by its products
+
+
+def linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
+    """in and out features as the layer states them: a packed weight has another shape."""
+    if isinstance(linear, Conv1D):
+        return LinearShape(*linear.weight.shape)
+    return LinearShape(linear.in_features, linear.out_features)
 
 
 class FrozenLinear(nn.Module):
-    """y [..., out] = x [..., in] W^T + bias, from an `nn.Linear` or GPT-2's transposed `Conv1D`."""
+    """y [..., out] = x [..., in] W^T + bias, from an `nn.Linear`, a quantised one or GPT-2's transposed `Conv1D`."""
 
     def __init__(self, source: nn.Linear | Conv1D, *, shared_weight: bool = False) -> None:
         """`shared_weight`: the weight is also an embedding, so a prepacked copy would double it."""
         super().__init__()
-        weight = source.weight.detach()
-        if isinstance(source, Conv1D):
-            weight = weight.t().contiguous()
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
-        self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
+        shape = linear_shape(source)
+        self.in_features, self.out_features = shape.in_features, shape.out_features
         self.bias: Tensor | None = None if source.bias is None else source.bias.detach()
-        self._is_packed = not shared_weight and onednn.can_prepack(weight)
+        self._layer: nn.Module | None = None
+        self._is_packed = False
+        self._square_norms: Tensor | None = None
+        self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
+        weight = source.weight.detach()
+        if not isinstance(source, Conv1D) and not _is_matrix(weight, shape):
+            self._layer = source  # bitsandbytes: only its own class can read such a weight
+            source.bias = None  # type: ignore[assignment] # added here, so that `product` goes without
+        elif not is_quantized(weight):
+            weight = weight.t().contiguous() if isinstance(source, Conv1D) else weight
+            self._is_packed = not shared_weight and onednn.can_prepack(weight)
         self._weight = onednn.prepack(weight) if self._is_packed else weight
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._is_packed:
-            return onednn.linear(x, self._weight, self.bias)
-        return F.linear(x, self._weight, self.bias)
+        return self._multiply(x, self.bias)
 
     def product(self, x: Tensor) -> Tensor:
-        """x [n, in] W^T, without the bias: [n, out]."""
-        return onednn.linear(x, self._weight, None) if self._is_packed else F.linear(x, self._weight)
+        """x [n, in] W^T -> [n, out], without the bias; x in the layer's own type."""
+        return self._multiply(x, None)
 
-    def dense(self) -> Tensor:
-        """The weight as a plain tensor [out, in]; a copy if it is prepacked."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its inputs and outputs, as far as its parameters tell."""
+        known = [t.dtype for t in (self._weight, self.bias) if t is not None and t.is_floating_point()]
+        return known[0] if known else torch.get_default_dtype()
+
+    def dense(self) -> Tensor | None:
+        """The weight as a plain tensor [out, in]: a copy if it is prepacked; None if it is quantised."""
+        if self._layer is not None or is_quantized(self._weight):
+            return None
         return self._weight.to_dense() if self._is_packed else self._weight
 
+    @torch.no_grad()
     def row_square_norms(self) -> Tensor:
-        """||W[o]||^2 of each output: [out] float32."""
-        norms: Tensor = torch.linalg.vector_norm(self.dense(), dim=1, dtype=torch.float32)
-        return norms.square_()
+        """Sum of squares of each row of W, dequantised: [out] float32. Worked out at the first call, then kept."""
+        if self._square_norms is None:
+            self._square_norms = self._sum_squares()
+        return self._square_norms
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self._is_packed:
+            return onednn.linear(x, self._weight, bias)
+        if self._layer is None:
+            return F.linear(x, self._weight, bias)
+        y: Tensor = self._layer(x)
+        return y if bias is None else y + bias
+
+    def _sum_squares(self) -> Tensor:
+        if self._is_packed:
+            return _row_sums(self._weight.to_dense())
+        if self._layer is None and not is_quantized(self._weight):
+            return _row_sums(self._weight)
+        if self._layer is None and type(self._weight).dequantize is not Tensor.dequantize:
+            return _row_sums(self._weight.dequantize())
+        return self._sum_squares_of_products()
+
+    def _sum_squares_of_products(self) -> Tensor:
+        """For a weight that is only known by its products: those with the unit vectors are its columns."""
+        dtype = torch.get_default_dtype() if self._layer is not None else self._weight.dtype
+        total = torch.zeros(self.out_features, device=self._weight.device)
+        for start in range(0, self.in_features, _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, self.in_features)
+            unit = torch.zeros(stop - start, self.in_features, dtype=dtype, device=self._weight.device)
+            unit.diagonal(start).fill_(1)
+            total += self.product(unit).float().square_().sum(0)
+        return total
+
+
+def _is_matrix(weight: Tensor, shape: LinearShape) -> bool:
+    return weight.is_floating_point() and weight.shape == (shape.out_features, shape.in_features)
+
+
+def _row_sums(weight: Tensor) -> Tensor:
+    """[out, in] -> [out] float32."""
+    norms: Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+    return norms.square_()

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
+from lora_serve.model.frozen_linear import linear_shape
 from lora_serve.model.kv_cache import KVShape
 
 _NUM_TOKENS, _NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
@@ -92,7 +93,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
             hook.remove()
     sites = {path: found[0] for path, found in seen.items() if len(found) == 1 and found[0] is not None}
     linears = {
-        path: _linear_shape(m) for path, m in owners.items() if path in sites and isinstance(m, nn.Linear | Conv1D)
+        path: linear_shape(m) for path, m in owners.items() if path in sites and isinstance(m, nn.Linear | Conv1D)
     }
     embeddings = {
         path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
@@ -128,11 +129,6 @@ def _dim_of(value: Any, size: int) -> int | None:
     """The one dimension of that size; None if there is none or more than one."""
     dims = [dim for dim, length in enumerate(value.shape) if length == size] if isinstance(value, Tensor) else []
     return dims[0] if len(dims) == 1 else None
-
-
-def _linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
-    first, second = linear.weight.shape
-    return LinearShape(first, second) if isinstance(linear, Conv1D) else LinearShape(second, first)
 
 
 def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:

@@ -12,7 +12,7 @@ from lora_serve.model.frozen_linear import FrozenLinear
 
 
 class OwnLinear:
-    """y = x W^T + bias with the adapter's own W and bias, or one of them and the base's other; a `Change`."""
+    """y = x W^T + bias with the adapter's own W, and its own bias or the base's; a `Change`."""
 
     def __init__(self, base: FrozenLinear, parameters: Mapping[str, Tensor], device: torch.device) -> None:
         """parameters: weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias [out]."""
@@ -20,10 +20,9 @@ class OwnLinear:
         self._parameters = parameters
         self._device = device
         source = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-        weight = parameters.get("weight")
-        own = base.dense() if weight is None else weight.t() if base.is_transposed else weight
+        weight = parameters["weight"].t() if base.is_transposed else parameters["weight"]
         bias = parameters.get("bias", base.bias)
-        source.weight = nn.Parameter(own.to(device, base.dtype).contiguous(), requires_grad=False)
+        source.weight = nn.Parameter(weight.to(device, base.dtype).contiguous(), requires_grad=False)
         if bias is not None:
             source.bias = nn.Parameter(bias.to(device, base.dtype), requires_grad=False)
         self._linear = FrozenLinear(source)

@@ -71,7 +71,7 @@ def test_row_that_is_not_a_number_ends_alone_and_its_blocks_leave_nothing(engine
     poisoned = load(engine, "b", 1, 1)
     clean = run(engine, row(0, (5, 6, 7), (1,), good), row(1, (8,), (2,)))
     slots = engine.parts.runner._slots
-    weights = slots.weights(slots.module_index["model.layers.0.self_attn.v_proj"], 1)
+    weights = slots.delta(slots.module_index["model.layers.0.self_attn.v_proj"], 1)
     assert weights is not None
     weights.a.fill_(float("nan"))
     outputs = run(engine, row(0, (5, 6, 7), (1,), good), row(1, (8,), (2,)), row(2, (5, 6, 7), (3,), poisoned))
