@@ -38,7 +38,9 @@ def llama() -> Any:
 def gpt2() -> Any:
     """Conv1D layers of 16 -> 48 (c_attn), 16 -> 16, 16 -> 64 and 64 -> 16, with biases that are not zero."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2)).eval()
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
+    ).eval()
     for module in model.modules():
         if isinstance(module, Conv1D):
             torch.nn.init.normal_(module.bias)
