@@ -28,10 +28,10 @@ OURS = ("hada_", "lokr_", "vera_lambda_", "lora_", "ia3_l")
 
 
 def llama() -> Any:
-    """Linear layers of 24 -> 24, 12 (k and v), 40 (mlp), and 40 -> 24."""
+    """Linear layers of 24 -> 24, 12 (k and v), 40 (mlp) and 37 (the head, a prime), and 40 -> 24."""
     torch.manual_seed(0)
     shape = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=32, num_key_value_heads=2, tie_word_embeddings=False, **shape)
+    config = LlamaConfig(vocab_size=37, num_key_value_heads=2, tie_word_embeddings=False, **shape)
     return LlamaForCausalLM(config).eval()
 
 

@@ -16,6 +16,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "no feed-forward": ({"target_modules": ["k_proj", "down_proj"], "feedforward_modules": []}, llama),
     "an ending without a dot": ({"target_modules": r".*(up|down)_proj", "feedforward_modules": ["wn_proj"]}, llama),
     "regex": ({"target_modules": r".*\.(k|up)_proj", "feedforward_modules": r".*\.0\.mlp\..*"}, llama),
+    "regex for part of a path": ({"target_modules": r".*\.(k|up)_proj", "feedforward_modules": r"mlp\..*"}, llama),
     "Conv1D with biases": ({"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}, gpt2),
 }
 

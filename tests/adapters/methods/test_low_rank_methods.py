@@ -44,7 +44,7 @@ CASES: dict[str, tuple[type[peft.PeftConfig], dict[str, Any], Any]] = {
     ),
     "lokr with a rank above a side": (
         peft.LoKrConfig,
-        {"r": 4, "decompose_factor": 2, "rank_dropout_scale": True, "target_modules": EVERY},
+        {"r": 10, "rank_dropout_scale": True, "target_modules": [*EVERY, "lm_head"]},
         llama,
     ),
     "lokr with patterns": (
