@@ -49,7 +49,7 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
     try:
         artifact = read_artifact(folder, parts.spec, settings.max_lora_rank)
         check_values(folder, artifact)
-        probe, num_bytes = _try(folder, artifact, parts)
+        probe, num_bytes = _try(folder, artifact, parts, settings.max_lora_rank)
         warnings = tuple(base_warnings(artifact, parts.spec))
         check_probe(probe)
     except InvalidAdapterError as error:
@@ -59,10 +59,10 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
     return Verdict((), artifact, probe, num_bytes, warnings)
 
 
-def _try(folder: Path, artifact: Artifact, parts: ModelParts) -> tuple[ProbeResult, int]:
-    host = parts.fold(read_weights(folder, artifact))
+def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> tuple[ProbeResult, int]:
+    host = parts.fold(read_weights(folder, artifact, max_rank=max_rank))
     traits = traits_of(artifact, parts.spec)
-    ref = AdapterRef("", folder.name, 1, artifact.digest, artifact.bound.rank, host.num_bytes, traits)
+    ref = AdapterRef("", folder.name, 1, artifact.digest, host.rank, host.num_bytes, traits)
     slot, tokens = SlotRef(0, 1, ref.digest), probe_prompt(artifact.config, parts.spec)
     parts.runner.load_slot(slot, host)
     return parts.runner.probe(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
@@ -97,6 +97,9 @@ def _modules(bound: BoundAdapter) -> Table:
     for path, deltas in bound.deltas.items():
         for name, delta in deltas.items():
             table.add_row(f"{path}.{name}", f"lora of {delta.num_experts}", str(delta.rank), f"{delta.scale:g}")
+    if bound.conversions is not None:
+        for path, conversion in bound.conversions.modules.items():
+            table.add_row(path, bound.conversions.peft_type.lower(), str(conversion.rank or ""), "")
     for path, tokens in bound.tokens.items():
         table.add_row(path, f"{len(tokens.token_ids)} trained tokens", "", "")
     for path, own in bound.parameters.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.weights import SavedAdapter
+from lora_serve.adapters.saved import SavedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 

@@ -113,6 +113,5 @@ class LocalEngine:
 
     def _ref(self, name: str, folder: Path) -> AdapterRef:
         spec, artifact = self.parts.spec, read_artifact(folder, self.parts.spec)
-        num_bytes = self.parts.fold(read_weights(folder, artifact)).num_bytes
-        traits = traits_of(artifact, spec)
-        return AdapterRef("default", name, 1, artifact.digest, artifact.bound.rank, num_bytes, traits)
+        host = self.parts.fold(read_weights(folder, artifact))
+        return AdapterRef("default", name, 1, artifact.digest, host.rank, host.num_bytes, traits_of(artifact, spec))

@@ -9,7 +9,8 @@ from pathlib import Path
 from lora_serve.adapters.binder import bind
 from lora_serve.adapters.binding import BoundAdapter
 from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.peft_config import PeftConfig, read_config
+from lora_serve.adapters.method_binder import bind_method
+from lora_serve.adapters.peft_config import OTHER_METHODS, PeftConfig, read_config
 from lora_serve.adapters.safetensors_header import TensorInfo, read_header
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -31,7 +32,11 @@ def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None, di
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
     config, tensors = _read(folder, max_rank)
-    return Artifact(digest or adapter_digest(folder), config, tensors, bind(config, tensors, spec))
+    if config.peft_type in OTHER_METHODS:
+        bound = bind_method(config, tensors, spec, max_rank)
+    else:
+        bound = bind(config, tensors, spec)
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound)
 
 
 def _read(folder: Path, max_rank: int | None) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
 from lora_serve.adapters.peft_config import PeftConfig
+from lora_serve.adapters.rank_rules import ranks_and_scales
 from lora_serve.adapters.safetensors_header import TensorInfo
-from lora_serve.adapters.targets import ranks_and_scales, saved_whole, targeted, targeted_parameters
+from lora_serve.adapters.targets import saved_whole, targeted, targeted_parameters
 from lora_serve.adapters.tensor_names import TensorPlace, place_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec, Shape
@@ -112,7 +113,7 @@ class _Binder:
         for path in sorted(targets):
             by_module.setdefault(path.rpartition(".")[0], []).append(path)
         weights = {module: paths[0] for module, paths in by_module.items() if module in self._spec.linears}
-        table = ranks_and_scales(self._config, [path for paths in by_module.values() for path in paths])
+        table = ranks_and_scales(self._config.ranks, [path for paths in by_module.values() for path in paths])
         found: dict[str, dict[str, BoundDelta]] = {}
         for module in by_module.keys() - weights.keys():
             # PEFT nests its wrappers in the order of the module's parameters: the last is the outermost.
@@ -136,7 +137,7 @@ class _Binder:
         if self._config.ensure_weight_tying and self._spec.ties_embeddings:
             modules |= {place.module for place in self._left if place.module == self._spec.output_head}
         paths = {module: weights.get(module, module) for module in modules}
-        table = ranks_and_scales(self._config, sorted(paths.values()))
+        table = ranks_and_scales(self._config.ranks, sorted(paths.values()))
         return {module: self._linear(module, *table[paths[module]]) for module in sorted(modules)}
 
     def _linear(self, module: str, rank: int, scale: float) -> BoundLinear:
@@ -156,7 +157,7 @@ class _Binder:
 
     def _embeddings(self, targets: frozenset[str]) -> dict[str, BoundEmbedding]:
         modules = sorted(targets & self._spec.embeddings.keys())
-        table = ranks_and_scales(self._config, modules)
+        table = ranks_and_scales(self._config.ranks, modules)
         return {module: self._embedding(module, *table[module]) for module in modules}
 
     def _embedding(self, module: str, rank: int, scale: float) -> BoundEmbedding:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from lora_serve.adapters.methods import GAIN_METHODS
+from lora_serve.core.model_spec import LinearShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,24 @@ class BoundTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundConversion:
+    """One linear layer of a method other than LoRA, which is converted when it is read."""
+
+    names: Mapping[str, str]  # role -> tensor, as the method calls them; the model's own roles among them
+    rank: int  # of the exact factors; 0: there are none, but gains
+    shape: LinearShape
+
+
+@dataclass(frozen=True, slots=True)
+class Conversions:
+    """All of an adapter's layers of a method other than LoRA (see `methods/`)."""
+
+    peft_type: str
+    plan: Any  # the method's own
+    modules: Mapping[str, BoundConversion]
+
+
+@dataclass(frozen=True, slots=True)
 class BoundAdapter:
     """Everything an adapter changes, by module path."""
 
@@ -58,21 +80,18 @@ class BoundAdapter:
     deltas: Mapping[str, Mapping[str, BoundDelta]] = field(default_factory=dict)  # module -> parameter
     tokens: Mapping[str, BoundTokens] = field(default_factory=dict)
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module -> parameter -> tensor name
+    conversions: Conversions | None = None
 
     @property
     def modules(self) -> frozenset[str]:
         """The paths of all modules it changes."""
-        return frozenset().union(self.linears, self.embeddings, self.deltas, self.tokens, self.parameters)
-
-    @property
-    def rank(self) -> int:
-        """The largest of any module; 0: nothing in it is low-rank."""
-        ranks = [bound.rank for bound in self.linears.values()] + [bound.rank for bound in self.embeddings.values()]
-        return max([*ranks, *(delta.rank for table in self.deltas.values() for delta in table.values())], default=0)
+        converted = () if self.conversions is None else self.conversions.modules
+        return frozenset().union(self.linears, self.embeddings, self.deltas, self.tokens, self.parameters, converted)
 
     @property
     def is_additive(self) -> bool:
         """Whether all it does is add low-rank deltas, so that several such adapters can be summed with scales."""
         plain = all(b.magnitude_name is None and b.bias_name is None for b in self.linears.values())
         plain = plain and all(b.magnitude_name is None for b in self.embeddings.values())
-        return plain and not (self.deltas or self.tokens or self.parameters)
+        gains = self.conversions is not None and self.conversions.peft_type in GAIN_METHODS
+        return plain and not (self.deltas or self.tokens or self.parameters or gains)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lora_serve.adapters.weights import SavedAdapter, SavedLinear
+from lora_serve.adapters.saved import SavedAdapter, SavedLinear
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import ModelSpec
 
@@ -24,4 +24,4 @@ def dummy_adapter(spec: ModelSpec) -> SavedAdapter:
         name: SavedLinear(torch.zeros(_RANK, shape.in_features), torch.zeros(_RANK, shape.out_features), 1.0)
         for name, shape in spec.linears.items()
     }
-    return SavedAdapter(ref.digest, ref.name, _RANK, linears)
+    return SavedAdapter(ref.digest, ref.name, linears)

@@ -6,29 +6,22 @@ initialisations, and falls back to a download (see peft/config.py and peft/tuner
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_serve.adapters.methods import GAIN_METHODS, METHODS, Method
+from lora_serve.adapters.methods.settings import SHARED
 from lora_serve.adapters.peft_fields import Fields, is_empty, show
+from lora_serve.adapters.rank_rules import RankRules
 from lora_serve.adapters.strict_json import parse_object
 from lora_serve.core.errors import InvalidAdapterError
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 8
 
-# Never change what a trained adapter computes; these are PEFT's for every method.
-_HARMLESS = frozenset(
-    [
-        "auto_mapping",
-        "base_model_name_or_path",
-        "inference_mode",
-        "peft_version",
-        "revision",
-        "runtime_config",
-    ]
-)
+# Never change what a trained LoRA computes.
 _LORA_HARMLESS = frozenset(
     [
         "corda_config",
@@ -39,18 +32,6 @@ _LORA_HARMLESS = frozenset(
         "lora_ga_config",
         "megatron_core",
         "qalora_group_size",
-    ]
-)
-_UNDERSTOOD = frozenset(
-    [
-        "bias",
-        "exclude_modules",
-        "layers_pattern",
-        "layers_to_transform",
-        "modules_to_save",
-        "peft_type",
-        "target_modules",
-        "task_type",
     ]
 )
 _LORA_UNDERSTOOD = frozenset(
@@ -79,19 +60,17 @@ _UNSUPPORTED = {
     "velora_config": "VeLoRA",
     "megatron_config": "Megatron layers",
 }
+_KNOWN = SHARED | _LORA_HARMLESS | _LORA_UNDERSTOOD | _UNSUPPORTED.keys()
+OTHER_METHODS: Mapping[str, Method] = {**METHODS, **GAIN_METHODS}
 _INIT_ONLY = ("gaussian", "eva", "orthogonal")  # start values of A and B only; the base weights stay as they are
 _BIASES = ("none", "all", "lora_only")
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What a PEFT config says about the maths. Patterns keep their order: the first that matches counts."""
+    """What a PEFT config says about the maths."""
 
-    r: int
-    alpha: float
-    use_rslora: bool
-    rank_pattern: tuple[tuple[str, int], ...]
-    alpha_pattern: tuple[tuple[str, float], ...]
+    ranks: RankRules
     target_modules: tuple[str, ...] | str  # names or suffixes; a str is a regex or "all-linear"
     exclude_modules: tuple[str, ...] | str
     layers_to_transform: tuple[int, ...] | None
@@ -106,10 +85,8 @@ class PeftConfig:
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()  # end of an embedding's path ("": the input's) -> ids
     invocation_tokens: tuple[int, ...] = ()  # activated LoRA: the weights act from these on
     ensure_weight_tying: bool = False
-
-    def scale(self, rank: int, alpha: float) -> float:
-        """alpha / rank, or alpha / sqrt(rank) for rsLoRA (https://arxiv.org/abs/2312.03732)."""
-        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+    peft_type: str = "LORA"
+    method: Any = None  # what a method other than LoRA read of the settings of its own
 
 
 def read_config(path: Path, max_rank: int | None = None) -> PeftConfig:
@@ -122,11 +99,10 @@ def read_config(path: Path, max_rank: int | None = None) -> PeftConfig:
 def parse_config(text: bytes, max_rank: int | None = None) -> PeftConfig:
     """The same from the file's bytes. `max_rank`: the largest rank of any module (None: no limit)."""
     fields = Fields(_parse_json(text))
-    _check_supported(fields)
-    config = _lora_config(fields)
-    largest = max([config.r, *(rank for _, rank in config.rank_pattern)])
-    if max_rank is not None and largest > max_rank:
-        fields.reasons.append(f"rank {largest} is larger than --max-lora-rank {max_rank}")
+    peft_type = str(fields.table.get("peft_type"))
+    config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
+    if max_rank is not None and config.ranks.largest > max_rank:
+        fields.reasons.append(f"rank {config.ranks.largest} is larger than --max-lora-rank {max_rank}")
     if fields.reasons:
         raise InvalidAdapterError(fields.reasons)
     return config
@@ -148,24 +124,21 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _check_supported(fields: Fields) -> None:
-    table = fields.table
-    fields.require(table.get("peft_type") == "LORA", f"peft_type is {show(table.get('peft_type'))}, not LORA")
-    task = table.get("task_type")
+def _check_task(fields: Fields) -> None:
+    task = fields.table.get("task_type")
     fields.require(task in (None, "CAUSAL_LM"), f"task_type {show(task)} is not CAUSAL_LM")
+
+
+def _check_lora(fields: Fields) -> None:
+    table, peft_type = fields.table, fields.table.get("peft_type")
+    known = ", ".join(["LORA", *sorted(OTHER_METHODS)])
+    fields.require(peft_type == "LORA", f"peft_type {show(peft_type)} is not one of {known}")
+    _check_task(fields)
     for key, what in _UNSUPPORTED.items():
         value = table.get(key)
         fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
-    for key in _unknown(table):
-        fields.require(
-            is_empty(table[key]), f"unknown setting {key[:100]!r} = {show(table[key])} may change the result"
-        )
+    fields.require_known(_KNOWN)
     _check_init(fields, table.get("init_lora_weights", True))
-
-
-def _unknown(table: dict[str, Any]) -> list[str]:
-    known = _HARMLESS | _LORA_HARMLESS | _UNDERSTOOD | _LORA_UNDERSTOOD | _UNSUPPORTED.keys()
-    return [key for key in table if key not in known]
 
 
 def _check_init(fields: Fields, value: Any) -> None:
@@ -176,25 +149,50 @@ def _check_init(fields: Fields, value: Any) -> None:
         )
 
 
+def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
+    """A method other than LoRA: which modules it means, and the settings of its own."""
+    _check_task(fields)
+    bias, saved = fields.table.get("bias"), fields.table.get("modules_to_save")
+    fields.require(bias in (None, "none"), f"bias {show(bias)} is not supported with {peft_type}, only none")
+    fields.require(is_empty(saved), f"modules_to_save {show(saved)} is not supported with {peft_type}")
+    method, own = OTHER_METHODS[peft_type], None
+    try:
+        own = method.parse(fields.table)
+    except InvalidAdapterError as error:
+        fields.reasons += error.reasons
+    return PeftConfig(
+        ranks=RankRules(1, 1.0),  # not LoRA's: its modules' ranks follow from their tensors
+        target_modules=fields.modules("target_modules", required=True),
+        exclude_modules=fields.modules("exclude_modules", required=False),
+        layers_to_transform=fields.layers(),
+        layers_pattern=fields.layers_pattern(),
+        base_model=fields.text("base_model_name_or_path"),
+        ignored=tuple(sorted(fields.unknown(SHARED | method.HARMLESS | method.UNDERSTOOD))),
+        peft_type=peft_type,
+        method=own,
+    )
+
+
 def _lora_config(fields: Fields) -> PeftConfig:
     table = fields.table
-    ranks = [(key, fields.rank(f"rank_pattern[{key[:100]!r}]", n)) for key, n in fields.mapping("rank_pattern")]
-    alphas = [(key, fields.number(f"alpha_pattern[{key[:100]!r}]", n)) for key, n in fields.mapping("alpha_pattern")]
+    _check_lora(fields)
     parameters = fields.names("target_parameters")
     bias = table.get("bias") or "none"
     fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
     config = PeftConfig(
-        r=fields.rank("r", table.get("r")),
-        alpha=fields.number("lora_alpha", table.get("lora_alpha")),
-        use_rslora=fields.flag("use_rslora"),
-        rank_pattern=tuple(ranks),
-        alpha_pattern=tuple(alphas),
+        ranks=RankRules(
+            fields.rank("r"),
+            fields.number("lora_alpha"),
+            fields.rank_pattern(),
+            fields.alpha_pattern(),
+            fields.flag("use_rslora"),
+        ),
         target_modules=fields.modules("target_modules", required=not parameters),
         exclude_modules=fields.modules("exclude_modules", required=False),
         layers_to_transform=fields.layers(),
         layers_pattern=fields.layers_pattern(),
         base_model=fields.text("base_model_name_or_path"),
-        ignored=tuple(sorted(_unknown(table))),
+        ignored=tuple(sorted(fields.unknown(_KNOWN))),
         use_dora=fields.flag("use_dora"),
         lora_bias=fields.flag("lora_bias"),
         bias=str(bias),

@@ -4,39 +4,75 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Set
 from typing import Any
+
+from lora_serve.core.errors import InvalidAdapterError
 
 MAX_PATTERNS = 4096
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}\Z")
 
 
 class Fields:
-    """One config's values; what is wrong goes into `reasons`, and a harmless stand-in is returned."""
+    """One config's values by type; what is wrong goes into `reasons`, and a harmless stand-in is returned."""
 
-    def __init__(self, table: dict[str, Any]) -> None:
+    def __init__(self, table: Mapping[str, Any]) -> None:
         self.table = table
         self.reasons: list[str] = []
+
+    def require_known(self, known: Set[str]) -> None:
+        """Refuse every other key, unless it says nothing."""
+        for key in self.unknown(known):
+            value = self.table[key]
+            self.require(is_empty(value), f"unknown setting {key[:100]!r} = {show(value)} may change the result")
+
+    def unknown(self, known: Set[str]) -> list[str]:
+        return [key for key in self.table if key not in known]
+
+    def finish(self) -> None:
+        """Raises InvalidAdapterError with every reason found."""
+        if self.reasons:
+            raise InvalidAdapterError(sorted(self.reasons))
 
     def require(self, condition: bool, reason: str) -> None:
         if not condition:
             self.reasons.append(reason)
 
-    def rank(self, key: str, value: Any) -> int:
+    def rank(self, key: str) -> int:
+        return self._rank(key, self.table.get(key))
+
+    def number(self, key: str) -> float:
+        return self._number(key, self.table.get(key))
+
+    def integer(self, key: str) -> int:
+        value = self.table.get(key)
+        self.require(type(value) is int, f"{key} must be an integer (got {show(value)})")
+        return value if type(value) is int else 0
+
+    def rank_pattern(self) -> tuple[tuple[str, int], ...]:
+        items = self.mapping("rank_pattern")
+        return tuple((key, self._rank(f"rank_pattern[{key[:100]!r}]", value)) for key, value in items)
+
+    def alpha_pattern(self) -> tuple[tuple[str, float], ...]:
+        items = self.mapping("alpha_pattern")
+        return tuple((key, self._number(f"alpha_pattern[{key[:100]!r}]", value)) for key, value in items)
+
+    def _rank(self, key: str, value: Any) -> int:
         if type(value) is int and 1 <= value < 2**31:
             return value
         self.reasons.append(f"{key} must be a positive integer (got {show(value)})")
         return 1
 
-    def number(self, key: str, value: Any) -> float:
+    def _number(self, key: str, value: Any) -> float:
         if type(value) in (int, float) and abs(value) < 1e6:
             return float(value)
         self.reasons.append(f"{key} must be a finite number (got {show(value)})")
         return 1.0
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         value = self.table.get(key)
         self.require(value is None or isinstance(value, bool), f"{key} must be true or false (got {show(value)})")
-        return value is True
+        return default if value is None else value is True
 
     def text(self, key: str) -> str:
         value = self.table.get(key)
@@ -46,7 +82,7 @@ class Fields:
         value = self.table.get(key) or {}
         if isinstance(value, dict) and len(value) <= MAX_PATTERNS:
             return list(value.items())
-        self.reasons.append(f"{key} must map at most {MAX_PATTERNS} patterns to numbers")
+        self.reasons.append(f"{key} must be a table of at most {MAX_PATTERNS} entries")
         return []
 
     def modules(self, key: str, required: bool) -> tuple[str, ...] | str:

@@ -148,9 +148,9 @@ class Registry:
         metadata: Mapping[str, Any] | None,
         allow_noop: bool,
     ) -> Registration:
-        artifact, num_bytes = self._check(folder, allow_noop)
+        artifact, rank, num_bytes = self._check(folder, allow_noop)
         traits = traits_of(artifact, self._spec)
-        ref = AdapterRef(tenant or "", name, 0, artifact.digest, artifact.bound.rank, num_bytes, traits)
+        ref = AdapterRef(tenant or "", name, 0, artifact.digest, rank, num_bytes, traits)
         self._keep(artifact.digest, folder)
         probe = self._probe(ref, artifact, allow_noop)
         summary = summary_of(artifact, traits, probe, self._spec)
@@ -158,16 +158,17 @@ class Registry:
         entry, created = self._catalog.add(name, version, tenant, pin, metadata)
         return Registration(entry, entry.ref(), created)
 
-    def _check(self, folder: Path, allow_noop: bool) -> tuple[Artifact, int]:
-        """The artifact, and the host memory that it needs, bytes."""
+    def _check(self, folder: Path, allow_noop: bool) -> tuple[Artifact, int, int]:
+        """The artifact, its rank as it will be served, and the host memory that it needs, bytes."""
         artifact = read_artifact(folder, self._spec, self._config.max_lora_rank)
         check_values(folder, artifact, allow_noop)
-        num_bytes = self._trial.num_bytes(read_weights(folder, artifact))
+        saved = read_weights(folder, artifact, max_rank=self._config.max_lora_rank)
+        num_bytes = self._trial.num_bytes(saved)
         if num_bytes > self._config.host_bytes:
             raise InvalidAdapterError(
                 [f"it needs {num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
-        return artifact, num_bytes
+        return artifact, saved.rank, num_bytes
 
     def _probe(self, ref: AdapterRef, artifact: Artifact, allow_noop: bool) -> ProbeResult:
         """What it changes. Raises InvalidAdapterError if that is nothing, or no number."""

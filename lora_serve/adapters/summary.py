@@ -20,9 +20,10 @@ def summary_of(artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, sp
     """JSON values."""
     config, bound = artifact.config, artifact.bound
     return {
-        "r": config.r,
-        "lora_alpha": config.alpha,
-        "use_rslora": config.use_rslora,
+        "peft_type": config.peft_type,
+        "r": config.ranks.r,
+        "lora_alpha": config.ranks.alpha,
+        "use_rslora": config.ranks.use_rslora,
         "kinds": kinds_of(artifact),
         "targets": sorted({module.rpartition(".")[2] for module in bound.modules}),
         "num_modules": len(bound.modules),

@@ -1,6 +1,6 @@
-"""Which modules a LoRA config means, and each one's rank and scale: PEFT's own rules, tested against PEFT.
+"""Which modules a config means: PEFT's own rules, tested against PEFT.
 
-Rules: peft/tuners/tuners_utils.py `check_target_module_exists`, peft/utils/other.py `get_pattern_key`.
+Rules: peft/tuners/tuners_utils.py `check_target_module_exists`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,6 @@ def saved_whole(config: PeftConfig, modules: Iterable[str]) -> frozenset[str]:
     return frozenset(module for module in modules if any(_ends(module, name) for name in config.modules_to_save))
 
 
-def ranks_and_scales(config: PeftConfig, modules: Sequence[str]) -> dict[str, tuple[int, float]]:
-    """module -> (rank, scale)."""
-    ranks = _first_match(config.rank_pattern, modules)
-    alphas = _first_match(config.alpha_pattern, modules)
-    table = {}
-    for module in modules:
-        rank = int(ranks.get(module, config.r))
-        table[module] = rank, config.scale(rank, alphas.get(module, config.alpha))
-    return table
-
-
 def _excluded(config: PeftConfig, modules: Sequence[str]) -> frozenset[str]:
     exclude = config.exclude_modules
     if isinstance(exclude, str):
@@ -75,12 +64,3 @@ def _layer_counts(config: PeftConfig, module: str) -> bool:
     patterns = [re.compile(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.") for name in config.layers_pattern] or [_FIRST_INDEX]
     match = next(filter(None, (pattern.match(module) for pattern in patterns)), None)
     return match is not None and int(match["idx"]) in config.layers_to_transform
-
-
-def _first_match(patterns: Sequence[tuple[str, float]], modules: Sequence[str]) -> dict[str, float]:
-    expressions = [Pattern(key, whole=False) for key, _ in patterns]
-    found: dict[str, float] = {}
-    for matched, (_, value) in zip(match_names(expressions, modules), patterns, strict=True):
-        for module in matched:
-            found.setdefault(module, value)
-    return found

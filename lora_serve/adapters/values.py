@@ -41,7 +41,11 @@ def _is_finite(file: Any, name: str) -> bool:
 
 def _is_noop(file: Any, bound: BoundAdapter) -> bool:
     """Only for adapters of nothing but low-rank deltas; of others the probe has the say."""
-    if not bound.is_additive or any(linear.lora_bias_name for linear in bound.linears.values()):
+    if (
+        not bound.is_additive
+        or bound.conversions is not None
+        or any(linear.lora_bias_name for linear in bound.linears.values())
+    ):
         return False
     factors = [(linear.a_name, linear.b_name, linear.scale) for linear in bound.linears.values()]
     factors += [(table.a_name, table.b_name, table.scale) for table in bound.embeddings.values()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from torch import Tensor
 
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
+from lora_serve.adapters.conversion import convert
 from lora_serve.adapters.digest import WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear, SavedTokens
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
@@ -27,59 +28,6 @@ HOST_DTYPES: Mapping[torch.dtype, torch.dtype] = types.MappingProxyType(
 INTEGERS = {2: torch.int16, 4: torch.int32}  # by bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SavedLinear:
-    """One linear layer: W x becomes W x + scale * (x A^T) B + lora_bias, columns rescaled to `magnitude` (DoRA)."""
-
-    a: Tensor | None = None  # [rank, in_features], contiguous
-    b: Tensor | None = None  # [rank, out_features], contiguous: PEFT's lora_B transposed
-    scale: float = 0.0  # not folded into a or b: folding would round twice in bfloat16
-    lora_bias: Tensor | None = None  # [out_features]; times `scale` too, as lora_B's own
-    magnitude: Tensor | None = None  # [out_features]
-    bias: Tensor | None = None  # [out_features], in place of the layer's own
-
-
-@dataclass(frozen=True, slots=True)
-class SavedEmbedding:
-    """One embedding table: W[token] + scale * A[token] B."""
-
-    a: Tensor  # [num_embeddings, rank], contiguous: PEFT's lora_embedding_A transposed
-    b: Tensor  # [rank, embedding_dim], contiguous: PEFT's lora_embedding_B transposed
-    scale: float
-    magnitude: Tensor | None = None  # [embedding_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedDelta:
-    """A bare parameter: W[e] + scale * B[e]^T A[e] for each expert e (one, if the parameter is a matrix)."""
-
-    a: Tensor  # [num_experts, rank, in]
-    b: Tensor  # [num_experts, rank, out]
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTokens:
-    """Rows of an embedding table, in place of its own."""
-
-    token_ids: tuple[int, ...]
-    rows: Tensor  # [num_tokens, embedding_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedAdapter:
-    """One adapter version, by module path as in ModelSpec."""
-
-    digest: str
-    name: str
-    rank: int  # the largest of any module
-    linears: Mapping[str, SavedLinear]
-    embeddings: Mapping[str, SavedEmbedding] = field(default_factory=dict)
-    deltas: Mapping[str, Mapping[str, SavedDelta]] = field(default_factory=dict)  # module -> parameter
-    tokens: Mapping[str, SavedTokens] = field(default_factory=dict)
-    parameters: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # module -> parameter
-
-
 def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
     """Read the adapter's files into memory of our own (no file mapping stays open).
 
@@ -90,7 +38,7 @@ def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAda
     found = adapter_digest(folder)
     if found != adapter.digest:
         raise InvalidAdapterError([f"the stored files are corrupt: their digest is {found}, not {adapter.digest}"])
-    return read_weights(folder, read_artifact(folder, spec, digest=found), adapter.name)
+    return read_weights(folder, read_artifact(folder, spec, digest=found), adapter.name, adapter.rank or None)
 
 
 def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
@@ -99,15 +47,20 @@ def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> 
         return load_adapter(folder, adapter, spec)
 
 
-def read_weights(folder: Path, artifact: Artifact, name: str = "") -> SavedAdapter:
-    """The tensors of a folder that was checked. Raises InvalidAdapterError, OSError."""
+def read_weights(folder: Path, artifact: Artifact, name: str = "", max_rank: int | None = None) -> SavedAdapter:
+    """The tensors of a folder that was checked. `max_rank`: for what is converted to LoRA (None: whatever is exact).
+
+    Raises InvalidAdapterError, OSError.
+    """
     with open_weights(folder) as file:
         bound, reader = artifact.bound, _Reader(file)
+        linears = {path: reader.linear(linear) for path, linear in bound.linears.items()}
+        if bound.conversions is not None:
+            linears |= convert(bound.conversions, file.get_tensor, max_rank)
         return SavedAdapter(
             artifact.digest,
             name,
-            bound.rank,
-            {path: reader.linear(linear) for path, linear in bound.linears.items()},
+            linears,
             {path: reader.embedding(embedding) for path, embedding in bound.embeddings.items()},
             {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
             {path: reader.tokens(tokens) for path, tokens in bound.tokens.items()},

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lora_serve.adapters.weights import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.adapters.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta
-from lora_serve.model.own_linear import OwnLinear
+from lora_serve.model.own_linear import InputGain, OwnLinear
 
 
 @torch.inference_mode()
@@ -37,13 +37,20 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
             changes.setdefault(base.spec.output_head, []).append(HeadRows(ids, tokens.rows))
     for path, embedding in saved.embeddings.items():
         changes.setdefault(path, []).append(_embedding(base, path, embedding))
-    deltas = {path: _linear(linear, base.linear(path)) for path, linear in saved.linears.items()}
+    for path, linear in saved.linears.items():
+        if linear.input_gain is not None:
+            changes.setdefault(path, []).append(InputGain(base.linear(path), linear.input_gain))
+    deltas = {
+        path: _linear(linear, base.linear(path)) for path, linear in saved.linears.items() if linear.input_gain is None
+    }
     return HostAdapter(
         saved.digest, saved.name, saved.rank, deltas, {path: tuple(table) for path, table in changes.items()}
     )
 
 
 def _linear(saved: SavedLinear, base: FrozenLinear) -> LinearDelta:
+    if saved.output_gain is not None:
+        return LinearDelta(None, None, 0.0, saved.output_gain)
     gain = None if saved.magnitude is None else _dora_gain(saved, base)
     b = saved.b if gain is None or saved.b is None else saved.b.float() * gain
     a = saved.a if gain is None or saved.a is None else saved.a.float()

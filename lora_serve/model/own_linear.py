@@ -1,8 +1,9 @@
-"""A linear layer that an adapter trained in full (PEFT's modules_to_save)."""
+"""Linear layers whose product with the input an adapter changes as a whole, and so has to be computed again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lora_serve.model.frozen_linear import FrozenLinear
 
 
 class OwnLinear:
-    """y = x W^T + bias with the adapter's own W, and its own bias or the base's; a `Change`."""
+    """y = x W^T + bias with the adapter's own W, and its own bias or the base's (modules_to_save); a `Change`."""
 
     def __init__(self, base: FrozenLinear, parameters: Mapping[str, Tensor], device: torch.device) -> None:
         """parameters: weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias [out]."""
@@ -37,3 +38,22 @@ class OwnLinear:
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
         y.copy_(self._linear(inputs[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class InputGain:
+    """y = W (gain * x) + bias, from y = W x + bias: (IA)^3 of a feed-forward layer; a `Change`."""
+
+    base: FrozenLinear
+    gain: Tensor  # [in_features]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.gain.nbytes
+
+    def to(self, device: torch.device) -> InputGain:
+        return InputGain(self.base, self.gain.to(device))
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        y.add_(self.base.product((inputs[0] * (self.gain - 1)).to(self.base.dtype)))

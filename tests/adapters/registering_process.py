@@ -19,8 +19,8 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.saved import SavedAdapter
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.weights import SavedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig

@@ -33,7 +33,6 @@ def reasons_of(folder: Path, spec: ModelSpec, **limits: Any) -> str:
 def test_sound_adapter_binds_every_tensor(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
     artifact = read_artifact(make_adapter(rank=4, targets=("q_proj", "down_proj")), spec)
     assert len(artifact.bound.linears) == 4
-    assert artifact.bound.rank == 4
     bound = artifact.bound.linears["model.layers.1.mlp.down_proj"]
     assert (bound.rank, bound.scale) == (4, 2.0)
 

@@ -26,13 +26,13 @@ def reasons_of(text: bytes, max_rank: int | None = None) -> tuple[str, ...]:
 
 def test_smallest_config_is_understood() -> None:
     config = parse(base_model_name_or_path="org/base")
-    assert (config.r, config.alpha, config.target_modules) == (8, 16.0, ("q_proj", "v_proj"))
+    assert (config.ranks.r, config.ranks.alpha, config.target_modules) == (8, 16.0, ("q_proj", "v_proj"))
     assert config.base_model == "org/base"
-    assert config.scale(8, 16.0) == 2.0
+    assert config.ranks.scale(8, 16.0) == 2.0
 
 
 def test_rank_stabilised_scale_divides_by_the_root_of_the_rank() -> None:
-    assert parse(use_rslora=True).scale(16, 8.0) == 2.0
+    assert parse(use_rslora=True).ranks.scale(16, 8.0) == 2.0
 
 
 @pytest.mark.parametrize("value", [None, False, {}, [], "", 0])
@@ -69,7 +69,7 @@ def test_settings_of_training_only_change_nothing(setting: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"peft_type": "IA3"}, "not LORA"),
+        ({"peft_type": "HRA"}, "not one of LORA, ADALORA, IA3, LOHA, LOKR, VERA"),
         ({"task_type": "SEQ_CLS"}, "SEQ_CLS"),
         ({"bias": "some"}, "none, all, lora_only"),
         ({"use_dora": 1}, "use_dora"),
@@ -139,7 +139,7 @@ def test_every_reason_is_told_at_once() -> None:
 def test_ranks_above_the_limit_are_refused_wherever_they_stand() -> None:
     for change in ({"r": 65}, {"rank_pattern": {"q_proj": 65}}):
         assert "--max-lora-rank 64" in reasons_of(json.dumps(PLAIN | change).encode(), max_rank=64)[0]
-    assert parse_config(json.dumps(PLAIN | {"r": 64}).encode(), max_rank=64).r == 64
+    assert parse_config(json.dumps(PLAIN | {"r": 64}).encode(), max_rank=64).ranks.r == 64
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_text_that_is_no_sound_json_object_is_refused(text: bytes) -> None:
 
 
 def test_byte_order_mark_is_passed_over() -> None:
-    assert parse_config(b"\xef\xbb\xbf" + json.dumps(PLAIN).encode()).r == 8
+    assert parse_config(b"\xef\xbb\xbf" + json.dumps(PLAIN).encode()).ranks.r == 8
 
 
 KEYS = st.sampled_from(
@@ -181,7 +181,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(KEYS, VALUES))
 def test_any_json_is_either_understood_or_refused(changes: dict[str, Any]) -> None:
     with suppress(InvalidAdapterError):
-        assert parse_config(json.dumps(PLAIN | changes).encode()).r >= 1
+        assert parse_config(json.dumps(PLAIN | changes).encode()).ranks.r >= 1
 
 
 @given(st.binary(max_size=200))

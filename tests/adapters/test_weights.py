@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from lora_serve.adapters.artifact import read_artifact
+from lora_serve.adapters.saved import SavedAdapter
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.values import _is_finite, is_zero
-from lora_serve.adapters.weights import SavedAdapter, fetch_adapter, load_adapter
+from lora_serve.adapters.weights import fetch_adapter, load_adapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -23,7 +24,7 @@ DOWN0 = "model.layers.0.mlp.down_proj"
 
 def ref_of(folder: Path, spec: ModelSpec) -> AdapterRef:
     artifact = read_artifact(folder, spec)
-    return AdapterRef("acme", "acme/a", 1, artifact.digest, artifact.bound.rank, 0)
+    return AdapterRef("acme", "acme/a", 1, artifact.digest, 4, 0)
 
 
 def load(folder: Path, spec: ModelSpec) -> SavedAdapter:

@@ -45,7 +45,7 @@ class Gains:
 
 def parse(table: Mapping[str, Any]) -> Ia3Config:
     settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
-    config = Ia3Config(settings.names("feedforward_modules"))
+    config = Ia3Config(settings.names_or_regex("feedforward_modules"))
     settings.finish()
     return config
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from lora_serve.adapters.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
-from lora_serve.adapters.methods.patterned import PATTERN_KEYS, PatternedConfig, PatternedPlan, plan, read
+from lora_serve.adapters.methods.patterned import PATTERN_KEYS, PatternedPlan, plan, read
 from lora_serve.adapters.methods.settings import Settings
+from lora_serve.adapters.rank_rules import RankRules
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
@@ -28,7 +29,7 @@ ROLES = re.compile(  # t: convolutions
 )
 
 
-def parse(table: Mapping[str, Any]) -> PatternedConfig:
+def parse(table: Mapping[str, Any]) -> RankRules:
     settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
     config = read(settings)
     settings.finish()

@@ -6,21 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.adapters.methods.settings import Settings
-from lora_serve.adapters.peft_config import LoraConfig
-from lora_serve.adapters.targets import ranks_and_scales
+from lora_serve.adapters.rank_rules import RankRules, ranks_and_scales
 from lora_serve.core.model_spec import LinearShape
 
 PATTERN_KEYS = frozenset(["alpha", "alpha_pattern", "r", "rank_pattern"])
-
-
-@dataclass(frozen=True, slots=True)
-class PatternedConfig:
-    """Patterns keep their order: the first that matches counts."""
-
-    r: int
-    alpha: float
-    rank_pattern: tuple[tuple[str, int], ...]
-    alpha_pattern: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +19,11 @@ class PatternedPlan:
     modules: Mapping[str, tuple[int, float]]
 
 
-def read(settings: Settings) -> PatternedConfig:
-    return PatternedConfig(
-        r=settings.rank("r"),
-        alpha=settings.number("alpha"),
-        rank_pattern=settings.rank_pattern(),
-        alpha_pattern=settings.alpha_pattern(),
-    )
+def read(settings: Settings) -> RankRules:
+    """As LoRA's, under `alpha` instead of `lora_alpha`."""
+    return RankRules(settings.rank("r"), settings.number("alpha"), settings.rank_pattern(), settings.alpha_pattern())
 
 
-def plan(config: PatternedConfig, targets: Mapping[str, LinearShape]) -> PatternedPlan:
+def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> PatternedPlan:
     """Match the patterns once for all modules. Raises InvalidAdapterError (see patterns.py)."""
-    lora = LoraConfig(
-        r=config.r,
-        alpha=config.alpha,
-        use_rslora=False,
-        rank_pattern=config.rank_pattern,
-        alpha_pattern=config.alpha_pattern,
-        target_modules=(),
-        exclude_modules=(),
-        layers_to_transform=None,
-        layers_pattern=(),
-        base_model="",
-        ignored=(),
-    )
-    return PatternedPlan(ranks_and_scales(lora, tuple(targets)))
+    return PatternedPlan(ranks_and_scales(config, tuple(targets)))

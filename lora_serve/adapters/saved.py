@@ -1,0 +1,70 @@
+"""What a trainer saved, as tensors in host memory: one frozen type per way of changing a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLinear:
+    """One linear layer: W x becomes W x + scale * ((x A^T) B + lora_bias), its rows rescaled to `magnitude` (DoRA)."""
+
+    a: Tensor | None = None  # [rank, in_features], contiguous
+    b: Tensor | None = None  # [rank, out_features], contiguous: PEFT's lora_B transposed
+    scale: float = 0.0  # not folded into a or b: folding would round twice in bfloat16
+    lora_bias: Tensor | None = None  # [out_features], lora_B's own
+    magnitude: Tensor | None = None  # [out_features]
+    bias: Tensor | None = None  # [out_features], in place of the layer's own
+    input_gain: Tensor | None = None  # [in_features], (IA)^3's: W (gain * x)
+    output_gain: Tensor | None = None  # [out_features], (IA)^3's: gain * (W x + bias)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEmbedding:
+    """One embedding table: W[token] + scale * A[token] B."""
+
+    a: Tensor  # [num_embeddings, rank], contiguous: PEFT's lora_embedding_A transposed
+    b: Tensor  # [rank, embedding_dim], contiguous: PEFT's lora_embedding_B transposed
+    scale: float
+    magnitude: Tensor | None = None  # [embedding_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedDelta:
+    """A bare parameter: W[e] + scale * B[e]^T A[e] for each expert e (one, if the parameter is a matrix)."""
+
+    a: Tensor  # [num_experts, rank, in]
+    b: Tensor  # [num_experts, rank, out]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTokens:
+    """Rows of an embedding table, in place of its own."""
+
+    token_ids: tuple[int, ...]
+    rows: Tensor  # [num_tokens, embedding_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAdapter:
+    """One adapter version, by module path as in ModelSpec."""
+
+    digest: str
+    name: str
+    linears: Mapping[str, SavedLinear]
+    embeddings: Mapping[str, SavedEmbedding] = field(default_factory=dict)
+    deltas: Mapping[str, Mapping[str, SavedDelta]] = field(default_factory=dict)  # module -> parameter
+    tokens: Mapping[str, SavedTokens] = field(default_factory=dict)
+    parameters: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # module -> parameter
+
+    @property
+    def rank(self) -> int:
+        """The largest of any module; 0: nothing in it is low-rank."""
+        linears = [linear.a.shape[0] for linear in self.linears.values() if linear.a is not None]
+        embeddings = [embedding.b.shape[0] for embedding in self.embeddings.values()]
+        deltas = [delta.a.shape[1] for table in self.deltas.values() for delta in table.values()]
+        return max([*linears, *embeddings, *deltas], default=0)
