@@ -13,7 +13,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.weights import load_host_adapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import Settings
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, GenerateRequest, SamplingParams
 from lora_serve.engine.build import build_engine
@@ -105,3 +105,12 @@ class LocalEngine:
     def _ref(self, name: str, folder: Path) -> AdapterRef:
         artifact = read_artifact(folder, self.parts.spec)
         return AdapterRef("default", name, 1, artifact.digest, artifact.rank, artifact.num_bytes)
+
+
+def refusal(engine: LocalEngine, folder: Path) -> str | None:
+    """Why the engine's model refuses the adapter in a folder; None if it takes it."""
+    try:
+        read_artifact(folder, engine.parts.spec)
+    except InvalidAdapterError as error:
+        return str(error)
+    return None

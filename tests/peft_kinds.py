@@ -22,6 +22,7 @@ _FRESH = ("lora_", "hada_", "lokr_", "vera_lambda_")  # parameters that start fr
 class Kind:
     """How to make one kind of checkpoint, and for which models it can be made."""
 
+    about: str  # for the table in docs/adapters.md
     config: Callable[[Layers], peft.PeftConfig]
     why_not: Callable[[Layers], str | None] = lambda layers: None  # None: it applies
     tied: bool | None = None  # must the model's input and output embeddings be one tensor? None: as the model is
@@ -69,11 +70,45 @@ def _needs_linear(layers: Layers) -> str | None:
     return "PEFT itself fails: this method knows no Conv1D layer" if layers.is_conv1d else None
 
 
+def _needs_known_name(layers: Layers) -> str | None:
+    if layers.embedding == "embed_tokens":
+        return None
+    return f"PEFT itself fails: when it loads, it ties only an embedding named embed_tokens, not {layers.embedding}"
+
+
 def _attention(layers: Layers) -> list[str]:
     return [layers.attention]
 
 
-def _pattern(layers: Layers) -> dict[str, int]:
+def _one_layer(layers: Layers) -> list[str]:
+    return [layers.attention_path]
+
+
+def _biased(layers: Layers) -> list[str]:
+    return list(layers.biased_linears)
+
+
+def _norms(layers: Layers) -> list[str]:
+    return list(layers.norms)
+
+
+def _stack(layers: Layers) -> str:
+    return layers.stack
+
+
+def _experts(layers: Layers) -> list[str]:
+    return list(layers.experts)
+
+
+def _routers(layers: Layers) -> list[str]:
+    return list(layers.routers)
+
+
+def _alphas(layers: Layers) -> dict[str, int]:
+    return {layers.linears[0]: 3}
+
+
+def _ranks(layers: Layers) -> dict[str, int]:
     return {layers.linears[0]: 2, rf"{layers.stack}\.1\..*{layers.linears[-1]}": 7}
 
 
@@ -104,48 +139,77 @@ def _excluded(layers: Layers) -> list[str]:
 
 _SAVE = {"target_modules": _attention}
 KINDS: Mapping[str, Kind] = {
-    "plain": Kind(lora()),
-    "rslora": Kind(lora(use_rslora=True)),
-    "rank_and_alpha_pattern": Kind(lora(rank_pattern=_pattern, alpha_pattern=lambda layers: {layers.linears[0]: 3})),
-    "regex_targets": Kind(lora(target_modules=_regex)),
-    "all_linear": Kind(lora(target_modules="all-linear")),
-    "exclude_modules": Kind(lora(exclude_modules=_excluded)),
-    "layers_to_transform": Kind(lora(layers_to_transform=[1])),
-    "layers_pattern": Kind(lora(layers_to_transform=[0], layers_pattern=lambda layers: layers.stack)),
-    "rank_1": Kind(lora(r=1)),
-    "rank_512": Kind(lora(r=512, lora_alpha=64, target_modules=lambda layers: [layers.attention_path])),
-    "bfloat16": Kind(lora(), dtype=torch.bfloat16),
-    "float16": Kind(lora(), dtype=torch.float16),
-    "lora_bias": Kind(lora(target_modules=lambda layers: list(layers.biased_linears), lora_bias=True), _needs_bias),
-    "bias_lora_only": Kind(lora(bias="lora_only"), _needs_bias),
-    "bias_all": Kind(lora(bias="all"), _needs_any_bias),
-    "embedding": Kind(lora(target_modules=_embedding)),
-    "lm_head": Kind(lora(target_modules=_head)),
-    "embedding_and_head_tied": Kind(lora(target_modules=_embedding_and_head, ensure_weight_tying=True), tied=True),
-    "dora": Kind(lora(use_dora=True)),
-    "dora_embedding": Kind(lora(use_dora=True, target_modules=_embedding)),
-    "dora_with_bias": Kind(lora(use_dora=True, bias="lora_only"), _needs_bias),
-    "save_embedding": Kind(lora(modules_to_save=_embedding, **_SAVE)),
-    "save_lm_head": Kind(lora(modules_to_save=_head, **_SAVE)),
-    "save_embedding_tied": Kind(lora(modules_to_save=_embedding, ensure_weight_tying=True, **_SAVE), tied=True),
-    "save_norms": Kind(lora(modules_to_save=lambda layers: list(layers.norms), **_SAVE)),
-    "trainable_tokens": Kind(lora(trainable_token_indices=list(TRAINED_TOKENS), **_SAVE), tied=False),
-    "trainable_tokens_tied": Kind(lora(trainable_token_indices=list(TRAINED_TOKENS), **_SAVE), tied=True),
-    "experts": Kind(lora(target_modules=[], target_parameters=lambda layers: layers.experts), _needs_experts),
-    "router": Kind(lora(target_modules=[], target_parameters=lambda layers: layers.routers), _needs_experts),
-    "experts_and_attention": Kind(lora(target_parameters=lambda layers: layers.experts), _needs_experts),
-    "activated": Kind(lora(target_modules=_three_axes, alora_invocation_tokens=list(INVOCATION))),
-    "pissa_converted": Kind(lora(init_lora_weights="pissa"), std=0.1, converted=True),
-    "olora_converted": Kind(lora(init_lora_weights="olora"), std=0.1, converted=True),
-    "adalora": Kind(_other("AdaLoraConfig", init_r=4, target_r=2, total_step=10, lora_alpha=8), std=0.5),
-    "loha": Kind(_other("LoHaConfig", r=4, alpha=4), _needs_linear, std=0.4),
-    "lokr": Kind(_other("LoKrConfig", r=4, alpha=4), _needs_linear, std=0.4),
-    "vera": Kind(_other("VeraConfig", r=8, projection_prng_key=3), std=1.0),
-    "ia3": Kind(_ia3, std=0.3),
+    "plain": Kind("LoRA on every linear layer", lora()),
+    "rslora": Kind("`use_rslora`: scaled by alpha / sqrt(r)", lora(use_rslora=True)),
+    "rank_and_alpha_pattern": Kind(
+        "`rank_pattern` and `alpha_pattern`", lora(rank_pattern=_ranks, alpha_pattern=_alphas)
+    ),
+    "regex_targets": Kind("`target_modules` as a regular expression", lora(target_modules=_regex)),
+    "all_linear": Kind('`target_modules="all-linear"`', lora(target_modules="all-linear")),
+    "exclude_modules": Kind("`exclude_modules`", lora(exclude_modules=_excluded)),
+    "layers_to_transform": Kind("`layers_to_transform`", lora(layers_to_transform=[1])),
+    "layers_pattern": Kind(
+        "`layers_to_transform` with `layers_pattern`", lora(layers_to_transform=[0], layers_pattern=_stack)
+    ),
+    "rank_1": Kind("rank 1", lora(r=1)),
+    "rank_512": Kind("rank 512, above the layer's size", lora(r=512, lora_alpha=64, target_modules=_one_layer)),
+    "bfloat16": Kind("checkpoint in bfloat16", lora(), dtype=torch.bfloat16),
+    "float16": Kind("checkpoint in float16", lora(), dtype=torch.float16),
+    "lora_bias": Kind("`lora_bias`: B with a bias", lora(target_modules=_biased, lora_bias=True), _needs_bias),
+    "bias_lora_only": Kind(
+        '`bias="lora_only"`: trained biases of the targeted layers', lora(bias="lora_only"), _needs_bias
+    ),
+    "bias_all": Kind('`bias="all"`: every bias trained, norms included', lora(bias="all"), _needs_any_bias),
+    "embedding": Kind("LoRA on the input embedding", lora(target_modules=_embedding)),
+    "lm_head": Kind("LoRA on the output head", lora(target_modules=_head)),
+    "embedding_and_head_tied": Kind(
+        "LoRA on both, `ensure_weight_tying`, tied embeddings",
+        lora(target_modules=_embedding_and_head, ensure_weight_tying=True),
+        _needs_known_name,
+        tied=True,
+    ),
+    "dora": Kind("DoRA on every linear layer", lora(use_dora=True)),
+    "dora_embedding": Kind("DoRA on the input embedding", lora(use_dora=True, target_modules=_embedding)),
+    "dora_with_bias": Kind("DoRA with trained biases", lora(use_dora=True, bias="lora_only"), _needs_bias),
+    "save_embedding": Kind("`modules_to_save`: the input embedding", lora(modules_to_save=_embedding, **_SAVE)),
+    "save_lm_head": Kind("`modules_to_save`: the output head", lora(modules_to_save=_head, **_SAVE)),
+    "save_embedding_tied": Kind(
+        "`modules_to_save`: the embedding, `ensure_weight_tying`, tied",
+        lora(modules_to_save=_embedding, ensure_weight_tying=True, **_SAVE),
+        tied=True,
+    ),
+    "save_norms": Kind("`modules_to_save`: every norm", lora(modules_to_save=_norms, **_SAVE)),
+    "trainable_tokens": Kind(
+        "`trainable_token_indices`", lora(trainable_token_indices=list(TRAINED_TOKENS), **_SAVE), tied=False
+    ),
+    "trainable_tokens_tied": Kind(
+        "`trainable_token_indices`, tied embeddings",
+        lora(trainable_token_indices=list(TRAINED_TOKENS), **_SAVE),
+        tied=True,
+    ),
+    "experts": Kind(
+        "`target_parameters`: the experts' weights", lora(target_modules=[], target_parameters=_experts), _needs_experts
+    ),
+    "router": Kind(
+        "`target_parameters`: the router's weight", lora(target_modules=[], target_parameters=_routers), _needs_experts
+    ),
+    "experts_and_attention": Kind(
+        "the experts' weights and the attention", lora(target_parameters=_experts), _needs_experts
+    ),
+    "activated": Kind(
+        "activated LoRA (`alora_invocation_tokens`)",
+        lora(target_modules=_three_axes, alora_invocation_tokens=list(INVOCATION)),
+    ),
+    "pissa_converted": Kind("PiSSA, saved as LoRA", lora(init_lora_weights="pissa"), std=0.1, converted=True),
+    "olora_converted": Kind("OLoRA, saved as LoRA", lora(init_lora_weights="olora"), std=0.1, converted=True),
+    "adalora": Kind("AdaLoRA", _other("AdaLoraConfig", init_r=4, target_r=2, total_step=10, lora_alpha=8), std=0.5),
+    "loha": Kind("LoHa", _other("LoHaConfig", r=4, alpha=4), _needs_linear, std=0.4),
+    "lokr": Kind("LoKr", _other("LoKrConfig", r=4, alpha=4), _needs_linear, std=0.4),
+    "vera": Kind("VeRA", _other("VeraConfig", r=8, projection_prng_key=3), std=1.0),
+    "ia3": Kind("(IA)³", _ia3, std=0.3),
 }
 PEFT_FAILS: Mapping[tuple[str, str], str] = {  # (kind, architecture): what PEFT does wrong
     ("olora_converted", "gpt2"): "its OLoRA forgets that a Conv1D keeps its weight transposed",
-    ("embedding_and_head_tied", "gpt2"): "it ties only embeddings named embed_tokens when it loads, not wte",
 }
 
 
