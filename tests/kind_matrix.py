@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tests.local_engine import Answer, LocalEngine, refusal
-from tests.oracle import load_alone, load_plain, logprobs_alone, save_tiny_model
+from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
 from tests.peft_layers import read_layers
 
@@ -61,14 +61,14 @@ def verdicts(architecture: str, folder: Path) -> dict[str, str]:
 def _bases(architecture: str, folder: Path) -> dict[bool | None, Path]:
     """Models by what a Kind may say of tied embeddings: as the architecture has it, tied and untied."""
     default = save_tiny_model(architecture, folder / "model")
-    is_tied = bool(load_plain(default).config.tie_word_embeddings)
+    is_tied = bool(load_fresh(default).config.tie_word_embeddings)
     other = save_tiny_model(architecture, folder / "other", tie_word_embeddings=not is_tied)
     return {None: default, is_tied: default, not is_tied: other}
 
 
 def verdicts_on(architecture: str, model: Path, folder: Path, kinds: Sequence[str]) -> dict[str, str]:
     """The verdicts of some kinds, all served by one engine in one mixed batch."""
-    plain = load_plain(model)
+    plain = load_fresh(model)
     reasons = {kind: why_not(kind, architecture, read_layers(plain)) for kind in kinds}
     found = {kind: f"not applicable: {reason}" for kind, reason in reasons.items() if reason is not None}
     folders = {kind: save_kind(kind, architecture, model, folder / kind) for kind in kinds if kind not in found}
@@ -91,7 +91,7 @@ def judge(model: Path, folders: Mapping[str, Path], limits: Mapping[str, Any]) -
     assert engine.engine.stats().num_preemptions > 0
     found = {}
     for kind in (BASE, *folders):
-        oracle = load_plain(model) if kind == BASE else load_alone(model, folders[kind])
+        oracle = load_fresh(model) if kind == BASE else load_alone(model, folders[kind])
         mine = [(prompt, answer) for (name, prompt), answer in zip(rows, answers, strict=True) if name == kind]
         wrong = [line for prompt, answer in mine for line in _wrong(oracle, prompt, answer)]
         found[kind] = f"WRONG: {'; '.join(wrong)}" if wrong else EXACT

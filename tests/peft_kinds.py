@@ -10,7 +10,7 @@ from typing import Any
 import peft
 import torch
 
-from tests.oracle import load_plain, peft_may_warn
+from tests.oracle import load_fresh, peft_may_warn
 from tests.peft_layers import Layers, read_layers
 
 INVOCATION = (11, 12)  # the tokens that switch an activated LoRA on
@@ -222,10 +222,11 @@ def why_not(kind: str, architecture: str, layers: Layers) -> str | None:
 
 def train_kind(kind: str, model_folder: Path, initial: Path, seed: int) -> Any:
     """A PEFT model of the kind as if trained: every trainable tensor is random. `initial`: folder for a conversion."""
-    base = load_plain(model_folder)
+    base = load_fresh(model_folder)
     with peft_may_warn():
         torch.manual_seed(seed)  # VeRA's projections, OLoRA's and PiSSA's decompositions
         model = peft.get_peft_model(base, KINDS[kind].config(read_layers(base)))
+        model.create_or_update_model_card = lambda folder: None  # a README, half of the time of a save
         if KINDS[kind].converted:
             _save_initial(model, initial)
     generator = torch.Generator().manual_seed(seed)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.kind_matrix import Found, mismatches, prompts
-from tests.oracle import load_alone, load_plain, logprobs_alone, save_tiny_model
+from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, PEFT_FAILS, save_kind, train_kind, why_not
 from tests.peft_layers import read_layers
 
@@ -27,7 +27,7 @@ def models(architecture: str, folder: Path) -> dict[bool, Path]:
 def applicable(architecture: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """Kinds that apply, each with a model that suits it."""
     found = models(architecture, folder)
-    layers = read_layers(load_plain(found[False]))
+    layers = read_layers(load_fresh(found[False]))
     yield from ((name, found[bool(KINDS[name].tied)]) for name in KINDS if why_not(name, architecture, layers) is None)
 
 
@@ -37,29 +37,34 @@ def test_every_kind_changes_the_logits_and_is_read_back_as_it_was_trained(archit
         seed = sum(map(ord, architecture))  # what save_kind adds to its own
         trained = logprobs_alone(train_kind(kind, model, tmp_path / f"{kind}_again", seed), PROMPT)
         saved = logprobs_alone(load_alone(model, save_kind(kind, architecture, model, tmp_path / kind)), PROMPT)
-        assert (saved - logprobs_alone(load_plain(model), PROMPT)).abs().max() > 1e-2, kind
+        assert (saved - logprobs_alone(load_fresh(model), PROMPT)).abs().max() > 1e-2, kind
         assert torch.allclose(saved, trained, atol=1e-4), kind
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen2", "mixtral"])
-def test_losing_any_kind_of_tensor_of_a_checkpoint_would_be_seen(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
+def test_halving_any_kind_of_tensor_of_a_checkpoint_would_be_seen(architecture: str, tmp_path: Path) -> None:
     for kind, model in applicable(architecture, tmp_path):
         folder = save_kind(kind, architecture, model, tmp_path / kind)
         truth = logprobs_alone(load_alone(model, folder), PROMPT)
         assert mismatches(greedy(truth), truth) == []
-        for role in roles(folder):
-            less = logprobs_alone(load_alone(model, without(folder, role)), PROMPT)
-            assert mismatches(greedy(less), truth), f"{kind} without {role}"
+        for part in roles(kind, folder):
+            less = logprobs_alone(load_alone(model, halved(folder, part)), PROMPT)
+            assert mismatches(greedy(less), truth), f"{kind}: {part} halved"
 
 
 def greedy(logprobs: torch.Tensor) -> Found:
     return Found(logprobs.argmax(-1).tolist(), logprobs.max(-1).values.tolist())
 
 
-def roles(folder: Path) -> list[str]:
-    """What tensors do, wherever they are; the copies of base weights that PEFT adds are none of the training's."""
-    names = load_file(folder / "adapter_model.safetensors")
-    return sorted({role(name) for name in names} - {"base_layer.weight", "vera_A", "vera_B"})
+def roles(kind: str, folder: Path) -> list[str]:
+    """What tensors do, wherever they are.
+
+    Left out: the copies of base weights that PEFT adds, and, where it saves what is tied once for the embedding and
+    once for the head, those of the embedding: when it loads, the head's win.
+    """
+    names = [name for name in load_file(folder / "adapter_model.safetensors") if "base_layer.weight" not in name]
+    is_double = bool(KINDS[kind].tied) and any("lm_head" in name for name in names)
+    return sorted({role(name) for name in names if not (is_double and "embed_tokens" in name)})
 
 
 def role(name: str) -> str:
@@ -67,11 +72,11 @@ def role(name: str) -> str:
     return ".".join(parts[-2:]) if parts[-1] in {"weight", "bias"} else parts[-1]
 
 
-def without(folder: Path, lost: str) -> Path:
+def halved(folder: Path, part: str) -> Path:
     """A copy of the checkpoint whose tensors of one role are halved."""
-    other = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}_without"), dirs_exist_ok=True))
+    other = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}_halved"), dirs_exist_ok=True))
     path = other / "adapter_model.safetensors"
-    save_file({n: t * 0.5 if role(n) == lost else t for n, t in load_file(path).items()}, path, {"format": "pt"})
+    save_file({n: t * 0.5 if role(n) == part else t for n, t in load_file(path).items()}, path, {"format": "pt"})
     return other
 
 
@@ -106,7 +111,7 @@ def test_oracle_of_an_activated_adapter_is_what_generate_does(prompt: list[int],
     logprobs = generated_logprobs(oracle, prompt)
     truth = logprobs_alone(oracle, prompt, logprobs.argmax(-1).tolist())[len(prompt) - 1 : -1]
     assert torch.allclose(truth, logprobs, atol=1e-4)
-    base = logprobs_alone(load_plain(model), prompt, logprobs.argmax(-1).tolist())[len(prompt) - 1 : -1]
+    base = logprobs_alone(load_fresh(model), prompt, logprobs.argmax(-1).tolist())[len(prompt) - 1 : -1]
     assert torch.allclose(truth, base, atol=1e-4) == (prompt not in INVOKED)
 
 
