@@ -28,10 +28,10 @@ def complaints(architecture: str, by_kind: Mapping[str, str]) -> list[str]:
 
 
 def _is_good(architecture: str, kind: str, verdict: str) -> bool:
+    pattern = EXPECTED_REFUSALS.get((architecture, kind), EXPECTED_REFUSALS.get(kind))
     if verdict.startswith("refused: "):
-        pattern = EXPECTED_REFUSALS.get((architecture, kind), EXPECTED_REFUSALS.get(kind))
         return pattern is not None and re.search(pattern, verdict) is not None
-    return verdict == "exact" or verdict.startswith("not applicable: ")
+    return verdict.startswith("not applicable: ") or (verdict == "exact" and pattern is None)
 
 
 def test_every_kind_in_one_mixed_batch_equals_peft_alone(found: tuple[str, Mapping[str, str]]) -> None:
@@ -69,3 +69,14 @@ def test_a_verdict_that_is_not_excused_fails_the_matrix(verdict: str) -> None:
     assert complaints("llama", {"base": "exact", "plain": verdict, "ia3": "not applicable: none"}) == [
         f"plain: {verdict}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_good"), [("refused: error 0.1", True), ("refused: unknown key", False), ("exact", False)]
+)
+def test_a_refusal_is_excused_by_its_reason_only_and_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, verdict: str, is_good: bool
+) -> None:
+    monkeypatch.setitem(EXPECTED_REFUSALS, ("gpt2", "vera"), r"error \d")
+    assert (complaints("gpt2", {"vera": verdict}) == []) == is_good
+    assert complaints("llama", {"vera": "exact"}) == []
