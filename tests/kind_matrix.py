@@ -89,6 +89,7 @@ def judge(model: Path, folders: Mapping[str, Path], limits: Mapping[str, Any]) -
     requests = [engine.request(prompt, None if kind == BASE else kind, **sampling) for kind, prompt in rows]
     answers = engine.run(requests)
     assert engine.engine.stats().num_preemptions > 0
+    assert engine.max_adapters_in_batch >= (3 if len(folders) > 5 else 0)
     found = {}
     for kind in (BASE, *folders):
         oracle = load_fresh(model) if kind == BASE else load_alone(model, folders[kind])
