@@ -14,7 +14,7 @@ from lora_serve.adapters.summary import traits_of
 from lora_serve.adapters.weights import load_adapter, read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import Settings
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, SamplingParams
 from lora_serve.engine.build import build_engine
@@ -115,3 +115,12 @@ class LocalEngine:
         spec, artifact = self.parts.spec, read_artifact(folder, self.parts.spec)
         host = self.parts.fold(read_weights(folder, artifact))
         return AdapterRef("default", name, 1, artifact.digest, host.rank, host.num_bytes, traits_of(artifact, spec))
+
+
+def refusal(engine: LocalEngine, folder: Path) -> str | None:
+    """Why the engine's model refuses the adapter in a folder; None if it takes it."""
+    try:
+        read_weights(folder, read_artifact(folder, engine.parts.spec))
+    except InvalidAdapterError as error:
+        return str(error)
+    return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
+from peft.tuners.lora.variants import calculate_alora_offsets
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -43,19 +46,23 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": _WINDOW,
     "stablelm": {},
     "mixtral": {"num_local_experts": 4, **_WINDOW},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
     "cohere": {},
     "smollm3": {"use_sliding_window": True, **_WINDOW},
 }
 
 
 def save_tiny_model(architecture: str, folder: Path, **overrides: Any) -> Path:
-    """A random float32 model of an architecture, with weights large enough for distinct answers."""
+    """A random float32 model of an architecture, with weights large enough for distinct answers and no bias of zero."""
     config = AutoConfig.for_model(architecture, **{**_SHAPE, **ARCHITECTURES[architecture], **overrides})
     torch.manual_seed(sum(map(ord, architecture)))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases: a transformer starts with ones and zeros, which hide mistakes
+            parameter.data += torch.randn(parameter.shape) * 0.1
     model.save_pretrained(folder)
     return folder
 
@@ -64,6 +71,16 @@ def load_plain(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     """The model as transformers alone serves it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval().requires_grad_(False)
+
+
+@lru_cache(maxsize=2)
+def _loaded(folder: Path) -> PreTrainedModel:
+    return load_plain(folder)
+
+
+def load_fresh(folder: Path) -> PreTrainedModel:
+    """`load_plain` for the many who want their own copy of one model: a quarter of the time."""
+    return copy.deepcopy(_loaded(folder))
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
@@ -75,12 +92,12 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 def save_adapter(model_folder: Path, folder: Path, seed: int = 0, std: float = 0.15, **config: Any) -> Path:
     """A PEFT checkpoint with random weights in A and B; `config` as for peft.LoraConfig."""
-    with _peft_may_warn():
+    with peft_may_warn():
         return _save_adapter(load_plain(model_folder), folder, seed, std, config)
 
 
 @contextmanager
-def _peft_may_warn() -> Iterator[None]:
+def peft_may_warn() -> Iterator[None]:
     """PEFT warns of the hub card it does not find and of a name that transformers will drop."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,10 +115,37 @@ def _save_adapter(base: PreTrainedModel, folder: Path, seed: int, std: float, co
     return folder
 
 
+def load_alone(model_folder: Path, folder: Path) -> Any:
+    """One adapter on a fresh base: some kinds (trained biases, experts) cannot live beside others in one PEFT model."""
+    with peft_may_warn():
+        return peft.PeftModel.from_pretrained(load_fresh(model_folder), folder).eval()
+
+
+@torch.inference_mode()
+def logprobs_alone(model: Any, prompt: Sequence[int], generated: Sequence[int] = ()) -> torch.Tensor:
+    """log p(. | tokens[:i + 1]) for every i of prompt + generated, of a plain or of a PEFT model: [tokens, vocab].
+
+    One forward without a cache, and yet what PEFT's `generate` does: an activated LoRA acts from the last invocation
+    *in the prompt* on (Greenewald et al. 2025, "Activated LoRA"), wherever generated tokens repeat it.
+    """
+    ids = torch.tensor([[*prompt, *generated]])
+    activation = _activation(model, prompt, len(generated)) if isinstance(model, peft.PeftModel) else {}
+    logits = model(input_ids=ids, use_cache=False, **activation).logits
+    return logits[0].float().log_softmax(-1)
+
+
+def _activation(model: Any, prompt: Sequence[int], num_generated: int) -> dict[str, Any]:
+    if getattr(model.active_peft_config, "alora_invocation_tokens", None) is None:
+        return {}
+    ids = torch.tensor([list(prompt)])
+    (offset,) = calculate_alora_offsets(model.peft_config, model.active_adapter, ids)  # from the prompt's end
+    return {"alora_offsets": [None if offset is None else offset + num_generated]}
+
+
 def load_peft(model_folder: Path, adapters: Mapping[str, Path]) -> Any:
     """PEFT with every adapter loaded; `set_adapter(name)` chooses one, `disable_adapter()` is the base."""
     model: Any = load_plain(model_folder)
-    with _peft_may_warn():
+    with peft_may_warn():
         for name, folder in adapters.items():
             if isinstance(model, peft.PeftModel):
                 model.load_adapter(folder, adapter_name=name)

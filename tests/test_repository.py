@@ -20,7 +20,7 @@ from packaging.version import Version
 import lora_serve
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("scripts/install", "scripts/demo", "scripts/test", "scripts/check", ".ci/run")
+SCRIPTS = ("scripts/install", "scripts/demo", "scripts/test", "scripts/check", "scripts/adapters_table", ".ci/run")
 FORBIDDEN = (
     r"\bpickle\b",
     r"\btorch\.load\(",
@@ -100,7 +100,7 @@ def _top_level_imports(file: Path) -> set[str]:
     return names - set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/DESIGN.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/DESIGN.md", "docs/adapters.md", "CHANGELOG.md"])
 def test_links_and_paths_named_in_documents_exist(document: str) -> None:
     text, folder = read(document), (ROOT / document).parent
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]

@@ -135,7 +135,8 @@ class _Binder:
         """`weights`: layers whose weight `target_parameters` names, and the path that its patterns match."""
         modules = (targets & self._spec.linears.keys()) | weights.keys()
         if self._config.ensure_weight_tying and self._spec.ties_embeddings:
-            modules |= {place.module for place in self._left if place.module == self._spec.output_head}
+            tied = TensorPlace(self._spec.output_head, "lora_A")
+            modules |= {tied.module} & {place.module for place in self._left if place == tied}
         paths = {module: weights.get(module, module) for module in modules}
         table = ranks_and_scales(self._config.ranks, sorted(paths.values()))
         return {module: self._linear(module, *table[paths[module]]) for module in sorted(modules)}
