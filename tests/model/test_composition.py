@@ -78,10 +78,15 @@ def test_composed_rows_equal_the_weighted_sum_of_pefts_deltas(architecture: str,
 
 def test_order_of_a_set_does_not_matter(tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
-    folders = {name: save_adapter(model, tmp_path / name, seed=i, **ADAPTERS[name]) for i, name in enumerate(("all", "wide"))}
+    folders = {
+        name: save_adapter(model, tmp_path / name, seed=i, **ADAPTERS[name]) for i, name in enumerate(("all", "wide"))
+    }
     engine = LocalEngine(model, folders, block_size=4, kv_cache_memory="100KiB")
     first, second = engine.run(
-        [engine.request([5, 6, 7], scales, logprobs=1) for scales in ({"all": 0.5, "wide": 2.0}, {"wide": 2.0, "all": 0.5})]
+        [
+            engine.request([5, 6, 7], scales, logprobs=1)
+            for scales in ({"all": 0.5, "wide": 2.0}, {"wide": 2.0, "all": 0.5})
+        ]
     )
     assert first.token_ids == second.token_ids
     assert [item.logprob for item in first.logprobs if item] == pytest.approx(

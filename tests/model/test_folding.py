@@ -73,7 +73,9 @@ def test_trained_bias_replaces_the_layers_own(engine: LocalEngine, plain: Any) -
     delta = engine.parts.fold(saved(linears={Q: SavedLinear(bias=bias)})).deltas[Q]
     assert delta.rank == 0
     x = torch.randn(3, 32)
-    assert torch.allclose(plain.get_submodule(Q)(x) + delta.shift, x @ plain.get_submodule(Q).weight.t() + bias, atol=1e-5)
+    assert torch.allclose(
+        plain.get_submodule(Q)(x) + delta.shift, x @ plain.get_submodule(Q).weight.t() + bias, atol=1e-5
+    )
 
 
 def test_dora_of_an_embedding_divides_by_the_norms_of_its_columns(engine: LocalEngine, plain: Any) -> None:
