@@ -36,13 +36,13 @@ class AdapterChooser:
         named = _explicit(fields, headers)
         if named is None:
             return _set_of([] if fields.model is None else [(self.find(fields.model), 1.0)])
-        found = [(self.find(item.id), item.scale) for item in named]
+        found = [(self.find(name), scale) for name, scale in named]
         if fields.adapters is not None and any(ref is None for ref, _ in found):
             message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."
             raise InvalidRequestError(message, param="adapters")
         chosen = _set_of(found)
         if fields.model is not None:
-            self._check_named(fields.model, chosen, [item.id for item in named])
+            self._check_named(fields.model, chosen, [name for name, _ in named])
         check_composition(chosen, self.catalog, self.limits)
         return chosen
 
@@ -76,25 +76,25 @@ def _set_of(found: list[tuple[AdapterRef | None, float]]) -> AdapterSet:
     return AdapterSet(tuple(AdapterMember(ref, scale) for ref, scale in found if ref is not None))
 
 
-def _explicit(fields: SamplingFields, headers: Mapping[str, str]) -> list[AdapterScale] | None:
-    """What the body names, else what the header names; None: neither."""
+def _explicit(fields: SamplingFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
+    """Names and scales of the body, else of the header; None: neither."""
     if fields.adapters is not None:
         return _listed(fields.adapters, fields.adapter_id)
     if fields.adapter_id is not None:
         if not fields.adapter_id:
             raise InvalidRequestError("An adapter's id must not be empty.", param="adapter_id")
-        return [AdapterScale(id=fields.adapter_id)]
+        return [(fields.adapter_id, 1.0)]
     name = headers.get(HEADER)
     if name is None:
         return None
     if not name or len(name) > MAX_NAME_LENGTH:
         raise InvalidRequestError(f"The header {HEADER} must hold an adapter's id.", param=HEADER)
-    return [AdapterScale(id=name)]
+    return [(name, 1.0)]
 
 
-def _listed(adapters: list[AdapterScale], adapter_id: str | None) -> list[AdapterScale]:
+def _listed(adapters: list[AdapterScale], adapter_id: str | None) -> list[tuple[str, float]]:
     if adapter_id is not None and [item.id for item in adapters] != [adapter_id]:
         raise InvalidRequestError("`adapters` and `adapter_id` name different adapters.", param="adapter_id")
     if not all(item.id for item in adapters):
         raise InvalidRequestError("An adapter's id must not be empty.", param="adapters")
-    return adapters
+    return [(item.id, item.scale) for item in adapters]
