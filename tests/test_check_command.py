@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_a_command(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings from the environment; the log that the command sets up ends with the test."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    root, own = logging.getLogger(), logging.getLogger("lora_serve")
+    handlers, levels = list(root.handlers), (root.level, own.level)
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    own.setLevel(levels[1])
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, list[str]]:
