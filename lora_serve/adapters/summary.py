@@ -37,9 +37,10 @@ def summary_of(artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, sp
 
 
 def kinds_of(artifact: Artifact) -> list[str]:
-    """What it does besides, or instead of, plain LoRA, in PEFT's words."""
+    """What it is besides, or instead of, plain LoRA, in PEFT's words."""
     config, bound = artifact.config, artifact.bound
     kinds = {
+        config.peft_type.lower(): config.peft_type != "LORA",
         "use_dora": config.use_dora,
         "lora_bias": config.lora_bias,
         "bias": config.bias != "none",

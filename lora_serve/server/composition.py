@@ -59,6 +59,10 @@ def _check_room(refs: list[AdapterRef], limits: AdapterConfig) -> None:
         raise _refused(
             f"`adapters` names {len(refs)} adapters; the device holds at most {limits.max_loras} (--max-loras)."
         )
+    if limits.max_cpu_loras is not None and len(refs) > limits.max_cpu_loras:
+        raise _refused(
+            f"`adapters` names {len(refs)} adapters; host memory holds {limits.max_cpu_loras} (--max-cpu-loras)."
+        )
     num_bytes = sum(ref.num_bytes for ref in refs)
     for flag, allowed in (("--adapter-memory", limits.device_bytes), ("--adapter-host-memory", limits.host_bytes)):
         if allowed is not None and num_bytes > allowed:
