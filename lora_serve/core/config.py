@@ -92,6 +92,7 @@ class AdapterConfig:
     host_bytes: int
     max_cpu_loras: int | None  # None: no limit but host_bytes
     max_upload_bytes: int
+    base_name: str = ""  # the base model's name on the wire, beside its folder's
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,11 @@ class Settings(BaseSettings):
             self.quantization,
         )
 
+    @property
+    def base_name(self) -> str:
+        """What the base model is called on the wire."""
+        return self.served_model_name or self.model
+
     def engine_slice(self) -> EngineConfig:
         return EngineConfig(
             self.max_num_seqs,
@@ -244,13 +250,14 @@ class Settings(BaseSettings):
             self.adapter_host_memory,
             self.max_cpu_loras,
             self.max_upload_size,
+            self.base_name,
         )
 
     def server_slice(self) -> ServerConfig:
         return ServerConfig(
             self.host,
             self.port,
-            self.served_model_name or self.model,
+            self.base_name,
             self.admin_key,
             self.auth,
             self.max_body_size,
