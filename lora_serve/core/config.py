@@ -143,7 +143,7 @@ class Settings(BaseSettings):
     )
     max_queue: int = Field(1024, ge=1, description="waiting requests at most; more are refused with 503")
     max_loras: int = Field(16, ge=1, description="adapters resident on the device at most (slots)")
-    max_lora_rank: int = Field(256, ge=1, le=1024, description="largest rank that may be registered")
+    max_lora_rank: int = Field(512, ge=1, le=1024, description="largest rank that may be registered")
     max_cpu_loras: int | None = Field(
         None, ge=1, description="adapters kept in host memory at most; default: by bytes only"
     )
