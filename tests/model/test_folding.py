@@ -167,3 +167,35 @@ def test_delta_of_stacked_experts_is_each_experts_own(tmp_path: Path) -> None:
     y = torch.empty(6, 32)
     twin.apply(y, (x, index, shares), 1.0)
     assert torch.allclose(y, wanted, atol=1e-5)
+
+
+def test_trained_tokens_may_be_listed_in_any_order(engine: LocalEngine, plain: Any) -> None:
+    rows = torch.randn(3, 32)
+    (change,) = engine.parts.fold(saved(tokens={EMBEDDING: SavedTokens((40, 3, 7), rows)})).changes[EMBEDDING]
+    ids = torch.tensor([[7, 96, 40, 3, 0, 7]])
+    y = plain.get_submodule(EMBEDDING)(ids).detach().clone()
+    kept = y.clone()
+    change.apply(y, (ids,), 1.0)
+    assert torch.equal(y[0, [0, 2, 3, 5]], rows[[2, 0, 1, 2]])
+    assert torch.equal(y[0, [1, 4]], kept[0, [1, 4]])
+
+
+def test_own_weights_of_a_transposed_layer_lie_as_its_checkpoint_has_them(tmp_path: Path) -> None:
+    folder = save_tiny_model("gpt2", tmp_path / "gpt2")
+    gpt2 = LocalEngine(folder, block_size=4, kv_cache_memory="100KiB")
+    path = "transformer.h.0.mlp.c_fc"
+    layer = load_fresh(folder).get_submodule(path)
+    own = {"weight": torch.randn_like(layer.weight), "bias": torch.randn_like(layer.bias)}
+    (change,) = gpt2.parts.fold(saved(parameters={path: own})).changes[path]
+    x, y = torch.randn(3, 32), torch.empty(3, layer.weight.shape[1])
+    change.apply(y, (x,), 1.0)
+    assert torch.allclose(y, x @ own["weight"] + own["bias"], atol=1e-4)
+
+
+def test_what_is_no_delta_refuses_to_be_scaled(engine: LocalEngine) -> None:
+    host = engine.parts.fold(
+        saved(parameters={NORM: {"weight": torch.rand(32)}, HEAD: {"weight": torch.randn(97, 32)}})
+    )
+    for path, width in ((NORM, 32), (HEAD, 97)):
+        with pytest.raises(AssertionError, match="only deltas can be scaled"):
+            host.changes[path][0].apply(torch.empty(2, width), (torch.randn(2, 32),), 0.5)
