@@ -11,7 +11,7 @@ from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
 MAX_PROBE_TOKENS = 128
-_NUM_RANDOM = 16
+_NUM_RANDOM = 8  # the probe is a step that the other rows wait for
 _NUM_TRAINED = 16  # of the tokens whose embeddings were trained
 
 
