@@ -50,7 +50,7 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
         artifact = read_artifact(folder, parts.spec, settings.max_lora_rank)
         check_values(folder, artifact)
         probe, num_bytes = _try(folder, artifact, parts, settings.max_lora_rank)
-        warnings = tuple(base_warnings(artifact, parts.spec))
+        warnings = tuple(base_warnings(artifact, (parts.spec.name, settings.base_name)))
         check_probe(probe)
     except InvalidAdapterError as error:
         return Verdict(tuple(error.reasons), artifact)

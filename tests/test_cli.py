@@ -30,7 +30,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """In place of the real wiring, which would load a model."""
-    calls = types.SimpleNamespace(settings=None, folder=None, reasons=[], error=None)
+    calls = types.SimpleNamespace(settings=None, error=None)
 
     def serve(settings: Settings) -> int:
         calls.settings = settings
@@ -38,12 +38,8 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
             raise calls.error
         return 0
 
-    def check_adapter(folder: Path, settings: Settings) -> list[str]:
-        calls.folder, calls.settings = folder, settings
-        return list(calls.reasons)
-
     module = types.ModuleType("lora_serve.launch")
-    module.serve, module.check_adapter = serve, check_adapter  # type: ignore[attr-defined]
+    module.serve = serve  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lora_serve.launch", module)
     monkeypatch.setattr("lora_serve.launch", module, raising=False)
     return calls
@@ -189,19 +185,6 @@ def test_serve_hands_the_settings_to_the_wiring(model: str, launch: Any) -> None
 def test_model_that_cannot_be_served_exits_with_2(model: str, launch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     launch.error = ModelError("it is a picture")
     assert "it is a picture" in refused(["serve", "--model", model], capsys)
-
-
-def test_check_prints_the_reasons(model: str, launch: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(tmp_path), "--model", model]) == 0
-    assert "can be served" in capsys.readouterr().out
-    launch.reasons = ["the first", "the second"]
-    assert main(["check", "--model", model, str(tmp_path)]) == 1
-    assert capsys.readouterr().out.splitlines()[:2] == ["the first", "the second"]
-    assert launch.folder == tmp_path
-
-
-def test_check_of_nothing_is_refused(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not a folder" in refused(["check", "/does/not/exist", "--model", model], capsys)
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["demo", "--port", "x"], ["demo", "--twice"]])

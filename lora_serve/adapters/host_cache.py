@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set
 from typing import Generic, TypeVar
 
 from lora_serve.core.errors import AdapterUnavailableError
@@ -28,8 +29,8 @@ class HostCache(Generic[V]):
         self._items.move_to_end(digest)
         return item[0]
 
-    def put(self, digest: str, value: V, num_bytes: int) -> tuple[str, ...]:
-        """Keep `value`; return the digests evicted for it, oldest use first.
+    def put(self, digest: str, value: V, num_bytes: int, keep: Set[str] = frozenset()) -> tuple[str, ...]:
+        """Store `value`; return the digests evicted for it, oldest use first, those of `keep` only if no other is left.
 
         Raises AdapterUnavailableError, and changes nothing, if the value alone is over the budget.
         """
@@ -40,7 +41,7 @@ class HostCache(Generic[V]):
         self.drop(digest)
         self._items[digest] = (value, num_bytes)
         self.num_bytes += num_bytes
-        return self._evict()
+        return self._evict(keep)
 
     def drop(self, digest: str) -> bool:
         """Forget the value; False if it was not here."""
@@ -67,10 +68,10 @@ class HostCache(Generic[V]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def _evict(self) -> tuple[str, ...]:
+    def _evict(self, keep: Set[str]) -> tuple[str, ...]:
         evicted = []
         while self.num_bytes > self.max_bytes or (self.max_items is not None and len(self._items) > self.max_items):
-            digest = next(iter(self._items))
+            digest = next((digest for digest in self._items if digest not in keep), next(iter(self._items)))
             self.drop(digest)
             evicted.append(digest)
         return tuple(evicted)

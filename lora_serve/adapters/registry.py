@@ -153,7 +153,7 @@ class Registry:
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, rank, num_bytes, traits)
         self._keep(artifact.digest, folder)
         probe = self._probe(ref, artifact, allow_noop)
-        summary = summary_of(artifact, traits, probe, self._spec)
+        summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
         version = VersionEntry(0, ref.digest, ref.rank, num_bytes, summary, source, time.time())
         entry, created = self._catalog.add(name, version, tenant, pin, metadata)
         return Registration(entry, entry.ref(), created)

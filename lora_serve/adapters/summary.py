@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from lora_serve.adapters.artifact import Artifact
@@ -16,8 +17,10 @@ def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
     return AdapterTraits(artifact.bound.is_additive, artifact.config.invocation_tokens, spec.fingerprint)
 
 
-def summary_of(artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, spec: ModelSpec) -> dict[str, Any]:
-    """JSON values."""
+def summary_of(
+    artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, base_names: Iterable[str]
+) -> dict[str, Any]:
+    """JSON values. `base_names`: what the served base model is called."""
     config, bound = artifact.config, artifact.bound
     return {
         "peft_type": config.peft_type,
@@ -32,14 +35,15 @@ def summary_of(artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, sp
         "ignored_settings": list(config.ignored),
         "traits": dataclasses.asdict(traits),
         "probe": {"max_logit_change": round(probe.logit_change, 6), "max_logit": round(probe.logit_scale, 6)},
-        "warnings": base_warnings(artifact, spec),
+        "warnings": base_warnings(artifact, base_names),
     }
 
 
 def kinds_of(artifact: Artifact) -> list[str]:
-    """What it does besides, or instead of, plain LoRA, in PEFT's words."""
+    """What it is besides, or instead of, plain LoRA, in PEFT's words."""
     config, bound = artifact.config, artifact.bound
     kinds = {
+        config.peft_type.lower(): config.peft_type != "LORA",
         "use_dora": config.use_dora,
         "lora_bias": config.lora_bias,
         "bias": config.bias != "none",
@@ -52,9 +56,13 @@ def kinds_of(artifact: Artifact) -> list[str]:
     return [kind for kind, is_there in kinds.items() if is_there]
 
 
-def base_warnings(artifact: Artifact, spec: ModelSpec) -> list[str]:
+def base_warnings(artifact: Artifact, base_names: Iterable[str]) -> list[str]:
     """The config's name for its base is a matter of the trainer's disk, so another name is no reason to refuse."""
-    named, served = (name.rstrip("/").rpartition("/")[2].lower() for name in (artifact.config.base_model, spec.name))
-    if not named or named == served:
+    named, served = _last(artifact.config.base_model), [_last(name) for name in base_names if name]
+    if not named or named in served:
         return []
-    return [f"Its config names the base model {named!r}, and this server serves {served!r}; their shapes agree."]
+    return [f"Its config names the base model {named!r}, and this server serves {served[-1]!r}; their shapes agree."]
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()

@@ -34,7 +34,7 @@ def targeted_parameters(config: PeftConfig, parameters: Iterable[str]) -> frozen
 
 def saved_whole(config: PeftConfig, modules: Iterable[str]) -> frozenset[str]:
     """The modules that `modules_to_save` names by an end of their paths, and those inside of them."""
-    return frozenset(module for module in modules if any(_ends(module, name) for name in config.modules_to_save))
+    return frozenset(module for module in modules if _ends(module, config.modules_to_save))
 
 
 def _excluded(config: PeftConfig, modules: Sequence[str]) -> frozenset[str]:
@@ -49,9 +49,9 @@ def _is_saved_whole(config: PeftConfig, module: str) -> bool:
     return any(f".{name}." in f".{module}." for name in config.modules_to_save)
 
 
-def _ends(module: str, name: str) -> bool:
-    """PEFT's own test for modules_to_save: the path or that of a parent ends with `name`, a dot before it or not."""
-    return any(module[: match.end()].endswith(name) for match in re.finditer(r"[^.]+", module))
+def _ends(module: str, names: tuple[str, ...]) -> bool:
+    """PEFT's own test for modules_to_save: the path or that of a parent ends with a name, a dot before it or not."""
+    return any(module[: match.end()].endswith(names) for match in re.finditer(r"[^.]+", module))
 
 
 def _is_named(module: str, names: Iterable[str]) -> bool:

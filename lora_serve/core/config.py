@@ -93,6 +93,7 @@ class AdapterConfig:
     host_bytes: int
     max_cpu_loras: int | None  # None: no limit but host_bytes
     max_upload_bytes: int
+    base_name: str = ""  # the base model's name on the wire, beside its folder's
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Settings(BaseSettings):
     )
     max_queue: int = Field(1024, ge=1, description="waiting requests at most; more are refused with 503")
     max_loras: int = Field(16, ge=1, description="adapters resident on the device at most (slots)")
-    max_lora_rank: int = Field(256, ge=1, le=1024, description="largest rank that may be registered")
+    max_lora_rank: int = Field(512, ge=1, le=1024, description="largest rank that may be registered")
     max_cpu_loras: int | None = Field(
         None, ge=1, description="adapters kept in host memory at most; default: by bytes only"
     )
@@ -226,6 +227,11 @@ class Settings(BaseSettings):
             self.quantization,
         )
 
+    @property
+    def base_name(self) -> str:
+        """What the base model is called on the wire."""
+        return self.served_model_name or self.model
+
     def engine_slice(self) -> EngineConfig:
         return EngineConfig(
             self.max_num_seqs,
@@ -249,13 +255,14 @@ class Settings(BaseSettings):
             self.adapter_host_memory,
             self.max_cpu_loras,
             self.max_upload_size,
+            self.base_name,
         )
 
     def server_slice(self) -> ServerConfig:
         return ServerConfig(
             self.host,
             self.port,
-            self.served_model_name or self.model,
+            self.base_name,
             self.admin_key,
             self.auth,
             self.max_body_size,

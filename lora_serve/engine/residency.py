@@ -41,6 +41,7 @@ class AdapterResidency(Generic[V]):
         self.host = host
         self._submit = submit
         self._wanted: Counter[str] = Counter()
+        self._favoured: frozenset[str] = frozenset()
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
@@ -53,6 +54,13 @@ class AdapterResidency(Generic[V]):
         self._counters.wanted(
             adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
         )
+
+    def favour(self, adapters: Sequence[AdapterRef]) -> None:
+        """Those of the first in the queue: they stay wherever they are until it runs, and load first.
+
+        Otherwise two sets of adapters, each half here, could push one another out for ever.
+        """
+        self._favoured = frozenset(adapter.digest for adapter in adapters)
 
     def unwant(self, digest: str) -> None:
         """A sequence that wanted it has ended."""
@@ -85,14 +93,12 @@ class AdapterResidency(Generic[V]):
         """The row has ended."""
         self.slots.release(slot)
 
-    def request(self, adapter: AdapterRef, *, is_first: bool = False) -> None:
-        """Start a load unless it is here, under way, or the host has no room for it yet.
-
-        `is_first`: for the first in the queue, which may push out what others have waiting: of two sets of adapters
-        that are each half here, one must get on.
-        """
+    def request(self, adapter: AdapterRef) -> None:
+        """Start a load unless it is here, under way, or the host has no room for it yet."""
         digest = adapter.digest
-        if self.is_here(digest) or digest in self._in_flight or not (is_first or self._has_room(adapter)):
+        if self.is_here(digest) or digest in self._in_flight:
+            return
+        if digest not in self._favoured and not self._has_room(adapter):
             return
         self._load(adapter)
 
@@ -108,10 +114,10 @@ class AdapterResidency(Generic[V]):
         adapter, submitted = self._in_flight.pop(message.digest)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
-        for digest in reversed(self._wanted):
-            self.host.get(digest)  # a use: what is wanted goes last, and what was wanted first at the very last
+        for digest in self._wanted:
+            self.host.get(digest)  # a use: what is wanted goes last
         try:
-            evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes)
+            evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes, self._favoured)
         except AdapterUnavailableError as error:
             return error
         self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted))
@@ -177,7 +183,7 @@ class AdapterResidency(Generic[V]):
         """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""
         if adapter.digest not in self.host:
             return False
-        placed = self.slots.place(adapter)
+        placed = self.slots.place(adapter, self._favoured)
         if placed is None:
             return False
         slot, evicted = placed

@@ -151,6 +151,8 @@ class Scheduler:
 
     def _admit(self, rows: dict[int, Row], budget: int, now: float) -> list[Event]:
         """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
+        first = next((sequence for sequence in self.waiting if sequence.request.adapters), None)
+        self._residency.favour(() if first is None else first.request.refs)
         events: list[Event] = []
         slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
         passed_over: list[Sequence] = []
@@ -187,7 +189,7 @@ class Scheduler:
         if cold:
             sequence.was_cold, sequence.cold_until = True, None
             for ref in cold:
-                self._residency.request(ref, is_first=sequence is self.waiting[0])
+                self._residency.request(ref)
             return False
         if sequence.was_cold and sequence.cold_until is None:
             sequence.cold_until = now

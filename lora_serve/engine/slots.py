@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from lora_serve.core.adapter import AdapterRef
@@ -74,10 +74,10 @@ class SlotTable:
                 retry_after=30,
             )
 
-    def place(self, adapter: AdapterRef) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
-        """A slot for an adapter that has none, and the slots that were evicted for it; None: all are in use."""
+    def place(self, adapter: AdapterRef, keep: Set[str] = frozenset()) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
+        """A slot for an adapter that has none, and the slots evicted for it; None: all are in use or in `keep`."""
         assert adapter.digest not in self._entries
-        victims = self._victims(adapter)
+        victims = self._victims(adapter, keep)
         if victims is None:
             return None
         evicted = tuple(self.remove(digest) for digest in victims)
@@ -111,10 +111,10 @@ class SlotTable:
                 slot.index, slot.generation, digest, adapter.name, adapter.num_bytes, entry.num_rows, entry.is_pinned
             )
 
-    def _victims(self, adapter: AdapterRef) -> list[str] | None:
+    def _victims(self, adapter: AdapterRef, keep: Set[str]) -> list[str] | None:
         """The fewest, least recently used adapters whose going makes room; None: not enough can go."""
         slots, num_bytes, victims = len(self._free), self.num_bytes, list[str]()
-        candidates = (digest for digest, entry in self._entries.items() if entry.is_evictable)
+        candidates = (digest for digest, entry in self._entries.items() if entry.is_evictable and digest not in keep)
         while slots == 0 or (self.max_bytes is not None and num_bytes + adapter.num_bytes > self.max_bytes):
             digest = next(candidates, None)
             if digest is None:

@@ -58,7 +58,7 @@ class EmbeddingDelta:
 class TokenRows:
     """An embedding's rows for some tokens: y = rows[j] where the token is token_ids[j]."""
 
-    token_ids: Tensor  # [num_rows] int64
+    token_ids: Tensor  # [num_rows] int64, ascending
     rows: Tensor  # [num_rows, embedding_dim]
 
     @property
@@ -70,8 +70,11 @@ class TokenRows:
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
-        where, which = (inputs[0].flatten()[:, None] == self.token_ids).nonzero(as_tuple=True)
-        y.view(-1, y.shape[-1])[where] = self.rows[which].to(y.dtype)
+        assert scale == 1.0, "only deltas can be scaled"
+        tokens = inputs[0].flatten()
+        which = torch.searchsorted(self.token_ids, tokens).clamp_(max=len(self.token_ids) - 1)
+        where = (self.token_ids[which] == tokens).nonzero()[:, 0]
+        y.view(-1, y.shape[-1])[where] = self.rows[which[where]].to(y.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class HeadRows:
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
+        assert scale == 1.0, "only deltas can be scaled"
         y[..., self.token_ids] = F.linear(inputs[0], self.rows.to(y.dtype))
 
 
@@ -97,8 +101,8 @@ class Twin:
     def __init__(self, module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> None:
         """`module`'s other parameters and its children are shared with it, not copied."""
         self._source = module
-        self._parameters = parameters
-        self._module = _twin_of(module, parameters)
+        self._parameters = {name: _as_in(module, name, parameter) for name, parameter in parameters.items()}
+        self._module = _twin_of(module, self._parameters)
 
     @property
     def num_bytes(self) -> int:
@@ -108,6 +112,7 @@ class Twin:
         return Twin(self._source, {name: parameter.to(device) for name, parameter in self._parameters.items()})
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert scale == 1.0, "only deltas can be scaled"
         for old, new in zip(_tensors(y), _tensors(self._module(*inputs)), strict=True):
             old.copy_(new)
 
@@ -150,13 +155,17 @@ class LowRankWeight:
         return y.add_(delta, alpha=weight.scale)
 
 
+def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:
+    """A parameter in the type of the module's own."""
+    return parameter.to(module.get_parameter(name).dtype) if isinstance(parameter, Tensor) else parameter
+
+
 def _twin_of(module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> nn.Module:
     twin = copy.copy(module)
     twin.__dict__.update(_parameters=dict(module._parameters), _forward_hooks={}, _forward_pre_hooks={})  # noqa: SLF001
     for name, parameter in parameters.items():
         if isinstance(parameter, Tensor):
-            own = module.get_parameter(name)
-            twin._parameters[name] = nn.Parameter(parameter.to(own.dtype), requires_grad=False)  # noqa: SLF001
+            twin._parameters[name] = nn.Parameter(parameter, requires_grad=False)  # noqa: SLF001
         else:
             del twin._parameters[name]  # noqa: SLF001
             twin.__dict__[name] = parameter

@@ -15,7 +15,7 @@ from lora_serve.model.base_model import BaseModel
 from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta
-from lora_serve.model.own_linear import InputGain, OwnLinear
+from lora_serve.model.own_linear import InputGain, OwnWeights
 
 
 @torch.inference_mode()
@@ -31,10 +31,11 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
             Twin(module, {name: _weight(module, name, delta) for name, delta in table.items()})
         )
     for path, tokens in saved.tokens.items():
-        ids = torch.tensor(tokens.token_ids)
-        changes.setdefault(path, []).append(TokenRows(ids, tokens.rows * base.embedding_scale(path)))
+        ids, order = torch.tensor(tokens.token_ids).sort()
+        rows = tokens.rows[order]
+        changes.setdefault(path, []).append(TokenRows(ids, rows * base.embedding_scale(path)))
         if path == base.spec.input_embedding and base.spec.ties_embeddings:
-            changes.setdefault(base.spec.output_head, []).append(HeadRows(ids, tokens.rows))
+            changes.setdefault(base.spec.output_head, []).append(HeadRows(ids, rows))
     for path, embedding in saved.embeddings.items():
         changes.setdefault(path, []).append(_embedding(base, path, embedding))
     for path, linear in saved.linears.items():
@@ -103,7 +104,8 @@ def _own(base: BaseModel, path: str, parameters: Mapping[str, Tensor]) -> Change
         return None
     module = base.module.get_submodule(path)
     if path in base.spec.linears:
-        return OwnLinear(base.linear(path), parameters, base.device)
+        own = OwnWeights(base.linear(path), parameters)
+        return own.to(base.device) if base.device.type == "cpu" else own
     return Twin(module, parameters)
 
 

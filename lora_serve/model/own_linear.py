@@ -12,32 +12,47 @@ from torch import Tensor, nn
 from lora_serve.model.frozen_linear import FrozenLinear
 
 
-class OwnLinear:
-    """y = x W^T + bias with the adapter's own W, and its own bias or the base's (modules_to_save); a `Change`."""
+@dataclass(frozen=True, slots=True)
+class OwnWeights:
+    """A layer that an adapter trained in full (modules_to_save), in host memory; `to` makes the `OwnLinear` of it."""
 
-    def __init__(self, base: FrozenLinear, parameters: Mapping[str, Tensor], device: torch.device) -> None:
-        """parameters: weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias [out]."""
-        self._base = base
-        self._parameters = parameters
-        self._device = device
-        source = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-        weight = parameters["weight"].t() if base.is_transposed else parameters["weight"]
-        bias = parameters.get("bias", base.bias)
-        source.weight = nn.Parameter(weight.to(device, base.dtype).contiguous(), requires_grad=False)
-        if bias is not None:
-            source.bias = nn.Parameter(bias.to(device, base.dtype), requires_grad=False)
-        self._linear = FrozenLinear(source)
+    base: FrozenLinear
+    parameters: Mapping[str, Tensor]  # weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._parameters.values())
+        return sum(tensor.nbytes for tensor in self.parameters.values())
 
     def to(self, device: torch.device) -> OwnLinear:
-        return self if device == self._device else OwnLinear(self._base, self._parameters, device)
+        """Laid out for the device's products, which takes a while: on a CPU it is done by the loader already."""
+        weight = self.parameters["weight"].t() if self.base.is_transposed else self.parameters["weight"]
+        bias = self.parameters.get("bias", self.base.bias)
+        source = nn.Linear(self.base.in_features, self.base.out_features, bias=False, device="meta")
+        source.weight = nn.Parameter(weight.to(device, self.base.dtype).contiguous(), requires_grad=False)
+        if bias is not None:
+            source.bias = nn.Parameter(bias.to(device, self.base.dtype), requires_grad=False)
+        return OwnLinear(FrozenLinear(source), self.num_bytes, device)
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        raise AssertionError("it is not on a device yet")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLinear:
+    """y = x W^T + bias with the adapter's own W, and its own bias or the base's; a `Change`."""
+
+    linear: FrozenLinear
+    num_bytes: int
+    device: torch.device
+
+    def to(self, device: torch.device) -> OwnLinear:
+        assert device == self.device, "its layout is this device's"
+        return self
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
-        y.copy_(self._linear(inputs[0]))
+        assert scale == 1.0, "only deltas can be scaled"
+        y.copy_(self.linear(inputs[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +71,5 @@ class InputGain:
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
+        assert scale == 1.0, "only deltas can be scaled"
         y.add_(self.base.product((inputs[0] * (self.gain - 1)).to(self.base.dtype)))

@@ -1,4 +1,4 @@
-"""Which adapter a request is for: `adapters` or `adapter_id` in the body, else X-Adapter-Id, else `model`."""
+"""Which adapters a request is for: `adapters` or `adapter_id` in the body, else X-Adapter-Id, else `model`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.server.adapter_set import AdapterMember, AdapterSet
+from lora_serve.server.composition import check_composition
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
-from lora_serve.server.schemas.sampling import SamplingFields
+from lora_serve.server.schemas.sampling import AdapterScale, SamplingFields
 from lora_serve.tenancy.tenant import Tenant
 
 HEADER = "X-Adapter-Id"
@@ -22,19 +25,25 @@ class AdapterChooser:
     catalog: Catalog
     base_name: str
     tenant: Tenant
+    limits: AdapterConfig
 
-    def choose(self, fields: SamplingFields, headers: Mapping[str, str]) -> AdapterRef | None:
-        """The adapter, or None for the base model.
+    def choose(self, fields: SamplingFields, headers: Mapping[str, str]) -> AdapterSet:
+        """The adapters; none of them is the base model.
 
         Raises AdapterNotFoundError with the name as it was given, InvalidRequestError if body and header name one
-        adapter and `model` another.
+        adapter and `model` another, or if the adapters cannot act together.
         """
-        explicit = _explicit_name(fields, headers)
-        if explicit is None:
-            return self.find(fields.model) if fields.model is not None else None
-        chosen = self.find(explicit)
+        named = _explicit(fields, headers)
+        if named is None:
+            return _set_of([] if fields.model is None else [(self.find(fields.model), 1.0)])
+        found = [(self.find(name), scale) for name, scale in named]
+        if fields.adapters is not None and any(ref is None for ref, _ in found):
+            message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."
+            raise InvalidRequestError(message, param="adapters")
+        chosen = _set_of(found)
         if fields.model is not None:
-            self._check_same(fields.model, chosen, explicit)
+            self._check_named(fields.model, chosen, [name for name, _ in named])
+        check_composition(chosen, self.catalog, self.limits)
         return chosen
 
     def find(self, name: str) -> AdapterRef | None:
@@ -47,40 +56,45 @@ class AdapterChooser:
         except AdapterNotFoundError:
             raise AdapterNotFoundError(name) from None
 
-    def _check_same(self, model: str, chosen: AdapterRef | None, explicit: str) -> None:
+    def _check_named(self, model: str, chosen: AdapterSet, names: list[str]) -> None:
+        """`model` must be the base model or one of the chosen; a version given in one place only is not a quarrel."""
         if model == self.base_name:
             return
         named = self.find(model)
-        same_name = named is not None and chosen is not None and named.name == chosen.name
-        versions_given = "@" in model and "@" in explicit
-        if not same_name or (versions_given and named != chosen):
-            raise InvalidRequestError(
-                f"`model` names {model!r} and the adapter field or header {explicit!r}: name one adapter only.",
-                param="model",
-            )
-
-
-def _explicit_name(fields: SamplingFields, headers: Mapping[str, str]) -> str | None:
-    listed = _listed_name(fields)
-    if listed is not None and fields.adapter_id is not None and listed != fields.adapter_id:
-        raise InvalidRequestError("`adapters` and `adapter_id` name different adapters.", param="adapter_id")
-    name = listed if listed is not None else fields.adapter_id
-    if name is None:
-        name = headers.get(HEADER)
-        if name is not None and (not name or len(name) > MAX_NAME_LENGTH):
-            raise InvalidRequestError(f"The header {HEADER} must hold an adapter's id.", param=HEADER)
-    elif not name:
-        raise InvalidRequestError("An adapter's id must not be empty.", param="adapter_id")
-    return name
-
-
-def _listed_name(fields: SamplingFields) -> str | None:
-    if fields.adapters is None:
-        return None
-    if len(fields.adapters) != 1 or fields.adapters[0].scale != 1.0:
+        for member, name in zip(chosen.members, names, strict=False):
+            versions_given = "@" in model and "@" in name
+            if named is not None and named.name == member.ref.name and (named == member.ref or not versions_given):
+                return
         raise InvalidRequestError(
-            "`adapters` must hold exactly one adapter with scale 1.0: composing and scaling adapters is not "
-            "supported yet; it comes in a later version.",
-            param="adapters",
+            f"`model` names {model!r} and the adapter field or header {', '.join(map(repr, names))}: name the same "
+            "adapter, or the base model.",
+            param="model",
         )
-    return fields.adapters[0].id
+
+
+def _set_of(found: list[tuple[AdapterRef | None, float]]) -> AdapterSet:
+    return AdapterSet(tuple(AdapterMember(ref, scale) for ref, scale in found if ref is not None))
+
+
+def _explicit(fields: SamplingFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
+    """Names and scales of the body, else of the header; None: neither."""
+    if fields.adapters is not None:
+        return _listed(fields.adapters, fields.adapter_id)
+    if fields.adapter_id is not None:
+        if not fields.adapter_id:
+            raise InvalidRequestError("An adapter's id must not be empty.", param="adapter_id")
+        return [(fields.adapter_id, 1.0)]
+    name = headers.get(HEADER)
+    if name is None:
+        return None
+    if not name or len(name) > MAX_NAME_LENGTH:
+        raise InvalidRequestError(f"The header {HEADER} must hold an adapter's id.", param=HEADER)
+    return [(name, 1.0)]
+
+
+def _listed(adapters: list[AdapterScale], adapter_id: str | None) -> list[tuple[str, float]]:
+    if adapter_id is not None and [item.id for item in adapters] != [adapter_id]:
+        raise InvalidRequestError("`adapters` and `adapter_id` name different adapters.", param="adapter_id")
+    if not all(item.id for item in adapters):
+        raise InvalidRequestError("An adapter's id must not be empty.", param="adapters")
+    return [(item.id, item.scale) for item in adapters]

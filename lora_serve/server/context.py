@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from aiohttp import web
 
-from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.events import Timings
+from lora_serve.core.request import GenerateRequest
+from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.tenancy.tenant import Tenant
 
 BASE_VERSION = "0"  # X-Adapter-Version of the base model
@@ -19,17 +21,49 @@ BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Who answers: one version of an adapter, or the base model."""
+    """Who answers: adapters, or the base model. Each field has one element per adapter, in the caller's order."""
 
-    name: str
-    version: str
-    digest: str
+    names: tuple[str, ...]
+    versions: tuple[str, ...]
+    digests: tuple[str, ...]
+    scales: tuple[str, ...] = ()  # empty: one adapter as it was trained
+    active: tuple[str, ...] = ()  # empty: no adapter has invocation tokens
 
     @classmethod
-    def of(cls, adapter: AdapterRef | None, base_name: str) -> Answerer:
-        if adapter is None:
-            return cls(base_name, BASE_VERSION, BASE_DIGEST)
-        return cls(adapter.name, str(adapter.version), adapter.digest)
+    def of(cls, adapters: AdapterSet, base_name: str, requests: Sequence[GenerateRequest] = ()) -> Answerer:
+        """`requests`: one for each prompt."""
+        if not adapters.members:
+            return cls((base_name,), (BASE_VERSION,), (BASE_DIGEST,))
+        refs = [member.ref for member in adapters.members]
+        return cls(
+            names=tuple(ref.name for ref in refs),
+            versions=tuple(str(ref.version) for ref in refs),
+            digests=tuple(ref.digest for ref in refs),
+            scales=tuple(str(member.scale) for member in adapters.members) if adapters.is_composed else (),
+            active=_active(adapters, requests) if requests and adapters.has_activated else (),
+        )
+
+    @property
+    def label(self) -> str:
+        """`a@1+b@2`, for the log."""
+        return "+".join(f"{name}@{version}" for name, version in zip(self.names, self.versions, strict=True))
+
+    def headers(self) -> dict[str, str]:
+        """The values of the adapters, comma-separated; no header without values."""
+        values = {
+            "X-Adapter-Id": [quote(name, safe="/@:+ ") for name in self.names],
+            "X-Adapter-Version": self.versions,
+            "X-Adapter-Digest": self.digests,
+            "X-Adapter-Scale": self.scales,
+            "X-Adapter-Active": self.active,
+        }
+        return {name: ",".join(parts) for name, parts in values.items() if parts}
+
+
+def _active(adapters: AdapterSet, requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
+    """`1` or `0`, or for several prompts in how many of them an adapter acts: `1/2`."""
+    total = "" if len(requests) == 1 else f"/{len(requests)}"
+    return tuple(f"{count}{total}" for count in adapters.active_in(requests))
 
 
 @dataclass(slots=True)
@@ -65,9 +99,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Server"] = "lora-serve"  # not which Python and aiohttp, as by default
     if context.answerer is not None:
-        response.headers["X-Adapter-Id"] = quote(context.answerer.name, safe="/@:+ ")
-        response.headers["X-Adapter-Version"] = context.answerer.version
-        response.headers["X-Adapter-Digest"] = context.answerer.digest
+        response.headers.update(context.answerer.headers())
     if context.timings is not None:
         response.headers["Server-Timing"] = _server_timing(context.timings, context.decode)
 

@@ -44,7 +44,7 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
 def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
     answerer = context.answerer
-    adapter = f"{answerer.name}@{answerer.version}" if answerer else "-"
+    adapter = answerer.label if answerer else "-"
     tenant = context.tenant.name if context.tenant else "-"
     is_probe = request.path in PROBES and status < 400
     access_log.log(
@@ -61,7 +61,7 @@ def _log(request: web.Request, context: RequestContext, status: int) -> None:
             "request_id": context.request_id,
             "tenant": tenant,
             "adapter": adapter,
-            "digest": answerer.digest if answerer else None,
+            "digest": "+".join(answerer.digests) if answerer else None,
             "status": status,
             "prompt_tokens": context.num_prompt_tokens,
             "output_tokens": context.num_output_tokens,

@@ -9,10 +9,9 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog_entry import CatalogEntry
 from lora_serve.core.errors import AdapterNotFoundError
-from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import tenant_of
+from lora_serve.server.openai.chosen import chooser_for, tenant_of
 from lora_serve.server.services import SERVICES, Services
 
 STARTED = int(time.time())  # `created` of the base model
@@ -30,7 +29,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 
 async def get_model(request: web.Request) -> web.StreamResponse:
     services, name = request.app[SERVICES], request.match_info["id"]
-    adapter = AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT])).find(name)
+    adapter = chooser_for(request).find(name)
     if adapter is None:
         return web.json_response(_base_card(services))
     return web.json_response(_adapter_card(services, services.catalog.entry(adapter.name), name))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, GenerateRequest, OnCold, SamplingParams
+from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.schemas.sampling import SamplingFields
 
 
@@ -58,7 +58,7 @@ def requests_for(
     spec: ModelSpec,
     limits: Limits,
     prompts: list[tuple[int, ...]],
-    adapter: AdapterRef | None,
+    adapters: AdapterSet,
     caller: Caller,
 ) -> list[GenerateRequest]:
     """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
@@ -67,11 +67,12 @@ def requests_for(
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, spec.max_model_len)
         _check_min_tokens(fields.min_tokens, room)
+        uses = adapters.uses_in(prompt)
         for index in range(fields.n):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
             sampling = replace(params, max_tokens=room, seed=seed)
             name = f"{caller.request_id}-{len(requests)}"
-            requests.append(_request(fields, name, prompt, sampling, adapter, caller))
+            requests.append(_request(fields, name, prompt, sampling, uses, caller))
     return requests
 
 
@@ -111,17 +112,12 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
         )
 
 
-def _uses(adapter: AdapterRef | None, prompt: tuple[int, ...]) -> tuple[AdapterUse, ...]:
-    start = None if adapter is None else adapter.start_in(prompt)
-    return () if adapter is None or start is None else (AdapterUse(adapter, start=start),)
-
-
 def _request(
     fields: SamplingFields,
     name: str,
     prompt: tuple[int, ...],
     sampling: SamplingParams,
-    adapter: AdapterRef | None,
+    uses: tuple[AdapterUse, ...],
     caller: Caller,
 ) -> GenerateRequest:
     timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
@@ -129,7 +125,7 @@ def _request(
         request_id=name,
         prompt_token_ids=prompt,
         sampling=sampling,
-        adapters=_uses(adapter, prompt),
+        adapters=uses,
         tenant=caller.tenant,
         priority=fields.priority,
         arrival_time=caller.arrival,

@@ -6,10 +6,8 @@ import asyncio
 
 from aiohttp import web
 
-from lora_serve.server.adapter_choice import AdapterChooser
-from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields
-from lora_serve.server.openai.chosen import read_fields, tenant_of
+from lora_serve.server.openai.chosen import chooser_for, read_fields
 from lora_serve.server.openai.prompts import chat_prompt, encode
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
@@ -57,6 +55,5 @@ async def tokenizer_info(request: web.Request) -> web.StreamResponse:
 
 def _check_model(request: web.Request, model: str | None) -> None:
     """All adapters share the base's tokenizer, but an unknown name is a mistake. Raises AdapterNotFoundError."""
-    services = request.app[SERVICES]
     if model is not None:
-        AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT])).find(model)
+        chooser_for(request).find(model)

@@ -12,10 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reply:
-    """Status and body, whatever the status."""
+    """Status, body and headers, whatever the status."""
 
     status: int
     text: str
+    headers: Mapping[str, str]  # names in any case
 
     @property
     def json(self) -> Any:
@@ -28,7 +29,7 @@ def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
-            return Reply(response.status, response.read().decode())
+            return Reply(response.status, response.read().decode(), response.headers)
     except urllib.error.HTTPError as error:
         with error:
-            return Reply(error.code, error.read().decode())
+            return Reply(error.code, error.read().decode(), error.headers)

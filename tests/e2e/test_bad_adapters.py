@@ -18,6 +18,7 @@ from tests.e2e.plain_http import Reply, call
 from tests.oracle import save_adapter, save_tiny_model
 
 WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -54,7 +55,14 @@ def git_lfs_pointer(folder: Path) -> None:
     (folder / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n")
 
 
-def dora(folder: Path) -> None:
+def unknown_tensor(folder: Path) -> None:
+    change_tensors(
+        folder,
+        lambda tensors: tensors.update({f"{PREFIX}model.layers.0.self_attn.q_proj.lora_C.weight": torch.ones(2)}),
+    )
+
+
+def dora_without_magnitudes(folder: Path) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
 
@@ -67,7 +75,8 @@ BROKEN = {
     truncated: WEIGHTS,
     pickled: WEIGHTS,
     git_lfs_pointer: "LFS",
-    dora: "use_dora",
+    unknown_tensor: "model.layers.0.self_attn.q_proj.lora_C.weight",
+    dora_without_magnitudes: "magnitude of model.layers.0.mlp.down_proj is missing",
 }
 
 

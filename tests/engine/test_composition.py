@@ -126,3 +126,15 @@ def test_activated_adapter_starts_at_the_last_of_its_invocations(prompt: tuple[i
     ref = AdapterRef("default", "a", 1, "sha256:a", 8, 10, AdapterTraits(invocation_tokens=(7, 8)))
     assert ref.start_in(prompt) == start
     assert adapter("plain").start_in(prompt) == 0
+
+
+def test_sets_that_push_one_another_out_of_tight_memory_still_all_run() -> None:
+    """Found by chance: with four places in host memory these went round for ever."""
+    world = World(max_loras=3, max_cpu_loras=4, max_num_seqs=3)
+    sets = ["feb", "g", "fgd", "", "", "cbh", "f", "", "cah", "", "chd", "fc"]
+    for index, names in enumerate(sets):
+        world.add(f"r{index}", [index], uses(names), max_tokens=1 + index % 6)
+    world.run(limit=200)
+    world.check_answers()
+    assert len(world.ends) == len(sets)
+    world.check_nothing_held()

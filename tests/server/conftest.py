@@ -29,6 +29,7 @@ from lora_serve.server.services import Services
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
+from tests.fake_trial import FakeTrial
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 settings.register_profile(
@@ -58,12 +59,15 @@ def spec(text_model: TextModel) -> ModelSpec:
 
 @pytest.fixture
 def make_adapter(tmp_path: Path) -> Callable[..., Path]:
-    """make_adapter(name, seed) -> a PEFT folder inside the allowed root; another seed is other content."""
+    """make_adapter(name, seed) -> a PEFT folder inside the allowed root; another seed is other content.
 
-    def make(name: str = "adapter", seed: int = 0, rank: int = 2) -> Path:
+    `settings` go into its config as they are; with `use_dora` it has magnitudes too.
+    """
+
+    def make(name: str = "adapter", seed: int = 0, rank: int = 2, **settings: Any) -> Path:
         folder = tmp_path / "root" / name
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["q_proj"]}
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["q_proj"], **settings}
         (folder / "adapter_config.json").write_text(json.dumps(config))
         random = np.random.default_rng(seed)
         tensors = {}
@@ -71,6 +75,8 @@ def make_adapter(tmp_path: Path) -> Callable[..., Path]:
             path = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
             tensors[f"{path}.lora_A.weight"] = random.standard_normal((rank, HIDDEN), dtype=np.float32)
             tensors[f"{path}.lora_B.weight"] = random.standard_normal((HIDDEN, rank), dtype=np.float32)
+            if settings.get("use_dora"):
+                tensors[f"{path}.lora_magnitude_vector"] = np.ones(HIDDEN, dtype=np.float32)
         save_file(tensors, folder / "adapter_model.safetensors")
         return folder
 
@@ -83,14 +89,17 @@ class House:
 
     services: Services
     engine: MockEngineClient
+    trial: FakeTrial
     url: str
     root: Path
     store: Path
     make_adapter: Callable[..., Path]
 
-    async def register(self, name: str, seed: int = 0, **options: Any) -> AdapterRef:
-        """Through the registry, on its own thread."""
-        folder = self.make_adapter(name.replace("/", "-"), seed)
+    async def register(
+        self, name: str, seed: int = 0, settings: dict[str, Any] | None = None, **options: Any
+    ) -> AdapterRef:
+        """Through the registry, on its own thread. `settings`: of the adapter's config."""
+        folder = self.make_adapter(name.replace("/", "-"), seed, **(settings or {}))
         registry = self.services.registry
         done = await self.services.registry_thread.run(lambda: registry.register_folder(name, folder, **options))
         return done.ref
@@ -114,10 +123,16 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 @pytest.fixture
+def trial() -> FakeTrial:
+    return FakeTrial()
+
+
+@pytest.fixture
 async def services(
     text_model: TextModel,
     spec: ModelSpec,
     catalog: Catalog,
+    trial: FakeTrial,
     tmp_path: Path,
     server_config: ServerConfig,
     auth_required: bool,
@@ -130,7 +145,7 @@ async def services(
     made = Services(
         client=engine,
         catalog=catalog,
-        registry=Registry(config, spec, catalog, DiskStore(store)),
+        registry=Registry(config, spec, catalog, DiskStore(store), trial),
         text=text_model,
         spec=spec,
         config=server_config,
@@ -145,14 +160,16 @@ async def services(
 
 
 @pytest.fixture
-async def house(services: Services, tmp_path: Path, make_adapter: Callable[..., Path]) -> AsyncIterator[House]:
+async def house(
+    services: Services, trial: FakeTrial, tmp_path: Path, make_adapter: Callable[..., Path]
+) -> AsyncIterator[House]:
     runner = web.AppRunner(build_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     assert isinstance(services.client, MockEngineClient)
     url = f"http://127.0.0.1:{port}"
-    yield House(services, services.client, url, tmp_path / "root", tmp_path / "store", make_adapter)
+    yield House(services, services.client, trial, url, tmp_path / "root", tmp_path / "store", make_adapter)
     await runner.cleanup()
 
 

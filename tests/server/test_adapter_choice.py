@@ -10,7 +10,9 @@ from openai import AsyncOpenAI, NotFoundError
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterNotFoundError
+from lora_serve.core.request import AdapterUse
 from lora_serve.server.adapter_choice import AdapterChooser
+from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.schemas.sampling import SamplingFields
 from lora_serve.tenancy.tenant import Tenant
 
@@ -55,8 +57,20 @@ CHOICES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": "acme/a@1"}, "acme/a@2", "400 model"),
     ({"model": "acme/a"}, BASE, "400 model"),
     ({"adapters": [{"id": "acme/b"}], "adapter_id": "acme/a"}, None, "400 adapter_id"),
-    ({"adapters": [{"id": "acme/a"}, {"id": "acme/b"}]}, None, "400 adapters"),
-    ({"adapters": [{"id": "acme/a", "scale": 0.5}]}, None, "400 adapters"),
+    ({"adapters": [{"id": "acme/b"}], "adapter_id": "acme/b"}, None, "acme/b@1"),
+    ({"adapters": [{"id": "acme/b"}]}, "acme/a", "acme/b@1"),
+    ({"adapters": [{"id": "acme/a"}, {"id": "acme/b"}]}, None, "acme/a,acme/b@2,1"),
+    ({"adapters": [{"id": "acme/b"}, {"id": "acme/a@1"}]}, None, "acme/b,acme/a@1,1"),
+    ({"adapters": [{"id": f"{BASE}:acme/a"}, {"id": "plain"}], "model": BASE}, None, "acme/a,plain@2,1"),
+    ({"adapters": [{"id": "acme/a"}, {"id": "plain"}], "model": "plain"}, None, "acme/a,plain@2,1"),
+    ({"adapters": [{"id": "acme/a@1"}, {"id": "plain"}], "model": "acme/a"}, None, "acme/a,plain@1,1"),
+    ({"adapters": [{"id": "acme/a@1"}, {"id": "plain"}], "model": "acme/a@2"}, None, "400 model"),
+    ({"adapters": [{"id": "acme/a"}, {"id": "plain"}], "model": "acme/b"}, None, "400 model"),
+    ({"adapters": [{"id": "acme/a"}, {"id": "plain"}], "adapter_id": "plain"}, None, "400 adapter_id"),
+    ({"adapters": [{"id": "acme/a"}, {"id": "acme/zzz"}]}, None, "404 model_not_found"),
+    ({"adapters": [{"id": BASE}]}, None, "400 adapters"),
+    ({"adapters": [{"id": "acme/a"}, {"id": BASE}]}, None, "400 adapters"),
+    ({"adapters": [{"id": ""}]}, None, "400 adapters"),
     ({"adapters": []}, None, "400 adapters"),
     ({"adapter_id": ""}, None, "400 adapter_id"),
     ({}, "", "400 X-Adapter-Id"),
@@ -86,7 +100,7 @@ async def test_engine_gets_the_very_version_that_the_headers_name(
 ) -> None:
     for name, ref in refs.items():
         assert await answered_by(http, {"model": name}) == name
-        assert house.engine.requests[-1].adapter == ref
+        assert house.engine.requests[-1].adapters == (AdapterUse(ref),)
 
 
 async def test_unknown_adapter_is_never_the_base_model(openai: AsyncOpenAI, house: Any) -> None:
@@ -102,7 +116,7 @@ async def test_unknown_adapter_is_never_the_base_model(openai: AsyncOpenAI, hous
 
 
 async def test_foreign_unknown_and_deleted_adapters_are_one_error(house: Any, refs: Any) -> None:
-    chooser = AdapterChooser(house.services.catalog, BASE, Tenant("acme"))
+    chooser = AdapterChooser(house.services.catalog, BASE, Tenant("acme"), house.services.adapter_config)
     await house.services.registry_thread.run(lambda: house.services.registry.delete("acme/b"))
     texts = set()
     for name in ("globex/c", "globex/x", "acme/b"):
@@ -110,7 +124,7 @@ async def test_foreign_unknown_and_deleted_adapters_are_one_error(house: Any, re
             chooser.choose(SamplingFields(model=name), {})
         texts.add(str(caught.value).replace(name, "NAME"))
     assert len(texts) == 1
-    assert chooser.choose(SamplingFields(model="acme/a"), {}) == refs["acme/a@2"]
+    assert chooser.choose(SamplingFields(model="acme/a"), {}) == AdapterSet((AdapterMember(refs["acme/a@2"]),))
 
 
 async def test_header_name_in_any_case(http: aiohttp.ClientSession, refs: Any) -> None:

@@ -157,34 +157,6 @@ async def test_broken_adapter_is_422_with_the_reasons(admin: aiohttp.ClientSessi
     assert str(folder) not in answer["error"]["message"]
 
 
-async def test_list_is_by_name_in_pages(admin: aiohttp.ClientSession, house: Any) -> None:
-    for seed, name in enumerate(("b", "acme/x", "c", "a", "acme/y")):
-        await house.register(name, seed)
-    _, first = await get(admin, "/admin/adapters?limit=2")
-    assert [card["id"] for card in first["data"]] == ["a", "acme/x"]
-    assert first["has_more"] is True
-    _, second = await get(admin, f"/admin/adapters?limit=3&after={first['last_id']}")
-    assert [card["id"] for card in second["data"]] == ["acme/y", "b", "c"]
-    assert second["has_more"] is False
-
-
-async def test_list_may_be_narrowed_to_a_tenant_or_a_state(admin: aiohttp.ClientSession, house: Any) -> None:
-    for seed, name in enumerate(("acme/x", "globex/y", "acme/z")):
-        await house.register(name, seed)
-    await post(admin, "/admin/adapters/acme/z/prefetch")
-    _, found = await get(admin, "/admin/adapters?tenant=acme")
-    assert [card["id"] for card in found["data"]] == ["acme/x", "acme/z"]
-    _, found = await get(admin, "/admin/adapters?state=on_device")
-    assert [card["id"] for card in found["data"]] == ["acme/z"]
-    _, found = await get(admin, "/admin/adapters?tenant=nobody")
-    assert found == {"object": "list", "data": [], "has_more": False, "last_id": None}
-
-
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999", "limit=-1", "limit=²", "state=asleep"])
-async def test_wrong_query_is_400(admin: aiohttp.ClientSession, query: str) -> None:
-    assert (await get(admin, f"/admin/adapters?{query}"))[0] == 400
-
-
 async def test_pin_prefetch_evict_reach_the_engine(admin: aiohttp.ClientSession, house: Any) -> None:
     ref = await house.register("acme/a")
     status, card = await post(admin, "/admin/adapters/acme/a/prefetch")
@@ -216,7 +188,7 @@ async def test_adapter_may_be_pinned_as_it_is_registered(admin: aiohttp.ClientSe
     body = {"id": "a", "source": str(house.make_adapter("a", seed=1)), "pin": True}
     status, card = await post(admin, "/admin/adapters", body)
     assert (status, card["pinned"], card["state"]) == (201, True, "on_device")
-    assert "warnings" not in card
+    assert card["warnings"] == []
 
 
 async def test_registration_stands_even_if_its_pin_fails(admin: aiohttp.ClientSession, house: Any) -> None:

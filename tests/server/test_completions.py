@@ -38,7 +38,7 @@ async def test_defaults_are_openais(openai: AsyncOpenAI, house: Any) -> None:
     await openai.completions.create(model=BASE, prompt="x")
     sampling = house.engine.requests[0].sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (16, 1.0, 1.0, None)
-    assert house.engine.requests[0].adapter is None
+    assert house.engine.requests[0].adapters == ()
 
 
 async def test_every_sampling_field_reaches_the_engine(http: aiohttp.ClientSession, house: Any) -> None:

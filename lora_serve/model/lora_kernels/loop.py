@@ -34,6 +34,7 @@ class Kernel:
 
 def _add(y: Tensor, x: Tensor, delta: LinearDelta, scale: float) -> None:
     if delta.gain is not None:
+        assert scale == 1.0, "only deltas can be scaled"
         y.mul_(delta.gain)
     if delta.shift is not None:
         y.add_(delta.shift, alpha=scale)

@@ -40,14 +40,21 @@ def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
 
 def _version_card(version: VersionEntry, stats: EngineStats | None) -> dict[str, Any]:
     counters = stats.adapters.get(version.digest, AdapterCounters()) if stats else AdapterCounters()
-    summary = dict(version.summary)
+    traits, noted = version.traits, dict(version.summary)
+    noted.pop("traits", None)
     return {
         "digest": version.digest,
         "rank": version.rank,
-        "targets": summary.pop("targets", []),
+        "targets": noted.pop("targets", []),
         "bytes": version.num_bytes,
         "source": version.source,
-        "config": summary,
+        "kinds": noted.pop("kinds", []),
+        "composable": traits.is_additive,
+        "invocation_tokens": list(traits.invocation_tokens),
+        "probe": noted.pop("probe", None),
+        "warnings": noted.pop("warnings", []),
+        "base_fingerprint": traits.base or None,
+        "config": noted,
         "state": state_of(version.digest, stats).value,
         "tiers": _tiers(version.digest, stats),
         "hits": counters.hits,

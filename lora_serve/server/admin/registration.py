@@ -50,8 +50,8 @@ async def complete_registration(
     """Run `register` on the registry's thread and answer with the card."""
     registration, warnings = await register_and_pin(services, adapter_id, register)
     card = adapter_card(services.catalog.entry(adapter_id), await engine_stats(services))
-    body = {**card, "warnings": warnings} if warnings else card
-    return web.json_response(body, status=201 if registration.created else 200)
+    card["warnings"] = [*card["warnings"], *warnings]
+    return web.json_response(card, status=201 if registration.created else 200)
 
 
 async def register_and_pin(

@@ -64,7 +64,7 @@ def _register(services: Services, fields: LoadLoraFields) -> Registration:
         digest = _digest_of(services, fields.lora_path)
         if digest is not None and all(version.digest != digest for version in known.versions):
             raise AlreadyLoadedError
-    return services.registry.register_folder(fields.lora_name, fields.lora_path)
+    return services.registry.register_folder(fields.lora_name, fields.lora_path, allow_noop=fields.allow_noop)
 
 
 def _digest_of(services: Services, source: str) -> str | None:

@@ -14,13 +14,13 @@ from lora_serve.core.events import TokenLogprobs
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
-from lora_serve.server.openai.chosen import caller_of, choose_adapter, model_name, read_fields, stop_rules
+from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
 from lora_serve.server.openai.generation import run_choices
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
 from lora_serve.server.openai.prompts import chat_prompt
 from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
-from lora_serve.server.sampling import Limits, requests_for
+from lora_serve.server.sampling import Limits
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.chat import ChatMessage, parse_messages
@@ -31,7 +31,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(ChatFields, await read_fields(request))
     messages = parse_messages(fields.messages)
-    adapter = choose_adapter(request, fields)
+    adapters = choose_adapters(request, fields)
     prompt = await chat_prompt(services.text, services.spec, fields, messages)
     limits = Limits(
         fields.max_completion_tokens or fields.max_tokens,
@@ -39,13 +39,13 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         fields.prompt_logprobs,
         prompt_field="messages",
     )
-    requests = requests_for(fields, services.spec, limits, [prompt], adapter, caller_of(context))
+    requests = make_requests(request, fields, limits, [prompt], adapters)
     usage = Usage.of(requests, fields.n)
     context.num_prompt_tokens = usage.num_prompts_tokens
     body = ChatBody(
         id=f"chatcmpl-{context.request_id}",
         created=int(time.time()),
-        model=model_name(services, adapter),
+        model=adapters.model_name(services.base_name),
         fields=fields,
         speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
         usage=usage,

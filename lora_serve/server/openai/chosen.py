@@ -1,4 +1,4 @@
-"""The beginning that both generating APIs share: body, adapter, prompt -> requests for the engine."""
+"""The beginning that both generating APIs share: body, adapters, prompts -> requests for the engine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.request import GenerateRequest
 from lora_serve.server.adapter_choice import AdapterChooser
+from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import CONTEXT, Answerer, RequestContext
 from lora_serve.server.json_body import read_json
 from lora_serve.server.openai.answer import StopRules
-from lora_serve.server.sampling import Caller
+from lora_serve.server.sampling import Caller, Limits, requests_for
 from lora_serve.server.schemas.later import refuse_later
 from lora_serve.server.schemas.sampling import SamplingFields
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.tenant import Tenant
 
 
@@ -25,13 +26,32 @@ async def read_fields(request: web.Request) -> dict[str, Any]:
     return fields
 
 
-def choose_adapter(request: web.Request, fields: SamplingFields) -> AdapterRef | None:
-    """The adapter of the request, noted for the answer's headers. Raises AdapterNotFoundError."""
+def chooser_for(request: web.Request) -> AdapterChooser:
+    """What the caller of this request may see."""
+    services = request.app[SERVICES]
+    return AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT]), services.adapter_config)
+
+
+def choose_adapters(request: web.Request, fields: SamplingFields) -> AdapterSet:
+    """The adapters of the request, noted for the answer's headers. Raises AdapterNotFoundError, InvalidRequestError."""
+    adapters = chooser_for(request).choose(fields, request.headers)
+    request[CONTEXT].answerer = Answerer.of(adapters, request.app[SERVICES].base_name)
+    return adapters
+
+
+def make_requests(
+    request: web.Request,
+    fields: SamplingFields,
+    limits: Limits,
+    prompts: list[tuple[int, ...]],
+    adapters: AdapterSet,
+) -> list[GenerateRequest]:
+    """`fields.n` requests for each prompt; where the adapters act is noted. Raises InvalidRequestError."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    chooser = AdapterChooser(services.catalog, services.base_name, tenant_of(context))
-    adapter = chooser.choose(fields, request.headers)
-    context.answerer = Answerer.of(adapter, services.base_name)
-    return adapter
+    caller = Caller(context.request_id, tenant_of(context).name, context.started)
+    requests = requests_for(fields, services.spec, limits, prompts, adapters, caller)
+    context.answerer = Answerer.of(adapters, services.base_name, requests[:: fields.n])
+    return requests
 
 
 def tenant_of(context: RequestContext) -> Tenant:
@@ -39,14 +59,5 @@ def tenant_of(context: RequestContext) -> Tenant:
     return context.tenant
 
 
-def caller_of(context: RequestContext) -> Caller:
-    return Caller(context.request_id, tenant_of(context).name, context.started)
-
-
 def stop_rules(fields: SamplingFields) -> StopRules:
     return StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens)
-
-
-def model_name(services: Services, adapter: AdapterRef | None) -> str:
-    """`model` of the answer."""
-    return services.base_name if adapter is None else adapter.name

@@ -13,14 +13,14 @@ from aiohttp import web
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
-from lora_serve.server.openai.chosen import caller_of, choose_adapter, model_name, read_fields, stop_rules
+from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
 from lora_serve.server.openai.completion_choice import CompletionChoice
 from lora_serve.server.openai.generation import run_choices
 from lora_serve.server.openai.logprobs import TokenSpeller
 from lora_serve.server.openai.prompts import EncodedPrompt, completion_prompts
 from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
-from lora_serve.server.sampling import Limits, requests_for
+from lora_serve.server.sampling import Limits
 from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.server.services import SERVICES, Services
 
@@ -29,17 +29,17 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request))
-    adapter = choose_adapter(request, fields)
+    adapters = choose_adapters(request, fields)
     prompts = await completion_prompts(services.text, services.spec, fields)
     limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]
-    requests = requests_for(fields, services.spec, limits, token_ids, adapter, caller_of(context))
+    requests = make_requests(request, fields, limits, token_ids, adapters)
     usage = Usage.of(requests, fields.n)
     context.num_prompt_tokens = usage.num_prompts_tokens
     body = CompletionBody(
         f"cmpl-{context.request_id}",
         int(time.time()),
-        model_name(services, adapter),
+        adapters.model_name(services.base_name),
         fields,
         usage,
         [_choice(services, fields, prompt) for prompt in prompts for _ in range(fields.n)],

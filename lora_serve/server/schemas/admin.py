@@ -24,6 +24,7 @@ class LoadLoraFields(Fields):
     lora_name: Name = ""
     lora_path: str = ""
     load_inplace: bool = False
+    allow_noop: bool = False  # our own
 
 
 class UnloadLoraFields(Fields):

@@ -10,16 +10,23 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import Biases, Fields, Name, StopIds, Stops, without_null
 
 MAX_N = 16
+MAX_ADAPTERS = 8  # composed in one request
+MAX_SCALE = 100.0
 MAX_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1
 DAY_MS = 24 * 3600 * 1000
 
 
 class AdapterScale(Fields):
-    """One element of `adapters`."""
+    """One element of `adapters`: its deltas count `scale` times; a negative scale takes them away."""
 
     id: Name
-    scale: float = 1.0
+    scale: float = Field(1.0, ge=-MAX_SCALE, le=MAX_SCALE)
+
+
+AdapterScales = Annotated[
+    list[Annotated[AdapterScale, BeforeValidator(without_null)]], Field(min_length=1, max_length=MAX_ADAPTERS)
+]
 
 
 class StreamOptions(Fields):
@@ -31,7 +38,7 @@ class SamplingFields(Fields):
     """vLLM's and OpenAI's sampling fields, and our own."""
 
     model: Name | None = None
-    adapters: list[AdapterScale] | None = None
+    adapters: AdapterScales | None = None
     adapter_id: Name | None = None
 
     n: int = Field(1, ge=1, le=MAX_N)

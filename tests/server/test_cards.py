@@ -1,0 +1,110 @@
+"""What a registration shows of an adapter, and that one without effect is taken only if asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.server.admin.card import adapter_card
+
+NOTHING = ProbeResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)
+
+
+async def sent(
+    session: aiohttp.ClientSession, method: str, path: str, body: Any = None, data: Any = None
+) -> tuple[int, Any]:
+    async with session.request(method, path, json=body, data=data) as answer:
+        is_json = answer.content_type == "application/json"
+        return answer.status, await answer.json() if is_json else await answer.text()
+
+
+async def test_card_shows_probe_kinds_warnings_and_base(admin: aiohttp.ClientSession, house: Any) -> None:
+    house.trial.result = ProbeResult(logit_change=0.25, noise=0.0, logit_scale=4.0)
+    settings = {"use_dora": True, "base_model_name_or_path": "somewhere/Other-Base", "inference_mode": True}
+    body = {"id": "a", "source": str(house.make_adapter("a", **settings))}
+    status, card = await sent(admin, "POST", "/admin/adapters", body)
+    assert status == 201, card
+    assert card["probe"] == {"max_logit_change": 0.25, "max_logit": 4.0}
+    assert (card["kinds"], card["composable"], card["invocation_tokens"]) == (["use_dora"], False, [])
+    assert card["base_fingerprint"] == house.services.spec.fingerprint
+    assert [("other-base" in text, "tiny-base" in text) for text in card["warnings"]] == [(True, True)]
+    assert not {"traits", "kinds", "probe", "warnings", "targets"} & set(card["config"])
+    assert card["config"]["lora_alpha"] == 4
+    assert card["versions"][0]["probe"] == card["probe"]
+    assert (await sent(admin, "GET", "/admin/adapters/a"))[1] == card
+    assert (await sent(admin, "GET", "/admin/adapters"))[1]["data"] == [card]
+
+
+async def test_each_version_has_its_own_facts(admin: aiohttp.ClientSession, house: Any) -> None:
+    await house.register("a", seed=1)
+    house.trial.result = ProbeResult(logit_change=0.5, noise=0.0, logit_scale=2.0)
+    await house.register("a", seed=2, settings={"alora_invocation_tokens": [5, 6]})
+    _, card = await sent(admin, "GET", "/admin/adapters/a")
+    old, new = card["versions"]
+    assert (old["probe"]["max_logit_change"], new["probe"]["max_logit_change"]) == (1.0, 0.5)
+    assert (old["kinds"], new["kinds"]) == ([], ["alora_invocation_tokens"])
+    assert (card["invocation_tokens"], card["composable"]) == ([5, 6], True)
+
+
+async def test_pin_that_failed_is_a_warning_beside_the_registrations_own(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    house.engine.command_error = AdapterUnavailableError("every slot is pinned")
+    folder = house.make_adapter("a", base_model_name_or_path="other")
+    _, card = await sent(admin, "POST", "/admin/adapters", {"id": "a", "source": str(folder), "pin": True})
+    assert ["'other'" in card["warnings"][0], "every slot is pinned" in card["warnings"][1]] == [True, True]
+
+
+def test_version_registered_before_probes_were_made_still_has_a_card() -> None:
+    version = VersionEntry(1, "sha256:00", 2, 10, {"r": 2, "targets": ["q_proj"]}, "folder x", 0.0)
+    card = adapter_card(CatalogEntry("a", "default", False, 0.0, {}, 1, (version,)), None)
+    assert (card["probe"], card["kinds"], card["warnings"], card["base_fingerprint"]) == (None, [], [], None)
+    assert card["config"] == {"r": 2}
+
+
+def upload_of(folder: Any, **fields: str) -> aiohttp.FormData:
+    form = aiohttp.FormData(fields)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        form.add_field(name, (folder / name).read_bytes(), filename=name)
+    return form
+
+
+@pytest.mark.parametrize("way", ["post", "put, field", "put, query", "vllm"])
+async def test_adapter_that_changes_nothing_needs_allow_noop(
+    admin: aiohttp.ClientSession, house: Any, way: str
+) -> None:
+    house.trial.result = NOTHING
+    folder = house.make_adapter("a")
+
+    async def register(**allow: Any) -> tuple[int, Any]:
+        texts = {name: str(value).lower() for name, value in allow.items()}
+        if way == "post":
+            return await sent(admin, "POST", "/admin/adapters", {"id": "a", "source": str(folder), **allow})
+        if way == "vllm":
+            body = {"lora_name": "a", "lora_path": str(folder), **allow}
+            return await sent(admin, "POST", "/v1/load_lora_adapter", body)
+        if way == "put, field":
+            return await sent(admin, "PUT", "/admin/adapters/a", data=upload_of(folder, **texts))
+        query = "&".join(f"{name}={text}" for name, text in texts.items())
+        return await sent(admin, "PUT", f"/admin/adapters/a?{query}", data=upload_of(folder))
+
+    for refused in (await register(), await register(allow_noop=False)):
+        assert (refused[0], refused[1]["error"]["type"]) == (422, "invalid_adapter")
+        assert "changes nothing" in refused[1]["error"]["message"]
+    assert (await sent(admin, "GET", "/admin/adapters/a"))[0] == 404
+    status, taken = await register(allow_noop=True)
+    assert status == (200 if way == "vllm" else 201), taken
+    _, card = await sent(admin, "GET", "/admin/adapters/a")
+    assert card["probe"] == {"max_logit_change": 0.0, "max_logit": 4.0}
+
+
+async def test_adapter_that_gives_no_numbers_is_refused_even_so(admin: aiohttp.ClientSession, house: Any) -> None:
+    house.trial.result = ProbeResult(float("nan"), 0.0, 4.0)
+    body = {"id": "a", "source": str(house.make_adapter("a")), "allow_noop": True}
+    status, answer = await sent(admin, "POST", "/admin/adapters", body)
+    assert (status, answer["error"]["type"]) == (422, "invalid_adapter")

@@ -1,0 +1,120 @@
+"""`lora-serve check`: exit code, verdict, modules and probe, with no server running."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lora_serve.cli import main
+from lora_serve.core.config import Settings
+from tests.oracle import save_adapter, save_tiny_model
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("base") / "tiny-llama")
+
+
+@pytest.fixture(autouse=True)
+def as_a_command(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings from the environment; the log that the command sets up ends with the test."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    root, own = logging.getLogger(), logging.getLogger("lora_serve")
+    handlers, levels = list(root.handlers), (root.level, own.level)
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    own.setLevel(levels[1])
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, list[str]]:
+    """Exit code and lines of the standard output."""
+    code = main(["check", *map(str, arguments)])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def change(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Put tensors into a saved adapter, or (None) take them out."""
+    tensors: dict[str, Any] = {**load_file(folder / WEIGHTS), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
+
+
+def test_adapter_that_can_be_served_is_0_and_its_modules_and_probe_are_shown(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_adapter(
+        model, tmp_path / "good", r=3, lora_alpha=6, use_dora=True, target_modules=["q_proj", "o_proj"]
+    )
+    code, lines = check(capsys, folder, "--model", model)
+    assert code == 0
+    assert lines[-1] == f"{folder}: can be served"
+    rows = [line.split() for line in lines if line.startswith("model.layers.")]
+    assert rows == [
+        [f"model.layers.{layer}.self_attn.{name}", "lora+dora", "3", "2"]
+        for layer in (0, 1)
+        for name in ("o_proj", "q_proj")
+    ]
+    assert "kinds: use_dora" in lines
+    probe = next(line for line in lines if line.startswith("probe: "))
+    assert float(probe.partition("up to ")[2].partition(" ")[0]) > 0.01
+    assert any(line.startswith("digest: sha256:") for line in lines)
+
+
+def test_adapter_that_would_be_refused_is_1_with_every_reason(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_adapter(model, tmp_path / "bad", target_modules=["q_proj"])
+    first, second = (f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_A.weight" for layer in (0, 1))
+    change(folder, {first: None, second: torch.ones(4, 5), "base_model.model.what.weight": torch.ones(2)})
+    code, lines = check(capsys, "--model", model, folder)
+    assert code == 1
+    assert lines[-1] == f"{folder}: {len(lines) - 1} reason(s) to reject it"
+    for words in ("lora_A of model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj.lora_A", "what.weight"):
+        assert any(words in line for line in lines[:-1]), (words, lines)
+
+
+def test_adapter_that_changes_nothing_is_1(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_adapter(model, tmp_path / "faint", target_modules=["q_proj"])
+    change(folder, {name: t * 1e-12 for name, t in load_file(folder / WEIGHTS).items() if "lora_B" in name})
+    code, lines = check(capsys, folder, "--model", model)
+    assert code == 1
+    assert any("changes nothing" in line for line in lines)
+
+
+def test_adapter_of_another_base_by_name_is_a_warning(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_adapter(model, tmp_path / "other", target_modules=["q_proj"])
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/Another"}))
+    code, lines = check(capsys, folder, "--model", model)
+    assert code == 0
+    assert any(line.startswith("warning: ") and "another" in line and "tiny-llama" in line for line in lines)
+
+
+def test_check_of_nothing_is_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "nowhere"), "--model", str(model)]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    assert main(["check", "--model", str(model)]) == 2
+    assert "ADAPTER_DIR" in capsys.readouterr().err
+
+
+def test_check_without_a_usable_base_model_is_2(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    for arguments in (["--model", str(tmp_path / "nowhere")], ["--model", str(tmp_path / "empty")], []):
+        assert main(["check", str(tmp_path), *arguments]) == 2
+        assert capsys.readouterr().err.strip()

@@ -1,0 +1,59 @@
+"""The registry's thread asks the engine on the event loop, and gives up in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+import lora_serve.engine_trial as module
+from lora_serve.adapters.saved import SavedAdapter, SavedLinear
+from lora_serve.client.mock import MockEngineClient
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import Probe
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
+from lora_serve.engine_trial import EngineTrial
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+
+REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
+
+
+def fold(saved: SavedAdapter) -> HostAdapter:
+    deltas = {path: LinearDelta(linear.a, linear.b, linear.scale) for path, linear in saved.linears.items()}
+    return HostAdapter(saved.digest, saved.name, saved.rank, deltas)
+
+
+def trial_of(client: Any) -> EngineTrial:
+    return EngineTrial(fold, client, asyncio.get_running_loop())
+
+
+async def test_probe_goes_to_the_engine_and_comes_back() -> None:
+    client = MockEngineClient(50)
+    result = await asyncio.to_thread(trial_of(client).probe, REF, (1, 2))
+    assert not result.is_noop
+    assert client.commands == [Probe(REF, (1, 2))]
+
+
+@pytest.mark.parametrize("error", [InvalidAdapterError(["bad"]), NotReadyError("stopping")])
+async def test_engines_refusal_reaches_the_registry(error: Exception) -> None:
+    client = MockEngineClient(50, command_error=error)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        await asyncio.to_thread(trial_of(client).probe, REF, (1,))
+
+
+async def test_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TIMEOUT", 0.05)
+
+    class Silent:
+        async def adapters(self, command: object) -> None:
+            await asyncio.Event().wait()
+
+    with pytest.raises(AdapterUnavailableError, match="too busy"):
+        await asyncio.to_thread(trial_of(Silent()).probe, REF, (1,))
+
+
+async def test_bytes_are_those_after_folding() -> None:
+    saved = SavedAdapter("sha256:a", "a", {"q": SavedLinear(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)})
+    assert trial_of(MockEngineClient(50)).num_bytes(saved) == 2 * 2 * 8 * 4
