@@ -93,6 +93,7 @@ def parse_options() -> argparse.Namespace:
 def server_arguments(options: argparse.Namespace, model: Path, adapters: dict[str, Path], store: Path) -> list[str]:
     arguments = ["--model", str(model), "--served-model-name", BASE, "--dtype", options.dtype, "--store", str(store)]
     arguments += ["--max-loras", str(max(16, len(adapters))), "--kv-cache-memory", str(KV_CACHE_BYTES)]
+    arguments += ["--no-enable-prefix-caching"]  # every round sends the same prompts, and PEFT computes them each time
     for name, folder in adapters.items():
         arguments += ["--lora-modules", f"{name}={folder}"]
     return arguments + shlex.split(options.server_flags)

@@ -28,6 +28,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    num_cached_tokens: int = 0
     reason: FinishReason | None = None
     error: LoraServeError | None = None
 
@@ -103,6 +104,7 @@ class LocalEngine:
             match event:
                 case PromptEvent():
                     answer.prompt_logprobs = event.prompt_logprobs
+                    answer.num_cached_tokens = event.num_cached_tokens
                 case TokenEvent():
                     answer.token_ids.append(event.token_id)
                     answer.logprobs.append(event.logprobs)

@@ -91,6 +91,23 @@ def test_bytes_may_carry_a_unit(model: str, text: str, expected: int) -> None:
     assert load_settings(["--model", model, "--kv-cache-memory", text]).kv_cache_memory == expected
 
 
+def test_prefix_caching_is_on_unless_flag_environment_or_file_say_no(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_enabled(*flags: str) -> bool:
+        return load_settings(["--model", model, *flags]).engine_slice().enable_prefix_caching
+
+    file = tmp_path / "settings.yaml"
+    file.write_text("enable-prefix-caching: false\n")
+    assert is_enabled()
+    assert not is_enabled("--no-enable-prefix-caching")
+    assert not is_enabled("--config", str(file))
+    assert is_enabled("--config", str(file), "--enable-prefix-caching")
+    monkeypatch.setenv("LORA_SERVE_ENABLE_PREFIX_CACHING", "false")
+    assert not is_enabled()
+    assert is_enabled("--enable-prefix-caching")
+
+
 def test_bare_on_and_off_in_yaml_are_words(model: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("auth: on\nwarmup: off\n")

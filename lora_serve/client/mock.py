@@ -34,6 +34,7 @@ class MockReply:
     gate: asyncio.Event | None = None  # the PromptEvent waits for it
     finish: FinishReason | None = None  # None: by stop ids, then by max_tokens
     stop_token_id: int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class MockEngineClient:
                 raise reply.error
             row.waiting = False
             self._resident.update({ref.digest: ref for ref in request.refs})
-            yield PromptEvent(request.request_id, TIMINGS, _prompt_logprobs(request))
+            yield PromptEvent(request.request_id, TIMINGS, _prompt_logprobs(request), reply.num_cached_tokens)
             for token_id in self._tokens(request, reply):
                 if reply.error is not None and row.produced == reply.error_after:
                     ended = True

@@ -60,7 +60,7 @@ class Batch:
     """The rows of one forward pass; at least one."""
 
     rows: tuple[Row, ...]
-    fresh_blocks: tuple[int, ...]  # newly assigned KV blocks: zeroed before use, so no residue is ever read
+    fresh_blocks: tuple[int, ...]  # newly assigned, not shared, KV blocks: zeroed before use, so no residue is read
 
     @property
     def num_tokens(self) -> int:

@@ -75,6 +75,7 @@ class EngineConfig:
     max_queue: int  # waiting requests
     kv_cache_memory: int | None  # bytes; None: chosen from free memory
     block_size: int  # tokens per KV block
+    enable_prefix_caching: bool
     policy: str  # name of a file in engine/policies
     seed: int
 
@@ -155,6 +156,9 @@ class Settings(BaseSettings):
         None, description="bytes of the KV cache; default: chosen from the memory that is free"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    enable_prefix_caching: bool = Field(
+        True, description="reuse the KV blocks of equal beginnings of prompts, within a tenant"
+    )
     store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
     adapter_root: Paths = Field((), description="folder from which the admin may register by path; repeatable")
     lora_modules: Texts = Field((), description="NAME=PATH adapters to register at start; repeatable")
@@ -235,6 +239,7 @@ class Settings(BaseSettings):
             self.max_queue,
             self.kv_cache_memory,
             self.block_size,
+            self.enable_prefix_caching,
             self.policy,
             self.seed,
         )

@@ -34,6 +34,7 @@ class PromptEvent:
     request_id: str
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # one per prompt token, the first is None
+    num_cached_tokens: int = 0  # prompt tokens whose K and V were found, not computed
 
 
 @dataclass(frozen=True, slots=True)

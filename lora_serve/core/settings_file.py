@@ -28,6 +28,6 @@ def read_settings_file(path: Path, known: Collection[str]) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in known or name == "config":
             raise ConfigError(f"--config: {path}: there is no setting {str(key)[:64]!r}")
-        # YAML 1.1 reads a bare on or off as a boolean; no setting is one.
+        # YAML 1.1 reads a bare on or off as a boolean; settings that are booleans take the words as well.
         values[name] = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
     return values

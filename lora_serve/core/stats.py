@@ -73,3 +73,5 @@ class EngineStats:
     recent_batches: tuple[BatchInfo, ...] = ()
     num_steps: int = 0
     step_seconds: float = 0.0  # summed over all steps
+    num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    num_prefix_hits: int = 0  # and found there

@@ -1,40 +1,122 @@
-"""The table of KV blocks: who owns which index. The bytes are in `model/kv_cache.py`."""
+"""The table of KV blocks: who owns which index, and what the blocks nobody owns still hold. The bytes are in
+`model/kv_cache.py`.
+
+A block whose K and V are computed can be known by a key (`block_keys.py`). It stays known while it is free, until it
+is given to somebody else: the free list is the cache, the longest free is given away first (as in vLLM's
+`BlockPool`).
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
 
 
 class BlockManager:
-    """Blocks 1 .. num_blocks of `block_size` tokens each; block 0 is padding and belongs to nobody."""
+    """Blocks 1 .. num_blocks of `block_size` tokens each; block 0 is padding and belongs to nobody.
+
+    A block has any number of users; only one that was allocated, never one that is shared, may be written.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = deque(range(1, num_blocks + 1))
+        self._free = OrderedDict.fromkeys(range(1, num_blocks + 1))  # the first is given away first
+        self._num_users = [0] * (num_blocks + 1)
         self._fresh: list[int] = []
+        self._by_key: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._parent_of: dict[bytes, bytes] = {}  # a root has none
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_known(self) -> int:
+        """Blocks with a key, free or not."""
+        return len(self._by_key)
 
     def num_needed(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks, which must be free; they are zeroed before the next step."""
+        """`count` blocks, which must be free; they lose their keys and are zeroed before the next step."""
         assert count <= self.num_free, "blocks were not checked before they were taken"
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._num_users[block] = 1
+            if block in self._key_of:
+                self._forget_key(self._key_of[block])
         self._fresh.extend(blocks)
         return blocks
 
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more user of each of these known blocks, to read them."""
+        for block in blocks:
+            assert block in self._key_of, "only a known block can be shared"
+            self._num_users[block] += 1
+            self._free.pop(block, None)
+
     def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back."""
-        self._free.extend(blocks)
+        """One user less of each block of a sequence: its last block is freed first, its first one survives longest."""
+        for block in reversed(blocks):
+            self._num_users[block] -= 1
+            assert self._num_users[block] >= 0, "a block was freed twice"
+            if self._num_users[block] == 0:
+                self._free[block] = None
+                if block not in self._key_of:
+                    self._free.move_to_end(block, last=False)  # nobody can find it: it goes before those of use
 
     def take_fresh(self) -> tuple[int, ...]:
         """The blocks allocated since the last call."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
+
+    # -- known blocks ------------------------------------------------------------------------------------------
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known head of a chain."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_free_of(self, blocks: Iterable[int]) -> int:
+        """How many of these are free, so that sharing them takes something from the free list."""
+        return sum(self._num_users[block] == 0 for block in blocks)
+
+    def publish(self, block: int, key: bytes, parent: bytes | None) -> None:
+        """The block's K and V are computed: it is known by `key` unless another is, or nobody could reach it."""
+        if key in self._by_key or not (parent is None or parent in self._by_key):
+            return
+        assert self._num_users[block] == 1, "only its writer has a block that is not known yet"
+        assert block not in self._key_of, "a block is published once"
+        self._by_key[key], self._key_of[block] = block, key
+        if parent is not None:
+            self._parent_of[key] = parent
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """These cannot be trusted, nor what was computed from them: they and all that follow lose their keys."""
+        children: dict[bytes, list[bytes]] = defaultdict(list)
+        for key, parent in self._parent_of.items():
+            children[parent].append(key)
+        lost = [self._key_of[block] for block in blocks if block in self._key_of]
+        while lost:
+            key = lost.pop()
+            lost.extend(children.pop(key, ()))
+            if key in self._by_key:
+                self._forget_key(key)
+
+    def forget_all(self) -> None:
+        """No block is known any more."""
+        for key in list(self._by_key):
+            self._forget_key(key)
+
+    def _forget_key(self, key: bytes) -> None:
+        del self._key_of[self._by_key.pop(key)]
+        self._parent_of.pop(key, None)

@@ -12,6 +12,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.engine import Engine, Runner
 from lora_serve.engine.policies import create_policy
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduler import Scheduler
 from lora_serve.engine.slots import SlotTable
@@ -33,5 +34,8 @@ def build_engine(
         submit,
     )
     policy = create_policy(engine_config.policy)
-    scheduler = Scheduler(engine_config, blocks, residency, policy, spec.eos_token_ids, spec.max_model_len)
+    prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
+    scheduler = Scheduler(
+        engine_config, blocks, prefix_cache, residency, policy, spec.eos_token_ids, spec.max_model_len
+    )
     return Engine(runner, scheduler, residency, blocks)

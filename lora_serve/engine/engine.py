@@ -110,6 +110,8 @@ class Engine:
             num_free_blocks=self._blocks.num_free,
             block_size=self._blocks.block_size,
             num_preemptions=self.scheduler.num_preemptions,
+            num_prefix_queries=self.scheduler.prefix_cache.num_queries,
+            num_prefix_hits=self.scheduler.prefix_cache.num_hits,
             slots=slots,
             host_digests=residency.host.digests,
             loading_digests=residency.loading_digests,

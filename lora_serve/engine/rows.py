@@ -10,7 +10,7 @@ _PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of eve
 
 def chunk_of(sequence: Sequence, budget: int) -> int:
     """How many of its known tokens the sequence runs next, `budget` at most."""
-    limit = min(budget, _PROMPT_LOGPROB_CHUNK) if _wants_prompt_logprobs(sequence) else budget
+    limit = min(budget, _PROMPT_LOGPROB_CHUNK) if wants_prompt_logprobs(sequence) else budget
     return min(sequence.num_remaining, limit)
 
 
@@ -18,7 +18,7 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
     """The next `count` tokens as a row; it samples if they are the last that are known."""
     start = sequence.num_computed
     end = start + count
-    wants_targets = _wants_prompt_logprobs(sequence) and start < sequence.num_prompt
+    wants_targets = wants_prompt_logprobs(sequence) and start < sequence.num_prompt
     return Row(
         sequence_id=sequence.sequence_id,
         token_ids=tuple(sequence.token_ids[start:end]),
@@ -34,7 +34,7 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
     )
 
 
-def _wants_prompt_logprobs(sequence: Sequence) -> bool:
+def wants_prompt_logprobs(sequence: Sequence) -> bool:
     """Only before the first token: after a preemption they are known already."""
     return sequence.request.sampling.prompt_logprobs is not None and sequence.num_output == 0
 

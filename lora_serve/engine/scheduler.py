@@ -1,5 +1,6 @@
 """Who runs in the next step, and what became of those who ran: continuous batching (Orca, Yu et al., OSDI 2022)
-with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), preemption by recompute, and adapter slots.
+with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption by recompute, and adapter
+slots.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, 
 from lora_serve.core.request import FinishReason, GenerateRequest, OnCold
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.policies import Policy
+from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
@@ -33,6 +35,7 @@ class Scheduler:
         self,
         config: EngineConfig,
         blocks: BlockManager,
+        prefix_cache: PrefixCache,
         residency: AdapterResidency[Any],
         policy: Policy,
         eos_token_ids: tuple[int, ...],
@@ -40,6 +43,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._blocks = blocks
+        self.prefix_cache = prefix_cache
         self._residency = residency
         self._policy = policy
         self._eos_token_ids = eos_token_ids
@@ -88,7 +92,8 @@ class Scheduler:
         return [self._fail(sequence, error) for sequence in failed]
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
-        """End every request."""
+        """End every request: the engine stops, or failed in a way that leaves no block to be trusted."""
+        self.prefix_cache.clear()
         return [self._fail(sequence, error) for sequence in list(self._by_request.values())]
 
     def expire(self, now: float) -> list[Event]:
@@ -123,11 +128,13 @@ class Scheduler:
         for row, output in zip(batch.rows, outputs, strict=True):
             sequence = sequences[row.sequence_id]
             if output.error is not None:
+                self.prefix_cache.distrust(sequence)
                 events.append(self._fail(sequence, output.error))
                 continue
             if output.prompt_logprobs and row.start == len(sequence.prompt_logprobs):
                 sequence.prompt_logprobs.extend(output.prompt_logprobs)
             sequence.num_computed += len(row.token_ids)
+            self.prefix_cache.publish(sequence, row.start)
             if output.token_id is not None:
                 events.extend(self._take_token(sequence, output, now))
         return events
@@ -152,7 +159,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if len(self.running) >= self._config.max_num_seqs or budget == 0:
                 break
-            if self._blocks.num_needed(len(sequence.token_ids) + 1) > self._blocks.num_free and self.running:
+            if self.running and not self.prefix_cache.has_room(sequence):
                 break
             if sequence.request.adapters:
                 if slot_is_owed:
@@ -196,6 +203,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, now: float) -> None:
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        self.prefix_cache.attach(sequence)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
 
@@ -218,7 +226,7 @@ class Scheduler:
         if sequence.num_output == 0:
             wanted = request.sampling.prompt_logprobs is not None
             prompt = (None, *sequence.prompt_logprobs) if wanted else None
-            events.append(PromptEvent(request.request_id, sequence.timings(now), prompt))
+            events.append(PromptEvent(request.request_id, sequence.timings(now), prompt, sequence.num_cached))
         if request.sampling.max_tokens > 0:
             sequence.token_ids.append(token)
             events.append(TokenEvent(request.request_id, token, output.logprobs))
@@ -256,7 +264,7 @@ class Scheduler:
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to waiting with its tokens; K and V are computed again later (preemption by recompute)."""
+        """Back to waiting with its tokens; K and V that were not kept are computed again later."""
         self._give_back(sequence)
         sequence.num_computed = 0
         self.running.remove(sequence)

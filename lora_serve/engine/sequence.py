@@ -18,7 +18,9 @@ class Sequence:
     seed: int
     token_ids: list[int]  # prompt, then output
     num_computed: int = 0  # tokens whose K and V are cached
+    num_cached: int = 0  # of those, found in the prefix cache at the first admission
     blocks: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
     slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter of the request, in its order
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_passed_over: int = 0  # younger adapter rows admitted while this one waited for slots

@@ -50,6 +50,7 @@ def _stage(rows: int, tokens: int, spec: ModelSpec, adapter: AdapterRef) -> Warm
                 prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(tokens)),
                 sampling=params,
                 adapters=(AdapterUse(adapter),) if row % 2 or rows == 1 else (),
+                tenant=f"warm-up: {name}",  # a stage must not find the blocks of an earlier one: it would run less
             )
             for row in range(rows)
         ),

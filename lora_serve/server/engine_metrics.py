@@ -52,6 +52,8 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", labels, stats.num_waiting)
     yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", labels, used)
     yield _counter("vllm:num_preemptions", "Sequences set back to make room.", labels, stats.num_preemptions)
+    yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", labels, stats.num_prefix_queries)
+    yield _counter("vllm:prefix_cache_hits", "Prompt tokens found.", labels, stats.num_prefix_hits)
     cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", cache, 1)
     yield lora_requests_info(stats)

@@ -1,4 +1,8 @@
-"""A runner without tensors: its tokens are a function of what a row was given, so wrong inputs give wrong tokens."""
+"""A runner without tensors: its tokens are a function of what a row was given, so wrong inputs give wrong tokens.
+
+In place of K and V it keeps, per position, the token and a digest of everything K and V are a function of: the tokens
+up to there and the adapters that acted on each of them, and the tenant that no cache may cross.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,25 @@ def next_token(digest: object, tokens: list[int]) -> int:
     return int.from_bytes(hashlib.sha256(repr((digest, tokens)).encode()).digest()[:2], "big") % 500
 
 
+def key_of_uses(used: list[tuple[str, float, int]]) -> object:
+    """What `next_token` takes for (digest, scale, start) of each adapter of a row."""
+    return None if not used else used[0][0] if len(used) == 1 and used[0][1:] == (1.0, 0) else used
+
+
+def acting_at(row: Row, position: int) -> list[tuple[str, float]]:
+    return sorted((a.slot.digest, a.scale) for a in row.adapters if position >= a.start)
+
+
 @dataclass
 class FakeRunner:
     """Keeps tokens by block, as a KV cache does, and adapters by slot; checks what a real runner would."""
 
     block_size: int
+    tenants: dict[int, str] = field(default_factory=dict)  # by sequence id
     batches: list[Batch] = field(default_factory=list)
     slots: dict[int, tuple[SlotRef, str]] = field(default_factory=dict)
-    cache: dict[tuple[int, int], int] = field(default_factory=dict)
+    cache: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)  # token, digest of its K and V
+    num_tokens_run: int = 0
 
     def load_slot(self, slot: SlotRef, adapter: str) -> None:
         self.slots[slot.index] = (slot, adapter)
@@ -48,22 +63,36 @@ class FakeRunner:
         return ProbeResult(0.0 if digest.endswith("noop") else 1.0, 0.0, 1.0)
 
     def _row(self, row: Row) -> RowOutput:
-        for position, token in enumerate(row.token_ids, start=row.start):
-            self.cache[self._place(row, position)] = token
-        history = [self.cache[self._place(row, p)] for p in range(row.start + len(row.token_ids))]
         for adapter in row.adapters:
             slot, digest = self.slots[adapter.slot.index]
             assert slot == adapter.slot, "the row's slot was given to another adapter"
             assert digest == adapter.slot.digest
-        used = sorted((adapter.slot.digest, adapter.scale) for adapter in row.adapters)
-        key = None if not used else used[0][0] if len(used) == 1 and used[0][1] == 1.0 else used
+        history = self._write_and_read(row)
+        used = sorted((a.slot.digest, a.scale, a.start) for a in row.adapters)
         if row.sample is None:
             return RowOutput(row.sequence_id, None)
         if POISON in history:
             return RowOutput(row.sequence_id, None, error=NumericalError("not a number"))
         if EXPLOSION in history:
             raise RuntimeError("this row fails alone, too")
-        return RowOutput(row.sequence_id, next_token(key, history))
+        return RowOutput(row.sequence_id, next_token(key_of_uses(used), history))
+
+    def _write_and_read(self, row: Row) -> list[int]:
+        """Every token of the row so far; what it reads must be what it would have written itself."""
+        history: list[int] = []
+        state = self.tenants.get(row.sequence_id, "default")
+        for position in range(row.start + len(row.token_ids)):
+            place = self._place(row, position)
+            is_new = position >= row.start
+            token = row.token_ids[position - row.start] if is_new else self.cache[place][0]
+            state = hashlib.sha256(repr((state, token, acting_at(row, position))).encode()).hexdigest()
+            if is_new:
+                assert place not in self.cache, "a block that was not given to this row as a fresh one is written"
+                self.cache[place] = (token, state)
+            assert self.cache[place] == (token, state), "the row reads what another sequence, tenant or adapter wrote"
+            history.append(token)
+        self.num_tokens_run += len(row.token_ids)
+        return history
 
     def _place(self, row: Row, position: int) -> tuple[int, int]:
         return row.block_table[position // self.block_size], position % self.block_size

@@ -13,7 +13,7 @@ from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, 
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
 from lora_serve.engine.build import build_engine
-from tests.engine.fake_runner import FakeRunner, next_token
+from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token
 
 EOS = 1000  # never given by the fake runner
 
@@ -24,9 +24,8 @@ def adapter(name: str, num_bytes: int = 10) -> AdapterRef:
 
 
 def key_of(request: GenerateRequest) -> object:
-    """What the fake runner answers with: a digest, None, or a set of digests with their scales."""
-    used = sorted((use.ref.digest, use.scale) for use in request.adapters)
-    return None if not used else used[0][0] if len(used) == 1 and used[0][1] == 1.0 else used
+    """What the fake runner answers with: a digest, None, or a set of digests with their scales and starts."""
+    return key_of_uses(sorted((use.ref.digest, use.scale, use.start) for use in request.adapters))
 
 
 class World:
@@ -70,6 +69,8 @@ class World:
         self._requests[request_id] = request
         self.tokens[request_id] = []
         self.take(self.scheduler.add(request))
+        if (sequence := self.scheduler._by_request.get(request_id)) is not None:
+            self.runner.tenants[sequence.sequence_id] = request.tenant
         return request
 
     def step(self) -> bool:

@@ -120,11 +120,30 @@ async def test_dead_engine_takes_only_its_own_figures_away(http: aiohttp.ClientS
 def test_engine_figures_are_translated() -> None:
     tier = TierStats(hits=1, misses=2, loads=3, evictions=4, load_seconds=0.5, num_bytes=6, budget_bytes=7)
     batches = (BatchInfo(2, 20, 1, 0.1), BatchInfo(4, 4, 3, 0.3))
-    stats = EngineStats(1, 2, ("a",), (), 4, 10, 4, 16, 5, (), (), (), tiers={"device": tier}, recent_batches=batches)
+    stats = EngineStats(
+        1,
+        2,
+        ("a",),
+        (),
+        4,
+        10,
+        4,
+        16,
+        5,
+        (),
+        (),
+        (),
+        tiers={"device": tier},
+        recent_batches=batches,
+        num_prefix_queries=90,
+        num_prefix_hits=64,
+    )
     samples = {sample.name: sample for family in engine_families(stats, {}) for sample in family.samples}
     assert samples["vllm:kv_cache_usage_perc"].value == pytest.approx(0.6)
     assert samples["vllm:cache_config_info"].labels == {"block_size": "16", "num_gpu_blocks": "10"}
     assert samples["vllm:num_preemptions_total"].value == 5
+    assert samples["vllm:prefix_cache_queries_total"].value == 90
+    assert samples["vllm:prefix_cache_hits_total"].value == 64
     assert samples["lora_serve_adapter_hits_total"].labels == {"tier": "device"}
     assert samples["lora_serve_adapter_evictions_total"].value == 4
     assert samples["lora_serve_adapter_load_seconds_sum"].value == 0.5

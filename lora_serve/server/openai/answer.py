@@ -17,6 +17,7 @@ class Admitted:
 
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

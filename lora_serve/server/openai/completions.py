@@ -67,6 +67,8 @@ class CompletionBody:
     def add(self, choice: int, event: Admitted | Piece) -> None:
         if isinstance(event, Piece):
             self.usage.add(choice, len(event.token_ids))
+        else:
+            self.usage.admit(choice, event.num_cached_tokens)
         self.choices[choice].add(event)
 
     def whole(self) -> dict[str, Any]:

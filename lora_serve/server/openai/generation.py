@@ -59,7 +59,7 @@ def _made_of(event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | P
     match event:
         case PromptEvent():
             timer.admitted(event.timings)
-            return Admitted(event.timings, event.prompt_logprobs)
+            return Admitted(event.timings, event.prompt_logprobs, event.num_cached_tokens)
         case FinishEvent():
             return answer.finish(event)
         case ErrorEvent():
