@@ -63,7 +63,8 @@ def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> 
     host = parts.fold(read_weights(folder, artifact, max_rank=max_rank))
     traits = traits_of(artifact, parts.spec)
     ref = AdapterRef("", folder.name, 1, artifact.digest, host.rank, host.num_bytes, traits)
-    slot, tokens = SlotRef(0, 1, ref.digest), probe_prompt(artifact.config, parts.spec)
+    slot = SlotRef(0, 1, ref.digest)
+    tokens = probe_prompt(artifact.config, parts.spec, traits.vocab_size)
     parts.runner.load_slot(slot, host)
     return parts.runner.probe(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
 

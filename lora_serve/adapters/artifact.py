@@ -12,6 +12,7 @@ from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.method_binder import bind_method
 from lora_serve.adapters.peft_config import OTHER_METHODS, PeftConfig, read_config
 from lora_serve.adapters.safetensors_header import TensorInfo, read_header
+from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
@@ -24,6 +25,7 @@ class Artifact:
     config: PeftConfig
     tensors: Mapping[str, TensorInfo]
     bound: BoundAdapter
+    added_tokens: tuple[AddedToken, ...] = ()
 
 
 def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None, digest: str | None = None) -> Artifact:

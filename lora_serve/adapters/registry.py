@@ -173,7 +173,7 @@ class Registry:
     def _probe(self, ref: AdapterRef, artifact: Artifact, allow_noop: bool) -> ProbeResult:
         """What it changes. Raises InvalidAdapterError if that is nothing, or no number."""
         try:
-            probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec))
+            probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
             check_probe(probe, allow_noop)
         except LoraServeError:
             with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep

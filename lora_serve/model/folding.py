@@ -44,7 +44,12 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
         path: _linear(linear, base.linear(path)) for path, linear in saved.linears.items() if linear.input_gain is None
     }
     return HostAdapter(
-        saved.digest, saved.name, saved.rank, deltas, {path: tuple(table) for path, table in changes.items()}
+        saved.digest,
+        saved.name,
+        saved.rank,
+        deltas,
+        {path: tuple(table) for path, table in changes.items()},
+        saved.vocab_size,
     )
 
 

@@ -13,15 +13,18 @@ from lora_serve.model.frozen_linear import FrozenLinear
 
 
 class OwnLinear:
-    """y = x W^T + bias with the adapter's own W, and its own bias or the base's (modules_to_save); a `Change`."""
+    """y = x W^T + bias with the adapter's own W, and its own bias or the base's (modules_to_save); a `Change`.
+
+    An output head may have more or fewer rows than the base's (a resized vocabulary), and then its own bias.
+    """
 
     def __init__(self, base: FrozenLinear, parameters: Mapping[str, Tensor], device: torch.device) -> None:
         """parameters: weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias [out]."""
         self._base = base
         self._parameters = parameters
         self._device = device
-        source = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
         weight = parameters["weight"].t() if base.is_transposed else parameters["weight"]
+        source = nn.Linear(base.in_features, len(weight), bias=False, device="meta")
         bias = parameters.get("bias", base.bias)
         source.weight = nn.Parameter(weight.to(device, base.dtype).contiguous(), requires_grad=False)
         if bias is not None:
@@ -37,7 +40,7 @@ class OwnLinear:
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
-        y.copy_(self._linear(inputs[0]))
+        y[..., : self._linear.out_features].copy_(self._linear(inputs[0]))
 
 
 @dataclass(frozen=True, slots=True)
