@@ -29,6 +29,10 @@ class AddedToken:
     id: int
     content: str
     is_special: bool = False  # it is left out of answers unless they show special tokens
+    single_word: bool = False  # this and those below: how a tokenizer looks for it in a text
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,15 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     fields = check_fields(ChatFields, await read_fields(request))
     messages = parse_messages(fields.messages)
     adapter = choose_adapter(request, fields)
-    prompt = await chat_prompt(services.text, services.spec, fields, messages)
+    text, spec = services.text_of(adapter), services.spec_of(adapter)
+    prompt = await chat_prompt(text, spec, fields, messages)
     limits = Limits(
         fields.max_completion_tokens or fields.max_tokens,
         fields.top_logprobs if fields.logprobs else None,
         fields.prompt_logprobs,
         prompt_field="messages",
     )
-    requests = requests_for(fields, services.spec, limits, [prompt], adapter, caller_of(context))
+    requests = requests_for(fields, spec, limits, [prompt], adapter, caller_of(context))
     usage = Usage.of(requests, fields.n)
     context.num_prompt_tokens = usage.num_prompts_tokens
     body = ChatBody(
@@ -47,7 +48,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         created=int(time.time()),
         model=model_name(services, adapter),
         fields=fields,
-        speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
+        speller=TokenSpeller(text, fields.return_tokens_as_token_ids),
         usage=usage,
         prefix=_echoed(fields, messages),
         choices=[ChatChoice() for _ in requests],

@@ -22,7 +22,8 @@ from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
 from lora_serve.server.sampling import Limits, requests_for
 from lora_serve.server.schemas.completion import CompletionFields
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.services import SERVICES
+from lora_serve.text.tokenizer import TextModel
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
@@ -30,10 +31,11 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request))
     adapter = choose_adapter(request, fields)
-    prompts = await completion_prompts(services.text, services.spec, fields)
+    text, spec = services.text_of(adapter), services.spec_of(adapter)
+    prompts = await completion_prompts(text, spec, fields)
     limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]
-    requests = requests_for(fields, services.spec, limits, token_ids, adapter, caller_of(context))
+    requests = requests_for(fields, spec, limits, token_ids, adapter, caller_of(context))
     usage = Usage.of(requests, fields.n)
     context.num_prompt_tokens = usage.num_prompts_tokens
     body = CompletionBody(
@@ -42,7 +44,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         model_name(services, adapter),
         fields,
         usage,
-        [_choice(services, fields, prompt) for prompt in prompts for _ in range(fields.n)],
+        [_choice(text, fields, prompt) for prompt in prompts for _ in range(fields.n)],
     )
     events = run_choices(services, context, requests, stop_rules(fields))
     if fields.stream:
@@ -101,9 +103,9 @@ class CompletionBody:
         }
 
 
-def _choice(services: Services, fields: CompletionFields, prompt: EncodedPrompt) -> CompletionChoice:
+def _choice(text: TextModel, fields: CompletionFields, prompt: EncodedPrompt) -> CompletionChoice:
     return CompletionChoice(
-        speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
+        speller=TokenSpeller(text, fields.return_tokens_as_token_ids),
         prompt=prompt,
         logprobs=fields.logprobs,
         show_prompt_logprobs=fields.prompt_logprobs is not None,
