@@ -71,7 +71,7 @@ def unpacked(content: bytes, tmp_path: Path, limit: int = LIMIT) -> Members:
     try:
         unpack(tmp_path / "upload", folder, limit)
     finally:
-        assert set(os.listdir(folder)) <= {CONFIG, WEIGHTS}
+        assert set(os.listdir(folder)) <= {CONFIG, WEIGHTS, "tokenizer.json"}
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

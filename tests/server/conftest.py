@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from openai import AsyncOpenAI
 from safetensors.numpy import save_file
 
+from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -29,6 +30,7 @@ from lora_serve.server.services import Services
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
+from tests.fake_trial import FakeTrial
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 settings.register_profile(
@@ -130,7 +132,7 @@ async def services(
     made = Services(
         client=engine,
         catalog=catalog,
-        registry=Registry(config, spec, catalog, DiskStore(store)),
+        registry=Registry(config, spec, catalog, DiskStore(store), FakeTrial(), BaseTokens(text_model.vocabulary())),
         text=text_model,
         spec=spec,
         config=server_config,
