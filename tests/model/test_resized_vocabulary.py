@@ -125,3 +125,42 @@ def test_rows_of_every_vocabulary_share_a_batch_and_each_equals_peft_alone(name:
         oracle = plain if kind == BASE else load_resized(model, folders[kind], size)
         mine = [(prompt, answer) for (row, prompt), answer in zip(rows, answers, strict=True) if row == kind]
         assert [line for prompt, answer in mine for line in wrong(oracle, size, prompt, answer)] == [], kind
+
+
+def test_tables_that_peft_saved_whole_take_the_memory_of_their_new_rows_alone(tmp_path: Path) -> None:
+    model = save_tiny_model("llama", tmp_path / "model", tie_word_embeddings=False)
+    folder = save_resized(model, tmp_path / "adapter", Resized(V + 5, {}, True), 0)
+    engine = LocalEngine(model, {"grown": folder}, max_loras=1, **LIMITS)
+    low_rank = 2 * (4 * 32 + 32 * 4) * 4  # two layers of A and B in float32
+    assert engine.refs["grown"].num_bytes <= low_rank + 2 * 5 * (32 * 4 + 8)
+
+
+def test_an_answer_may_hold_new_tokens_and_the_base_beside_it_never_does(tmp_path: Path) -> None:
+    model = save_tiny_model("llama", tmp_path / "model", tie_word_embeddings=False)
+    folder = save_resized(
+        model, tmp_path / "adapter", Resized(V + 5, {"modules_to_save": ["embed_tokens", "lm_head"]}), 0
+    )
+    engine = LocalEngine(model, {"grown": folder}, max_loras=1, **LIMITS)
+    favoured = ((V + 2, 100.0),)
+    warm = {"temperature": 5.0, "ignore_eos": True, "max_tokens": 40}
+    own, base, sampled = engine.run(
+        [
+            engine.request([5, 6], "grown", logit_bias=favoured, ignore_eos=True),
+            engine.request([5, 6], None, seed=3, **warm),
+            engine.request([5, 6], "grown", seed=3, **warm),
+        ]
+    )
+    assert own.token_ids == [V + 2] * 8
+    assert max(base.token_ids) < V
+    assert V <= max(sampled.token_ids) < V + 5
+
+
+def test_an_id_beyond_the_adapters_vocabulary_ends_its_own_row_only(tmp_path: Path) -> None:
+    model = save_tiny_model("llama", tmp_path / "model", tie_word_embeddings=False)
+    folder = save_resized(
+        model, tmp_path / "adapter", Resized(V - 3, {"modules_to_save": ["embed_tokens", "lm_head"]}), 0
+    )
+    engine = LocalEngine(model, {"shrunk": folder}, max_loras=1, **LIMITS)
+    bad, good = engine.run([engine.request([5, V - 2], "shrunk"), engine.request([5, V - 2], None)])
+    assert "below 94" in str(bad.error)
+    assert good.error is None
