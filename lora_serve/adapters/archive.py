@@ -44,7 +44,7 @@ class _Readable(Protocol):
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
-    """Write the two files into `folder`, which is the caller's own and empty.
+    """Write the files into `folder`, which is the caller's own and empty.
 
     Raises InvalidAdapterError (no archive, broken, an illegal or missing member), PayloadTooLargeError (the content,
     decompressed, passes `max_bytes`), OSError.
@@ -105,7 +105,7 @@ class _Taker:
     def take(
         self, name: str, is_file: bool, is_folder: bool, opened: Callable[[], AbstractContextManager[_Readable]]
     ) -> None:
-        """Take the member if it is one of the two files. Raises as `unpack` does."""
+        """Take the member if it is one of the files. Raises as `unpack` does."""
         path = self._checked(name, is_file or is_folder)
         self._has_pickle |= path.suffix in _PICKLES
         if path.name == TOKENIZER_NAME and not is_folder and len(path.parts) <= 2:
