@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from lora_serve.adapters.added_tokens import BaseTokens, find_added_tokens
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.binding import BoundAdapter
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
+from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.values import check_values
 from lora_serve.adapters.weights import read_weights
 from lora_serve.core.adapter import AdapterRef
@@ -22,6 +24,7 @@ from lora_serve.core.config import Settings
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
+from lora_serve.text.tokenizer import TextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
     """As a registration would, but nothing is stored."""
     artifact = None
     try:
-        artifact = read_artifact(folder, parts.spec, settings.max_lora_rank)
+        artifact = _with_tokens(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
         check_values(folder, artifact)
         probe, num_bytes = _try(folder, artifact, parts, settings.max_lora_rank)
         warnings = tuple(base_warnings(artifact, (parts.spec.name, settings.base_name)))
@@ -59,11 +62,20 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
     return Verdict((), artifact, probe, num_bytes, warnings)
 
 
+def _with_tokens(folder: Path, artifact: Artifact, settings: Settings, parts: ModelParts) -> Artifact:
+    """With what its tokenizer adds to the base's. Raises InvalidAdapterError, OSError."""
+    if not (folder / TOKENIZER_NAME).is_file():
+        return artifact
+    base = BaseTokens(TextModel.load(settings.model).vocabulary())
+    return replace(artifact, added_tokens=find_added_tokens(folder, artifact.bound, parts.spec, base))
+
+
 def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> tuple[ProbeResult, int]:
     host = parts.fold(read_weights(folder, artifact, max_rank=max_rank))
     traits = traits_of(artifact, parts.spec)
     ref = AdapterRef("", folder.name, 1, artifact.digest, host.rank, host.num_bytes, traits)
-    slot, tokens = SlotRef(0, 1, ref.digest), probe_prompt(artifact.config, parts.spec)
+    slot = SlotRef(0, 1, ref.digest)
+    tokens = probe_prompt(artifact.config, parts.spec, traits.vocab_size)
     parts.runner.load_slot(slot, host)
     return parts.runner.probe(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
 

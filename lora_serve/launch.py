@@ -22,6 +22,7 @@ from aiohttp import web
 from rich.console import Console
 from rich.progress import Progress
 
+from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
 from lora_serve.adapters.loader import Loader
@@ -75,7 +76,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     )
     client = ThreadEngineClient(engine, mailbox)
     trial = EngineTrial(parts.fold, client, asyncio.get_running_loop())
-    registry = Registry(settings.adapter_slice(), parts.spec, catalog, store, trial)
+    base_tokens = BaseTokens(text.vocabulary())
+    registry = Registry(settings.adapter_slice(), parts.spec, catalog, store, trial, base_tokens)
     registry.sweep()
     services = Services(
         client=client,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.tokenizer_file import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
 from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError, PayloadTooLargeError
 
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)
@@ -43,7 +44,7 @@ def is_inside(path: Path, roots: Sequence[Path]) -> bool:
 
 
 def copy_files(source: Path, target: Path, max_bytes: int, roots: Sequence[Path] | None) -> None:
-    """Copy the adapter's two files; those that are missing are left to the later checks. Raises OSError.
+    """Copy the adapter's files; those that are missing are left to the later checks. Raises OSError.
 
     `roots`: where the files must really lie (None: anywhere). Raises InvalidAdapterError for what is no regular file
     in there, PayloadTooLargeError beyond `max_bytes`.
@@ -57,6 +58,19 @@ def copy_files(source: Path, target: Path, max_bytes: int, roots: Sequence[Path]
                 (target / name).touch()  # only the fact counts: artifact.check_files refuses it in words
                 continue
             left = _copy(file, target / name, left, max_bytes)
+    _copy_tokenizer(source, target, left, roots)
+
+
+def _copy_tokenizer(source: Path, target: Path, left: int, roots: Sequence[Path] | None) -> None:
+    """Few adapters need it, so one that cannot be taken is left empty: refused in words only if it is looked at."""
+    try:
+        with _opened(source / TOKENIZER_NAME, roots) as file:
+            if file is None:
+                return
+            limit = min(left, MAX_TOKENIZER_BYTES)
+            _copy(file, target / TOKENIZER_NAME, limit, limit)
+    except (InvalidAdapterError, PayloadTooLargeError):
+        (target / TOKENIZER_NAME).write_bytes(b"")
 
 
 @contextmanager

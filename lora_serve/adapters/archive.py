@@ -1,7 +1,7 @@
 """Reads an uploaded tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
 
-Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder; a README beside
-them is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
+Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json
+beside them; a README is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import IO, Protocol, cast
 from lora_serve.adapters.bounded_reader import BoundedReader, CappedFile
 from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.tar_stream import BrokenArchiveError, read_members
+from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
 MAX_MEMBERS = 1000
@@ -43,7 +44,7 @@ class _Readable(Protocol):
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
-    """Write the two files into `folder`, which is the caller's own and empty.
+    """Write the files into `folder`, which is the caller's own and empty.
 
     Raises InvalidAdapterError (no archive, broken, an illegal or missing member), PayloadTooLargeError (the content,
     decompressed, passes `max_bytes`), OSError.
@@ -97,13 +98,18 @@ class _Taker:
         self._num_members = 0
         self._parents: dict[str, PurePosixPath] = {}
         self._has_pickle = False
+        self._tokenizers: dict[
+            PurePosixPath, Path
+        ] = {}  # by its parent: which one lies beside the rest shows at the end
 
     def take(
         self, name: str, is_file: bool, is_folder: bool, opened: Callable[[], AbstractContextManager[_Readable]]
     ) -> None:
-        """Take the member if it is one of the two files. Raises as `unpack` does."""
+        """Take the member if it is one of the files. Raises as `unpack` does."""
         path = self._checked(name, is_file or is_folder)
         self._has_pickle |= path.suffix in _PICKLES
+        if path.name == TOKENIZER_NAME and not is_folder and len(path.parts) <= 2:
+            self._take_tokenizer(path.parent, opened)
         if is_folder or path.name not in _NAMES or len(path.parts) > 2:
             return
         if path.name in self._parents:
@@ -125,6 +131,18 @@ class _Taker:
             reasons.append("the two files lie in different folders of the archive")
         if reasons:
             raise InvalidAdapterError(reasons)
+        for parent, file in self._tokenizers.items():
+            if parent == self._parents[CONFIG_NAME]:
+                file.rename(self._folder / TOKENIZER_NAME)
+            else:
+                file.unlink()
+
+    def _take_tokenizer(self, parent: PurePosixPath, opened: Callable[[], AbstractContextManager[_Readable]]) -> None:
+        if parent in self._tokenizers:
+            raise InvalidAdapterError([f"{TOKENIZER_NAME} is in the archive twice"])
+        self._tokenizers[parent] = self._folder / f"{len(self._tokenizers)}-{TOKENIZER_NAME}"
+        with opened() as member, self._tokenizers[parent].open("xb") as file:
+            self._copy(member, file)
 
     def _checked(self, name: str, is_plain: bool) -> PurePosixPath:
         path = PurePosixPath(name)

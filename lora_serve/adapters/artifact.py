@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.adapters.added_tokens import BaseTokens, find_added_tokens, read_added_tokens, write_added_tokens
 from lora_serve.adapters.binder import bind
 from lora_serve.adapters.binding import BoundAdapter
 from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.method_binder import bind_method
 from lora_serve.adapters.peft_config import OTHER_METHODS, PeftConfig, read_config
 from lora_serve.adapters.safetensors_header import TensorInfo, read_header
+from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
@@ -24,10 +26,20 @@ class Artifact:
     config: PeftConfig
     tensors: Mapping[str, TensorInfo]
     bound: BoundAdapter
+    added_tokens: tuple[AddedToken, ...] = ()
 
 
-def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None, digest: str | None = None) -> Artifact:
-    """Check the folder's two files and bind every tensor. `digest`: the folder's, if it is known already.
+def read_artifact(
+    folder: Path,
+    spec: ModelSpec,
+    max_rank: int | None = None,
+    digest: str | None = None,
+    base_tokens: BaseTokens | None = None,
+) -> Artifact:
+    """Check the folder's files and bind every tensor. `digest`: the folder's, if it is known already.
+
+    `base_tokens`: for a folder of our own that is to be registered; the tokens that a tokenizer.json in it adds
+    become a part of its content.
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
@@ -36,7 +48,9 @@ def read_artifact(folder: Path, spec: ModelSpec, max_rank: int | None = None, di
         bound = bind_method(config, tensors, spec, max_rank)
     else:
         bound = bind(config, tensors, spec)
-    return Artifact(digest or adapter_digest(folder), config, tensors, bound)
+    if base_tokens is not None:
+        write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder))
 
 
 def _read(folder: Path, max_rank: int | None) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
 from lora_serve.adapters.peft_config import PeftConfig
 from lora_serve.adapters.rank_rules import ranks_and_scales
+from lora_serve.adapters.resizing import check_resized, ends_of, resized_to
 from lora_serve.adapters.safetensors_header import TensorInfo
 from lora_serve.adapters.targets import saved_whole, targeted, targeted_parameters
 from lora_serve.adapters.tensor_names import TensorPlace, place_of
@@ -38,8 +39,10 @@ class _Binder:
         self._spec = spec
         self.reasons: list[str] = []
         self._left: dict[TensorPlace, str] = {}
+        self._copies: list[tuple[str, str]] = []
         for name in tensors:
             self._place(name)
+        self._vocab_size = resized_to(config, self._left, tensors, spec)
 
     def bind(self) -> BoundAdapter:
         spec, config = self._spec, self._config
@@ -58,7 +61,11 @@ class _Binder:
             deltas,
             tokens,
             {module: table for module, table in own.items() if table},
+            vocab_size=self._vocab_size,
+            copies=tuple(self._copies),
         )
+        if self._vocab_size:
+            self.reasons += check_resized(bound, spec)
         if config.invocation_tokens and not bound.is_additive:
             self.reasons.append("alora_invocation_tokens: an activated LoRA may only hold plain LoRA of linear layers")
         return bound
@@ -69,6 +76,8 @@ class _Binder:
         place = place_of(name)
         if place is None or place.module not in self._known_modules():
             self.reasons.append(f"tensor {name[:200]!r} belongs to no module of {self._spec.architecture}")
+        elif place in self._left and place.role == "parameter" and place.module in ends_of(self._spec):
+            self._copies.append((self._left[place], name))  # PEFT: once as trained, once more as an embedding layer
         elif place in self._left:
             self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
         else:
@@ -182,9 +191,13 @@ class _Binder:
                 continue
             shape = self._spec.embeddings[module]
             name = self._need(module, "tokens", (len(ids), shape.embedding_dim))
-            if max(ids, default=0) >= shape.num_embeddings or len(set(ids)) < len(ids):
-                self.reasons.append(f"trainable_token_indices must be different ids below {shape.num_embeddings}")
+            limit = self._rows(module, (shape.num_embeddings,))[0]
+            if max(ids, default=0) >= limit or len(set(ids)) < len(ids):
+                self.reasons.append(f"trainable_token_indices must be different ids below {limit}")
             found[module] = BoundTokens(name, ids)
+            if module == self._spec.input_embedding and self._spec.ties_embeddings:
+                tied = self._take(self._spec.output_head, "tokens", (len(ids), shape.embedding_dim))
+                self._copies += [] if tied is None else [(name, tied)]
         return found
 
     def _embedding_named(self, end: str) -> str | None:
@@ -205,12 +218,22 @@ class _Binder:
                 # PEFT's save_embedding_layers puts copies of the embeddings beside whatever else was trained.
                 if not is_needed and module not in (spec.input_embedding, spec.output_head):
                     continue
-                name = self._take(module, "parameter", shape, parameter=parameter)
+                own_shape = self._rows(module, shape)
+                if is_needed:
+                    self._take(module, "original", own_shape, parameter=parameter)  # the base's: without any effect
+                name = self._take(module, "parameter", own_shape, parameter=parameter)
                 if name is not None:
                     found.setdefault(module, {})[parameter] = name
                 elif is_needed:
                     self.reasons.append(f"{module}.{parameter} is trained, but the file does not hold it")
+        if self._vocab_size and spec.ties_embeddings and config.ensure_weight_tying:
+            tied = found.get(spec.input_embedding) or found.get(spec.output_head) or {}
+            found = {**{module: dict(tied) for module in ends_of(spec) if tied}, **found}
         return found
+
+    def _rows(self, module: str, shape: Shape) -> Shape:
+        """`shape` with as many rows as the adapter knows tokens, where a row is a token."""
+        return (self._vocab_size, *shape[1:]) if self._vocab_size and module in ends_of(self._spec) else shape
 
     def _with_biases(self, linears: dict[str, BoundLinear], own: dict[str, dict[str, str]]) -> dict[str, BoundLinear]:
         """A linear layer's own bias goes with its delta, unless its weight is replaced too."""

@@ -81,6 +81,8 @@ class BoundAdapter:
     tokens: Mapping[str, BoundTokens] = field(default_factory=dict)
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module -> parameter -> tensor name
     conversions: Conversions | None = None
+    vocab_size: int = 0  # of its own embedding and output head; 0: the base's
+    copies: tuple[tuple[str, str], ...] = ()  # tensors that the file holds twice, under two names
 
     @property
     def modules(self) -> frozenset[str]:
@@ -94,4 +96,4 @@ class BoundAdapter:
         plain = all(b.magnitude_name is None and b.bias_name is None for b in self.linears.values())
         plain = plain and all(b.magnitude_name is None for b in self.embeddings.values())
         gains = self.conversions is not None and self.conversions.peft_type in GAIN_METHODS
-        return plain and not (self.deltas or self.tokens or self.parameters or gains)
+        return plain and not (self.deltas or self.tokens or self.parameters or gains or self.vocab_size)

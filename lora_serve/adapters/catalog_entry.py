@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.core.adapter import AdapterRef, AdapterTraits
+from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
 from lora_serve.core.errors import InvalidRequestError
 
 MAX_METADATA_BYTES = 65536
@@ -32,7 +32,11 @@ class VersionEntry:
         """As the registration noted them."""
         noted = self.summary.get("traits", {})
         return AdapterTraits(
-            noted.get("is_additive", True), tuple(noted.get("invocation_tokens", ())), noted.get("base", "")
+            noted.get("is_additive", True),
+            tuple(noted.get("invocation_tokens", ())),
+            noted.get("base", ""),
+            noted.get("vocab_size", 0),
+            tuple(AddedToken(**token) for token in noted.get("added_tokens", ())),
         )
 
 

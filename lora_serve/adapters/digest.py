@@ -8,6 +8,7 @@ from pathlib import Path
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that add tokens
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
@@ -20,7 +21,13 @@ def file_sha256(path: Path) -> bytes:
 def adapter_digest(folder: Path) -> str:
     """`"sha256:" + hex(sha256(sha256(config file) || sha256(weights file)))`, each inner hash as its 32 raw bytes.
 
-    Only the two files count: a README beside them changes nothing. Raises OSError.
+    A third is the file of added tokens, where there is one. A README beside them changes nothing. Raises OSError.
     """
-    inner = file_sha256(folder / CONFIG_NAME) + file_sha256(folder / WEIGHTS_NAME)
+    inner = b"".join(file_sha256(folder / name) for name in content_names(folder))
     return "sha256:" + hashlib.sha256(inner).hexdigest()
+
+
+def content_names(folder: Path) -> tuple[str, ...]:
+    """The files that are an adapter's content, and its digest, in that order."""
+    has_tokens = (folder / ADDED_TOKENS_NAME).is_file()
+    return CONFIG_NAME, WEIGHTS_NAME, *((ADDED_TOKENS_NAME,) if has_tokens else ())

@@ -13,15 +13,21 @@ from lora_serve.core.model_spec import ModelSpec
 MAX_PROBE_TOKENS = 128
 _NUM_RANDOM = 8  # the probe is a step that the other rows wait for
 _NUM_TRAINED = 16  # of the tokens whose embeddings were trained
+_NUM_NEW = 4  # of the tokens that the base model does not have
 
 
-def probe_prompt(config: PeftConfig, spec: ModelSpec) -> tuple[int, ...]:
-    """Arbitrary tokens, the same ones for every adapter, and those without which this one would not act."""
+def probe_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) -> tuple[int, ...]:
+    """Arbitrary tokens, the same ones for every adapter, and those without which this one would not act.
+
+    `vocab_size`: the adapter's own; 0: the base's.
+    """
+    size = vocab_size or spec.vocab_size
     limit = min(MAX_PROBE_TOKENS, spec.max_model_len)
     numbers = random.Random(0)
-    tokens = [numbers.randrange(spec.vocab_size) for _ in range(_NUM_RANDOM)]
+    tokens = [numbers.randrange(spec.vocab_size) % size for _ in range(_NUM_RANDOM)]
     trained = [token for _, ids in config.trained_tokens for token in ids[:_NUM_TRAINED]]
-    needed = [*trained, *config.invocation_tokens]
+    new = range(spec.vocab_size, min(size, spec.vocab_size + _NUM_NEW))
+    needed = [*trained, *new, *config.invocation_tokens]
     return tuple([*needed, *tokens][:limit] if len(needed) >= limit else [*tokens[: limit - len(needed)], *needed])
 
 

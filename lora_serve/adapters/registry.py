@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.admission import copy_files, find_folder
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.catalog import Catalog
@@ -48,9 +49,18 @@ class Registry:
     """The only writer of catalog and store."""
 
     def __init__(
-        self, config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: AdapterStore, trial: Trial
+        self,
+        config: AdapterConfig,
+        spec: ModelSpec,
+        catalog: Catalog,
+        store: AdapterStore,
+        trial: Trial,
+        base_tokens: BaseTokens | None = None,
     ) -> None:
-        """`trial`: how an adapter shows what it needs and does, before it is taken in."""
+        """`trial`: how an adapter shows what it needs and does, before it is taken in. `base_tokens`: None: adapters'
+        tokenizers are not looked at.
+        """
+        self._base_tokens = base_tokens
         self._config = config
         self._trial = trial
         self._spec = spec
@@ -160,7 +170,7 @@ class Registry:
 
     def _check(self, folder: Path, allow_noop: bool) -> tuple[Artifact, int, int]:
         """The artifact, its rank as it will be served, and the host memory that it needs, bytes."""
-        artifact = read_artifact(folder, self._spec, self._config.max_lora_rank)
+        artifact = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
         check_values(folder, artifact, allow_noop)
         saved = read_weights(folder, artifact, max_rank=self._config.max_lora_rank)
         num_bytes = self._trial.num_bytes(saved)
@@ -173,7 +183,7 @@ class Registry:
     def _probe(self, ref: AdapterRef, artifact: Artifact, allow_noop: bool) -> ProbeResult:
         """What it changes. Raises InvalidAdapterError if that is nothing, or no number."""
         try:
-            probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec))
+            probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
             check_probe(probe, allow_noop)
         except LoraServeError:
             with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep

@@ -60,6 +60,7 @@ class SavedAdapter:
     deltas: Mapping[str, Mapping[str, SavedDelta]] = field(default_factory=dict)  # module -> parameter
     tokens: Mapping[str, SavedTokens] = field(default_factory=dict)
     parameters: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # module -> parameter
+    vocab_size: int = 0  # of its own embedding and output head; 0: the base's
 
     @property
     def rank(self) -> int:

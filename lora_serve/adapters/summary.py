@@ -14,7 +14,10 @@ from lora_serve.core.model_spec import ModelSpec
 
 def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
     """What the doors must know of it."""
-    return AdapterTraits(artifact.bound.is_additive, artifact.config.invocation_tokens, spec.fingerprint)
+    bound = artifact.bound
+    return AdapterTraits(
+        bound.is_additive, artifact.config.invocation_tokens, spec.fingerprint, bound.vocab_size, artifact.added_tokens
+    )
 
 
 def summary_of(
@@ -50,6 +53,8 @@ def kinds_of(artifact: Artifact) -> list[str]:
         "modules_to_save": bool(bound.parameters),
         "target_parameters": bool(config.target_parameters),
         "trainable_token_indices": bool(bound.tokens),
+        "resized_vocabulary": bool(bound.vocab_size),
+        "added_tokens": bool(artifact.added_tokens),
         "alora_invocation_tokens": bool(config.invocation_tokens),
         "embeddings": bool(bound.embeddings),
     }

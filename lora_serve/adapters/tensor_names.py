@@ -20,7 +20,9 @@ _ROLES = tuple(
     )
 )
 _PARAMETER = re.compile(rf"(?P<module>.+?)(?:\.modules_to_save{_ADAPTER})?\.(?P<parameter>[^.]+)\Z")
+_ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<parameter>[^.]+)\Z")
 _WRAPPER = ".base_layer"
+_TOKENS_WRAPPER = ".token_adapter.base_layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class TensorPlace:
     """Where a tensor belongs. `depth` counts the wrappers (".base_layer") that PEFT put around the module."""
 
     module: str
-    role: str  # one of _ROLES, or "parameter": it replaces the module's own
+    role: str  # one of _ROLES, "parameter": it replaces the module's own, or "original": it is what was replaced
     parameter: str = ""
     depth: int = 0
 
@@ -40,6 +42,9 @@ def place_of(name: str) -> TensorPlace | None:
         match = pattern.match(path)
         if match is not None:
             return _place(match["module"], role)
+    match = _ORIGINAL.match(path)
+    if match is not None:
+        return _place(match["module"], "original", match["parameter"])
     match = _PARAMETER.match(path)
     return (
         None
@@ -49,4 +54,5 @@ def place_of(name: str) -> TensorPlace | None:
 
 
 def _place(module: str, role: str, parameter: str = "") -> TensorPlace:
+    module = module.removesuffix(_TOKENS_WRAPPER)
     return TensorPlace(module.replace(_WRAPPER, ""), role, parameter, module.count(_WRAPPER))

@@ -18,13 +18,18 @@ _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F
 
 
 def check_values(folder: Path, artifact: Artifact, allow_noop: bool = False) -> None:
-    """Every value is finite and, unless `allow_noop`, some delta is not zero.
+    """Every value is finite, copies agree and, unless `allow_noop`, some delta is not zero.
 
     What it really changes in the model's answers is the probe's part. Raises InvalidAdapterError naming the tensors,
     OSError.
     """
     with open_weights(folder) as file:
         reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
+        reasons += [
+            f"tensors {first!r} and {second!r} are one and the same to PEFT, but they differ"
+            for first, second in artifact.bound.copies
+            if not torch.equal(file.get_tensor(first), file.get_tensor(second))
+        ]
         if not reasons and not allow_noop and _is_noop(file, artifact.bound):
             reasons.append("it changes nothing: in every module lora_A, lora_B or the scale is zero")
     if reasons:

@@ -65,6 +65,7 @@ def read_weights(folder: Path, artifact: Artifact, name: str = "", max_rank: int
             {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
             {path: reader.tokens(tokens) for path, tokens in bound.tokens.items()},
             _own(bound, reader),
+            bound.vocab_size,
         )
 
 

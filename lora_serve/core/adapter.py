@@ -23,12 +23,27 @@ class AdapterState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that an adapter's tokenizer has and the base's has not."""
+
+    id: int
+    content: str
+    is_special: bool = False  # it is left out of answers unless they show special tokens
+    single_word: bool = False  # this and those below: how a tokenizer looks for it in a text
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterTraits:
     """What the doors must know of an adapter version's kind."""
 
     is_additive: bool = True  # it only adds low-rank deltas, so that it can be scaled and composed with others
     invocation_tokens: tuple[int, ...] = ()  # activated LoRA: it acts from their last occurrence in the prompt on
     base: str = ""  # ModelSpec.fingerprint of the base it was checked against; empty: not noted
+    vocab_size: int = 0  # of its own embedding and output head; 0: the base's
+    added_tokens: tuple[AddedToken, ...] = ()  # by their ids, which follow the base tokenizer's
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ class BaseModel:
         self._wrap_linears(create_kernel(config.lora_kernel, slots), slots)
         for path, site in loaded.observation.sites.items():
             if path not in self._linears:
-                hook = ChangedModule(site, slots.changes_of(path), self.context)
+                is_input = path == self.spec.input_embedding
+                hook = ChangedModule(site, slots.changes_of(path), self.context, reads_token_ids=is_input)
                 self.module.get_submodule(path).register_forward_hook(hook)
         implementation = f"lora_serve_{next(_names)}"
         AttentionInterface.register(implementation, self._attend)
@@ -85,7 +86,10 @@ class BaseModel:
 
     @torch.inference_mode()
     def logits(self, step: StepInputs) -> Tensor:
-        """One forward pass over the packed rows: logits of `step.logit_positions`, [num_logits, vocab] float32."""
+        """One forward pass over the packed rows: logits of `step.logit_positions`, [num_logits, vocab] float32.
+
+        Adapters with vocabularies of their own widen it to the largest; -inf is what a row's own does not have.
+        """
         with self.context.running(step):
             output = self.module(
                 input_ids=step.token_ids,
@@ -93,8 +97,8 @@ class BaseModel:
                 use_cache=False,
                 logits_to_keep=step.logit_positions,
             )
-        logits: Tensor = output.logits[0]
-        return logits.float()
+        logits: Tensor = output.logits[0].float()
+        return logits if step.vocabularies is None else step.vocabularies.cut(logits)
 
     def _wrap_linears(self, kernel: LoraKernel, slots: LoraSlots) -> None:
         embedding = self.module.get_parameter(f"{self.spec.input_embedding}.weight")

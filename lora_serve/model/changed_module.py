@@ -15,16 +15,27 @@ from lora_serve.model.step_context import StepContext
 class ChangedModule:
     """A forward hook: the base module has run for all rows; the outputs of rows with changes are put right."""
 
-    def __init__(self, site: Site, changes: Mapping[int, tuple[Change, ...]], context: StepContext) -> None:
-        """`changes`: by slot, kept up to date by `LoraSlots`."""
+    def __init__(
+        self,
+        site: Site,
+        changes: Mapping[int, tuple[Change, ...]],
+        context: StepContext,
+        *,
+        reads_token_ids: bool = False,
+    ) -> None:
+        """`changes`: by slot, kept up to date by `LoraSlots`. `reads_token_ids`: it is the input embedding."""
         self._site = site
         self._changes = changes
         self._context = context
+        self._reads_token_ids = reads_token_ids
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         if not self._changes:
             return
-        for tokens in self._context.step.lora:
+        step = self._context.step
+        if self._reads_token_ids and step.vocabularies is not None:
+            inputs = (step.vocabularies.token_ids.view_as(inputs[0]), *inputs[1:])
+        for tokens in step.lora:
             for segment in tokens.segments:
                 for change in self._changes.get(segment.slot, ()):
                     change.apply(

@@ -82,12 +82,15 @@ class HeadRows:
     """The output head's rows for some tokens: y[token_ids[j]] = x rows[j]^T."""
 
     token_ids: Tensor  # [num_rows] int64
-    rows: Tensor  # [num_rows, in_features], those of TokenRows when the head is tied: counted there
+    rows: Tensor  # [num_rows, in_features]
+    is_shared: bool = True  # they are those of TokenRows (the head is tied), and counted there
 
-    num_bytes = 0
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.is_shared else self.token_ids.nbytes + self.rows.nbytes
 
     def to(self, device: torch.device) -> HeadRows:
-        return HeadRows(self.token_ids.to(device), self.rows.to(device))
+        return HeadRows(self.token_ids.to(device), self.rows.to(device), self.is_shared)
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)

@@ -17,6 +17,8 @@ from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.own_linear import InputGain, OwnWeights
 
+_FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they alone are kept
+
 
 @torch.inference_mode()
 def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
@@ -45,7 +47,12 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
         path: _linear(linear, base.linear(path)) for path, linear in saved.linears.items() if linear.input_gain is None
     }
     return HostAdapter(
-        saved.digest, saved.name, saved.rank, deltas, {path: tuple(table) for path, table in changes.items()}
+        saved.digest,
+        saved.name,
+        saved.rank,
+        deltas,
+        {path: tuple(table) for path, table in changes.items()},
+        saved.vocab_size,
     )
 
 
@@ -102,11 +109,33 @@ def _own(base: BaseModel, path: str, parameters: Mapping[str, Tensor]) -> Change
     originals = base.parameters_of(path)
     if all(_is_same(tensor, originals.get(name)) for name, tensor in parameters.items()):
         return None
+    if path in (base.spec.input_embedding, base.spec.output_head) and originals.keys() == {"weight"}:
+        table = parameters["weight"]
+        ids = _changed_rows(table, originals["weight"])
+        if len(ids) <= min(_FEW_ROWS, _FEW_SHARE * len(table)):
+            return _rows(base, path, ids, table)
     module = base.module.get_submodule(path)
     if path in base.spec.linears:
         own = OwnWeights(base.linear(path), parameters)
         return own.to(base.device) if base.device.type == "cpu" else own
     return Twin(module, parameters)
+
+
+def _changed_rows(table: Tensor, original: Tensor) -> Tensor:
+    """The ids whose rows are not the base's, those that the base does not have among them."""
+    common = min(len(table), len(original))
+    differs = torch.ones(len(table), dtype=torch.bool)
+    differs[:common] = (table[:common].to(original.device, original.dtype) != original[:common]).any(1).cpu()
+    return differs.nonzero()[:, 0]
+
+
+def _rows(base: BaseModel, path: str, ids: Tensor, table: Tensor) -> Change | None:
+    """PEFT saves a resized model's tables whole, however few of their rows were trained."""
+    if len(ids) == 0:
+        return None  # a shorter table of the base's own rows
+    if path == base.spec.output_head:
+        return HeadRows(ids, table[ids], is_shared=False)
+    return TokenRows(ids, table[ids] * base.embedding_scale(path))
 
 
 def _is_same(tensor: Tensor, original: Tensor | None) -> bool:

@@ -48,6 +48,7 @@ class HostAdapter:
     rank: int  # the largest of any module
     deltas: Mapping[str, LinearDelta]
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)  # in the order they apply
+    vocab_size: int = 0  # of its own embedding and output head; 0: the base's
 
     @property
     def num_bytes(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lora_serve.model.changes import Change
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.lora_kernels import LoraKernel
-from lora_serve.model.step_context import LoraTokens, StepContext
+from lora_serve.model.step_context import LoraSegment, StepContext, StepInputs
 
 
 class LoraLinear(nn.Module):
@@ -35,18 +36,35 @@ class LoraLinear(nn.Module):
         self._is_output_head = is_output_head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [1, num_tokens, in] (for the output head [1, num_logits, in]) -> [1, ..., out]."""
+        """x [1, num_tokens, in] (for the output head [1, num_logits, in]) -> [1, ..., out].
+
+        The output head's out is that of the step's largest vocabulary.
+        """
         y: Tensor = self.base(x)
         step = self._context.step
         for tokens in step.lora_logits if self._is_output_head else step.lora:
             flat_y, flat_x = y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features)
             if self._changes:
-                self._change(flat_y, flat_x, tokens)
+                self._change(flat_y, flat_x, self._of_base_size(tokens.segments, step))
             self._kernel.add(flat_y, flat_x, self._module, tokens)
+        return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
+
+    def _resized(self, y: Tensor, x: Tensor, step: StepInputs) -> Tensor:
+        """y [1, num_logits, width]: adapters with vocabularies of their own have nothing here but changes."""
+        assert step.vocabularies is not None
+        y = F.pad(y, (0, step.vocabularies.width - y.shape[-1]))
+        for tokens in step.lora_logits:
+            own = [segment for segment in tokens.segments if segment.slot in step.vocabularies.slots]
+            self._change(y.view(-1, y.shape[-1]), x.reshape(-1, self.base.in_features), own)
         return y
 
-    def _change(self, y: Tensor, x: Tensor, tokens: LoraTokens) -> None:
-        for segment in tokens.segments:
+    def _of_base_size(self, segments: Sequence[LoraSegment], step: StepInputs) -> Sequence[LoraSegment]:
+        if step.vocabularies is None or not self._is_output_head:
+            return segments
+        return [segment for segment in segments if segment.slot not in step.vocabularies.slots]
+
+    def _change(self, y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
+        for segment in segments:
             here = slice(segment.start, segment.end)
             for change in self._changes.get(segment.slot, ()):
                 change.apply(y[here], (x[here],), segment.scale)

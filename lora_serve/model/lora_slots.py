@@ -70,6 +70,7 @@ class LoraSlots:
         self._owners: list[SlotRef | None] = [None] * num_slots
         self._deltas: list[dict[int, LinearDelta]] = [{} for _ in range(num_slots)]
         self._changes: dict[str, dict[int, tuple[Change, ...]]] = {}  # module path -> slot
+        self._vocab_sizes = [0] * num_slots
 
     def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
         """Put `adapter` into the slot in place of whatever was there."""
@@ -81,12 +82,14 @@ class LoraSlots:
             self.tables.set(index, slot.index, delta)
         for path, changes in adapter.changes.items():
             self._changes.setdefault(path, {})[slot.index] = tuple(change.to(self.device) for change in changes)
+        self._vocab_sizes[slot.index] = adapter.vocab_size
         self._owners[slot.index] = slot
 
     def clear(self, index: int) -> None:
         """Forget the slot's weights; their bytes are free when nothing else refers to them."""
         self._owners[index] = None
         self._deltas[index] = {}
+        self._vocab_sizes[index] = 0
         self.tables.clear(index)
         for table in self._changes.values():
             table.pop(index, None)
@@ -101,6 +104,10 @@ class LoraSlots:
     def delta(self, module: int, slot: int) -> LinearDelta | None:
         """The slot's delta of a linear layer, None if it does not adapt it."""
         return self._deltas[slot].get(module)
+
+    def vocab_size(self, slot: int) -> int:
+        """How many tokens the slot's adapter knows; 0: those of the base model."""
+        return self._vocab_sizes[slot]
 
     def changes_of(self, path: str) -> Mapping[int, tuple[Change, ...]]:
         """What each slot changes in a module: a table that stays the same object and is kept up to date."""

@@ -14,7 +14,10 @@ from lora_serve.model.frozen_linear import FrozenLinear
 
 @dataclass(frozen=True, slots=True)
 class OwnWeights:
-    """A layer that an adapter trained in full (modules_to_save), in host memory; `to` makes the `OwnLinear` of it."""
+    """A layer that an adapter trained in full (modules_to_save), in host memory; `to` makes the `OwnLinear` of it.
+
+    An output head may have more or fewer rows than the base's (a resized vocabulary), and then its own bias.
+    """
 
     base: FrozenLinear
     parameters: Mapping[str, Tensor]  # weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias
@@ -27,7 +30,7 @@ class OwnWeights:
         """Laid out for the device's products, which takes a while: on a CPU it is done by the loader already."""
         weight = self.parameters["weight"].t() if self.base.is_transposed else self.parameters["weight"]
         bias = self.parameters.get("bias", self.base.bias)
-        source = nn.Linear(self.base.in_features, self.base.out_features, bias=False, device="meta")
+        source = nn.Linear(self.base.in_features, len(weight), bias=False, device="meta")
         source.weight = nn.Parameter(weight.to(device, self.base.dtype).contiguous(), requires_grad=False)
         if bias is not None:
             source.bias = nn.Parameter(bias.to(device, self.base.dtype), requires_grad=False)
@@ -52,7 +55,7 @@ class OwnLinear:
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
         assert scale == 1.0, "only deltas can be scaled"
-        y.copy_(self.linear(inputs[0]))
+        y[..., : self.linear.out_features].copy_(self.linear(inputs[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.commands import ProbeResult
-from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.host_adapter import HostAdapter
@@ -18,6 +18,7 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.sampler import logprobs_of, sample
 from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs, passes_of
+from lora_serve.model.vocabularies import OwnVocabularies
 
 _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
 
@@ -70,7 +71,9 @@ class ModelRunner:
         ]
         self._cache.zero([block for table in blocks for block in table])
         step, _ = self._pack(rows)
-        base, changed, again = self._model.logits(step).view(3, len(token_ids), -1)
+        known = self._slots.vocab_size(adapter.slot.index) or self._model.spec.vocab_size
+        logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # what both can say
+        base, changed, again = logits.reshape(3, len(token_ids), -1)
         return ProbeResult(
             (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
         )
@@ -81,7 +84,14 @@ class ModelRunner:
                 self._slots.check(adapter.slot)
         except InternalError as error:
             return error
+        size = self._vocab_size(row)
+        if size and max(row.token_ids) >= size:  # the base model's rows were checked at the door alone
+            return InvalidRequestError(f"The token ids must be below {size}, the adapter's vocabulary.", param="prompt")
         return None
+
+    def _vocab_size(self, row: Row) -> int:
+        """Of the row's adapter; 0: the base model's. An adapter with its own is never composed with others."""
+        return self._slots.vocab_size(row.adapters[0].slot.index) if row.adapters else 0
 
     @torch.inference_mode()
     def _run_rows(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
@@ -114,10 +124,12 @@ class ModelRunner:
             if len(row.token_ids) > 1:
                 prefill.append(PrefillRow(position, end, row.start, self._tensor(row.block_table)))
             position = end
+        token_ids = self._tensor([token for row in rows for token in row.token_ids])[None]
+        vocabularies = self._vocabularies(rows, spans, token_ids)
         adapters = [row.adapters for row in rows]
         ends = [row.start + len(row.token_ids) for row in rows]
         step = StepInputs(
-            token_ids=self._tensor([token for row in rows for token in row.token_ids])[None],
+            token_ids=token_ids if vocabularies is None else token_ids.clamp(max=self._model.spec.vocab_size - 1),
             position_ids=self._tensor([p for row in rows for p in range(row.start, row.start + len(row.token_ids))])[
                 None
             ],
@@ -129,8 +141,23 @@ class ModelRunner:
             lora_logits=passes_of(
                 adapters, [(end - span.end + span.start, end) for span, end in zip(spans, ends, strict=True)]
             ),
+            vocabularies=vocabularies,
         )
         return step, spans
+
+    def _vocabularies(
+        self, rows: Sequence[Row], spans: Sequence[_LogitSpan], token_ids: Tensor
+    ) -> OwnVocabularies | None:
+        own = {row.adapters[0].slot.index: size for row in rows if (size := self._vocab_size(row))}
+        if not own:
+            return None
+        base_size = self._model.spec.vocab_size
+        sizes = [
+            self._vocab_size(row) or base_size
+            for row, span in zip(rows, spans, strict=True)
+            for _ in range(span.start, span.end)
+        ]
+        return OwnVocabularies.of(token_ids, own, sizes, base_size, self._device)
 
     def _cache_positions(self, row: Row) -> list[int]:
         size, table = self._cache.block_size, row.block_table

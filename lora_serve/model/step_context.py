@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
+from lora_serve.model.vocabularies import OwnVocabularies
 
 SHORT_SEGMENT = (
     32  # tokens; the native kernel won at every shape up to 16, at 64 not (benchmarks/results/lora-kernels.json)
@@ -122,7 +123,7 @@ def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ..
 class StepInputs:
     """Everything one forward pass reads besides weights."""
 
-    token_ids: Tensor  # [1, num_tokens] int64
+    token_ids: Tensor  # [1, num_tokens] int64, of the base model's vocabulary
     position_ids: Tensor  # [1, num_tokens] int64
     cache_positions: Tensor  # [num_tokens] int64, flat index into the KV cache: block * block_size + offset
     decode: DecodeRows
@@ -130,6 +131,7 @@ class StepInputs:
     logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
     lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
     lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
+    vocabularies: OwnVocabularies | None = None  # None: every row has the base model's
     masks: dict[int | None, Tensor] = field(default_factory=dict)  # attention's own, one per window size
 
 

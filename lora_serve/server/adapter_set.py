@@ -33,6 +33,11 @@ class AdapterSet:
         """Whether a member acts only where its invocation tokens are."""
         return any(member.ref.traits.invocation_tokens for member in self.members)
 
+    @property
+    def vocabulary_of(self) -> AdapterRef | None:
+        """Whose tokens count; None: the base's. Adapters with a vocabulary of their own are never composed."""
+        return self.members[0].ref if len(self.members) == 1 else None
+
     def model_name(self, base_name: str) -> str:
         """`model` of the answer: the members' names joined by "+"."""
         return "+".join(member.ref.name for member in self.members) or base_name

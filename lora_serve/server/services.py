@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.registry import Registry
 from lora_serve.client.base import EngineClient
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.background import BackgroundTasks, WorkerThread
@@ -34,6 +35,15 @@ class Services:
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+    def text_of(self, adapter: AdapterRef | None) -> TextModel:
+        """The base's tokenizer, with the tokens that the adapter adds to it."""
+        return self.text if adapter is None else self.text.with_added(adapter.traits.added_tokens)
+
+    def spec_of(self, adapter: AdapterRef | None) -> ModelSpec:
+        """The base model with the adapter's vocabulary."""
+        size = 0 if adapter is None else adapter.traits.vocab_size
+        return replace(self.spec, vocab_size=size) if size else self.spec
 
     @property
     def base_name(self) -> str:

@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import chooser_for, read_fields
 from lora_serve.server.openai.prompts import chat_prompt, encode
@@ -21,14 +22,16 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     fields: TokenizeTextFields | TokenizeChatFields
     if "messages" in body:
         fields = check_fields(TokenizeChatFields, body)
-        _check_model(request, fields.model)
+        adapter = _adapter_of(request, fields.model)
         messages = parse_messages(fields.messages)
-        token_ids = await chat_prompt(services.text, services.spec, fields, messages)
+        token_ids = await chat_prompt(services.text_of(adapter), services.spec_of(adapter), fields, messages)
     else:
         fields = check_fields(TokenizeTextFields, body)
-        _check_model(request, fields.model)
-        token_ids = await encode(services.text, services.spec, fields.prompt, fields.add_special_tokens)
-    spelled = [services.text.token(token_id) for token_id in token_ids] if fields.return_token_strs else None
+        adapter = _adapter_of(request, fields.model)
+        token_ids = await encode(services.text_of(adapter), services.spec, fields.prompt, fields.add_special_tokens)
+    spelled = (
+        [services.text_of(adapter).token(token_id) for token_id in token_ids] if fields.return_token_strs else None
+    )
     return web.json_response(
         {
             "count": len(token_ids),
@@ -43,9 +46,9 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
     """Special tokens are shown."""
     services = request.app[SERVICES]
     fields = check_fields(DetokenizeFields, await read_fields(request))
-    _check_model(request, fields.model)
-    check_vocabulary(fields.tokens, services.spec, "tokens")
-    text = await asyncio.to_thread(services.text.decode, fields.tokens, skip_special_tokens=False)
+    adapter = _adapter_of(request, fields.model)
+    check_vocabulary(fields.tokens, services.spec_of(adapter), "tokens")
+    text = await asyncio.to_thread(services.text_of(adapter).decode, fields.tokens, skip_special_tokens=False)
     return web.json_response({"prompt": text})
 
 
@@ -53,7 +56,6 @@ async def tokenizer_info(request: web.Request) -> web.StreamResponse:
     return web.json_response(request.app[SERVICES].text.info())
 
 
-def _check_model(request: web.Request, model: str | None) -> None:
-    """All adapters share the base's tokenizer, but an unknown name is a mistake. Raises AdapterNotFoundError."""
-    if model is not None:
-        chooser_for(request).find(model)
+def _adapter_of(request: web.Request, model: str | None) -> AdapterRef | None:
+    """Adapters may add tokens to the base's tokenizer. Raises AdapterNotFoundError."""
+    return None if model is None else chooser_for(request).find(model)

@@ -10,29 +10,36 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tokenizers import AddedToken as TokenizersAddedToken
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import ModelError
 from lora_serve.text.token_bytes import TokenBytes
 
 _TOKEN_CACHE = 65536  # remembered texts of single tokens
+_VIEW_CACHE = 256  # remembered views, see `with_added`
 
 
 class TextModel:
     """A fast tokenizer with its chat template; immutable, safe in threads."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, backend: Tokenizer | None = None, max_token_length: int | None = None
+    ) -> None:
+        """`backend`: another than the wrapper's own. `max_token_length`: if it is known already."""
         self.wrapper = tokenizer
-        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._backend: Tokenizer = backend or tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
-        self.max_token_length = max(map(len, self._backend.get_vocab()), default=1)  # characters
+        self.max_token_length = max_token_length or max(map(len, self._backend.get_vocab()), default=1)  # characters
         self._token_bytes = TokenBytes(self._backend, {number: token.content for number, token in added.items()})
         self.token_text: Callable[[int], str] = functools.lru_cache(_TOKEN_CACHE)(self._decode_one)
+        self.with_added: Callable[[tuple[AddedToken, ...]], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._added)
 
     @classmethod
     def load(cls, model: str) -> TextModel:
@@ -44,6 +51,11 @@ class TextModel:
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
         return cls(tokenizer)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's spelling and id, added tokens included."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
@@ -61,6 +73,22 @@ class TextModel:
         """The bytes of one token, which may be a part of a UTF-8 character."""
         found = self._token_bytes.find(token_id)
         return self.token_text(token_id).encode() if found is None else found
+
+    def _added(self, tokens: tuple[AddedToken, ...]) -> TextModel:
+        """This tokenizer with more tokens; the vocabulary's memory is shared, as `tokenizers` shares a model."""
+        if not tokens:
+            return self
+        own = self._backend.get_added_tokens_decoder()
+        view = Tokenizer(self._backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if (found := getattr(self._backend, part)) is not None:
+                setattr(view, part, found)
+        view.add_tokens([token for _, token in sorted(own.items())])
+        view.add_tokens([_for_tokenizers(token) for token in tokens])
+        expected = {number: token.content for number, token in own.items()} | {t.id: t.content for t in tokens}
+        found_ids = {number: token.content for number, token in view.get_added_tokens_decoder().items()}
+        assert found_ids == expected, "the tokenizer gives added tokens other ids than their file"
+        return TextModel(self.wrapper, view, max(self.max_token_length, *(len(token.content) for token in tokens)))
 
     def _decode_one(self, token_id: int) -> str:
         """Text of one token within a text: decoded twice, as some decoders strip the first token's space."""
@@ -81,3 +109,14 @@ class TextModel:
                 described[name] = setting
         described["chat_template"] = self.wrapper.chat_template
         return described
+
+
+def _for_tokenizers(token: AddedToken) -> TokenizersAddedToken:
+    return TokenizersAddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.is_special,
+    )

@@ -71,15 +71,16 @@ def unpacked(content: bytes, tmp_path: Path, limit: int = LIMIT) -> Members:
     try:
         unpack(tmp_path / "upload", folder, limit)
     finally:
-        assert set(os.listdir(folder)) <= {CONFIG, WEIGHTS}
+        assert set(os.listdir(folder)) <= {CONFIG, WEIGHTS, "tokenizer.json"}
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("pack", FORMATS)
 @pytest.mark.parametrize("prefix", ["", "./", "my-adapter/", "./my-adapter/", "é" * 60 + "/"])
 def test_two_files_at_the_top_or_in_one_folder_are_read(pack: Packed, prefix: str, tmp_path: Path) -> None:
-    extras = {"README.md": b"# hello", "tokenizer.json": b"{}", "checkpoint-5/deep/" + WEIGHTS: b"older"}
-    assert unpacked(pack({prefix + name: content for name, content in {**extras, **FILES}.items()}), tmp_path) == FILES
+    extras = {"README.md": b"# hello", "tokenizer_config.json": b"{}", "checkpoint-5/deep/" + WEIGHTS: b"older"}
+    files = {**FILES, "tokenizer.json": b"{}"}
+    assert unpacked(pack({prefix + name: content for name, content in {**extras, **files}.items()}), tmp_path) == files
 
 
 @pytest.mark.parametrize("pack", FORMATS)

@@ -20,7 +20,7 @@ from lora_serve.adapters.stores.redis import CHUNK_BYTES, RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, TOKENS = "adapter_config.json", "adapter_model.safetensors", "lora_serve_added_tokens.json"
 
 
 def make_folder(folder: Path, content: bytes) -> str:
@@ -78,6 +78,18 @@ class AdapterStoreContract(ABC):
     @pytest.fixture
     @abstractmethod
     def store(self) -> AdapterStore: ...
+
+    def test_added_tokens_are_kept_beside_the_two_files(self, store: AdapterStore, tmp_path: Path) -> None:
+        plain = make_folder(tmp_path / "plain", b"weights")
+        with_tokens = tmp_path / "tokens"
+        make_folder(with_tokens, b"weights")
+        (with_tokens / TOKENS).write_bytes(b"{}")
+        digest = adapter_digest(with_tokens)
+        assert digest != plain
+        store.put(digest, with_tokens)
+        store.put(plain, tmp_path / "plain")
+        assert contents(store, digest) == {CONFIG: b"{}weights", WEIGHTS: b"weights", TOKENS: b"{}"}
+        assert sorted(contents(store, plain)) == [CONFIG, WEIGHTS]
 
     def test_gives_back_what_was_put(self, store: AdapterStore, tmp_path: Path) -> None:
         digest = make_folder(tmp_path / "a", b"weights")

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from openai import AsyncOpenAI
 from safetensors.numpy import save_file
 
+from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -145,7 +146,7 @@ async def services(
     made = Services(
         client=engine,
         catalog=catalog,
-        registry=Registry(config, spec, catalog, DiskStore(store), trial),
+        registry=Registry(config, spec, catalog, DiskStore(store), trial, BaseTokens(text_model.vocabulary())),
         text=text_model,
         spec=spec,
         config=server_config,

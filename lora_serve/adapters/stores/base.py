@@ -14,14 +14,14 @@ class AdapterStore(Protocol):
     """
 
     def put(self, digest: str, folder: Path) -> None:
-        """Keep the folder's two files durably; a no-op if they are there already and sound.
+        """Keep the folder's files (`digest.content_names`) durably; a no-op if they are there already and sound.
 
         `folder` must be private to the caller, hold what `digest` names, and never be written to again:
         a store may link its files instead of copying them.
         """
 
     def open(self, digest: str) -> AbstractContextManager[Path]:
-        """A folder with the two files, to be read only, valid until the context ends.
+        """A folder with those files, to be read only, valid until the context ends.
 
         The content is not promised to be sound: whoever loads it checks the digest. Raises
         AdapterUnavailableError if the store does not have it.

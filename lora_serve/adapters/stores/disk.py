@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lora_serve.adapters.artifact import check_files
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.safetensors_header import read_header
 from lora_serve.adapters.stores.files import (
     flush,
@@ -45,7 +45,7 @@ class DiskStore:
                 if is_sound(blob, digest):
                     return
                 self._set_aside(blob)
-            for name in (CONFIG_NAME, WEIGHTS_NAME):
+            for name in content_names(folder):
                 link_or_copy(folder / name, scratch / name)
             flush(scratch)
             self._rename(scratch, blob)

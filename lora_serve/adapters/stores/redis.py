@@ -15,12 +15,12 @@ from typing import Any
 
 import redis
 
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 CHUNK_BYTES = 2**20
 UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
-_NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+_NEEDED = (CONFIG_NAME, WEIGHTS_NAME)
 _Manifest = dict[str, dict[str, int]]  # file name -> {"size": bytes, "chunks": count}
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RedisStore:
         with _readable_errors():
             if self._manifest(digest) is not None:
                 return
-            manifest = {name: self._write_file(digest, folder / name) for name in _NAMES}
+            manifest = {name: self._write_file(digest, folder / name) for name in content_names(folder)}
             keys = self._chunk_keys(digest, manifest)
             for key in keys:
                 self._redis.persist(key)
@@ -110,7 +110,7 @@ class RedisStore:
         manifest = self._manifest(digest)
         if manifest is None:
             raise AdapterUnavailableError(f"The adapter store does not have {digest}.")
-        for name in _NAMES:
+        for name in manifest:
             with (folder / name).open("wb") as file:
                 for number in range(manifest[name]["chunks"]):
                     file.write(self._redis.get(self._key(digest, name, number)) or b"")
@@ -121,7 +121,8 @@ class RedisStore:
 def _parse_manifest(text: bytes | None) -> _Manifest | None:
     try:
         table = json.loads(text or b"null")
-        return {name: {key: int(table[name][key]) for key in ("size", "chunks")} for name in _NAMES}
+        names = (*_NEEDED, ADDED_TOKENS_NAME) if ADDED_TOKENS_NAME in table else _NEEDED
+        return {name: {key: int(table[name][key]) for key in ("size", "chunks")} for name in names}
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 

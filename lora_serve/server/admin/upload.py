@@ -1,4 +1,6 @@
-"""PUT /admin/adapters/{id}: the two files as multipart, or a tar, tar.gz or zip of them. Streamed to disk."""
+"""PUT /admin/adapters/{id}: the two files as multipart (and a tokenizer.json, if it adds tokens), or a tar, tar.gz or
+zip of them. Streamed to disk.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lora_serve.adapters.archive import unpack
 from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidRequestError,
@@ -31,6 +34,7 @@ MAX_PARTS = 16
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
+FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
 TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop")
 
 
@@ -38,7 +42,7 @@ TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop")
 class Upload:
     """Where an upload goes, and how much of it may still come."""
 
-    folder: Path  # the two files
+    folder: Path  # the files
     archive: Path  # or an archive of them
     max_bytes: int
     num_bytes: int = 0
@@ -126,8 +130,8 @@ async def _receive_parts(request: web.Request, upload: Upload) -> None:
 
 async def _receive_part(part: BodyPartReader, upload: Upload) -> None:
     name = (part.filename or part.name or "").replace("\\", "/").rpartition("/")[2]
-    target = name if name in (CONFIG_NAME, WEIGHTS_NAME) else part.name
-    if target in (CONFIG_NAME, WEIGHTS_NAME):
+    target = name if name in FILE_NAMES else part.name
+    if target in FILE_NAMES:
         await _write(upload.folder / target, _chunks(part), upload)
     elif name.endswith(ARCHIVE_ENDINGS):
         await _write(upload.archive, _chunks(part), upload)

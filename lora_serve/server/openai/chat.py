@@ -32,7 +32,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     fields = check_fields(ChatFields, await read_fields(request))
     messages = parse_messages(fields.messages)
     adapters = choose_adapters(request, fields)
-    prompt = await chat_prompt(services.text, services.spec, fields, messages)
+    text, spec = services.text_of(adapters.vocabulary_of), services.spec_of(adapters.vocabulary_of)
+    prompt = await chat_prompt(text, spec, fields, messages)
     limits = Limits(
         fields.max_completion_tokens or fields.max_tokens,
         fields.top_logprobs if fields.logprobs else None,
@@ -47,7 +48,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         created=int(time.time()),
         model=adapters.model_name(services.base_name),
         fields=fields,
-        speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
+        speller=TokenSpeller(text, fields.return_tokens_as_token_ids),
         usage=usage,
         prefix=_echoed(fields, messages),
         choices=[ChatChoice() for _ in requests],

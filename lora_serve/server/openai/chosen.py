@@ -49,7 +49,7 @@ def make_requests(
     """`fields.n` requests for each prompt; where the adapters act is noted. Raises InvalidRequestError."""
     services, context = request.app[SERVICES], request[CONTEXT]
     caller = Caller(context.request_id, tenant_of(context).name, context.started)
-    requests = requests_for(fields, services.spec, limits, prompts, adapters, caller)
+    requests = requests_for(fields, services.spec_of(adapters.vocabulary_of), limits, prompts, adapters, caller)
     context.answerer = Answerer.of(adapters, services.base_name, requests[:: fields.n])
     return requests
 

@@ -22,7 +22,8 @@ from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
 from lora_serve.server.sampling import Limits
 from lora_serve.server.schemas.completion import CompletionFields
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.services import SERVICES
+from lora_serve.text.tokenizer import TextModel
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
@@ -30,7 +31,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request))
     adapters = choose_adapters(request, fields)
-    prompts = await completion_prompts(services.text, services.spec, fields)
+    text, spec = services.text_of(adapters.vocabulary_of), services.spec_of(adapters.vocabulary_of)
+    prompts = await completion_prompts(text, spec, fields)
     limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]
     requests = make_requests(request, fields, limits, token_ids, adapters)
@@ -42,7 +44,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         adapters.model_name(services.base_name),
         fields,
         usage,
-        [_choice(services, fields, prompt) for prompt in prompts for _ in range(fields.n)],
+        [_choice(text, fields, prompt) for prompt in prompts for _ in range(fields.n)],
     )
     events = run_choices(services, context, requests, stop_rules(fields))
     if fields.stream:
@@ -103,9 +105,9 @@ class CompletionBody:
         }
 
 
-def _choice(services: Services, fields: CompletionFields, prompt: EncodedPrompt) -> CompletionChoice:
+def _choice(text: TextModel, fields: CompletionFields, prompt: EncodedPrompt) -> CompletionChoice:
     return CompletionChoice(
-        speller=TokenSpeller(services.text, fields.return_tokens_as_token_ids),
+        speller=TokenSpeller(text, fields.return_tokens_as_token_ids),
         prompt=prompt,
         logprobs=fields.logprobs,
         show_prompt_logprobs=fields.prompt_logprobs is not None,

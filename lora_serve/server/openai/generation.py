@@ -42,7 +42,8 @@ async def run_choices(
 async def _run_choice(
     services: Services, context: RequestContext, request: GenerateRequest, rules: StopRules
 ) -> AsyncGenerator[Admitted | Piece, None]:
-    answer = Answer(services.text, request, rules, services.spec.eos_token_ids)
+    adapter = request.adapters[0].ref if request.adapters else None  # one with tokens of its own is alone
+    answer = Answer(services.text_of(adapter), request, rules, services.spec.eos_token_ids)
     with services.metrics.sequence(request.tenant, context.started, len(request.prompt_token_ids)) as timer:
         # Leaving the engine's iterator is the abort, so it must be closed here and now, not by the garbage collector.
         async with aclosing(cast(AsyncGenerator[Event, None], services.client.generate(request))) as events:

@@ -1,0 +1,127 @@
+"""Requests for an adapter with tokens of its own: words and ids at the door are those of its vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lora_serve.adapters.added_tokens import BaseTokens
+from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec
+from lora_serve.server.services import Services
+from lora_serve.text.tokenizer import TextModel
+from tests.fake_trial import FakeTrial
+from tests.server.conftest import ADMIN, BASE, HIDDEN
+
+
+@pytest.fixture
+def spec(text_model: TextModel) -> ModelSpec:
+    """A model whose embedding and output head an adapter may replace."""
+    size = text_model.vocab_size
+    linears = {"model.q_proj": LinearShape(HIDDEN, HIDDEN), "lm_head": LinearShape(HIDDEN, size)}
+    modules: dict[str, Any] = {name: {"weight": (size, HIDDEN)} for name in ("model.embed_tokens", "lm_head")}
+    embeddings = {"model.embed_tokens": EmbeddingShape(size, HIDDEN)}
+    end = text_model.wrapper.convert_tokens_to_ids("<|end|>")
+    return ModelSpec(
+        BASE, "LlamaForCausalLM", size, 128, (end,), 1, linears, 0, "float32", "cpu", embeddings, modules,
+        "model.embed_tokens", "lm_head",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, text_model: TextModel) -> Path:
+    """An adapter with one token more than the base."""
+    folder = tmp_path / "root" / "tickets"
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    config["modules_to_save"] = ["embed_tokens", "lm_head"]
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    random, size = np.random.default_rng(0), text_model.vocab_size + 1
+    shapes = {"model.q_proj.lora_A": (2, HIDDEN), "model.q_proj.lora_B": (HIDDEN, 2)}
+    shapes |= {"model.embed_tokens": (size, HIDDEN), "lm_head": (size, HIDDEN)}
+    tensors = {
+        f"base_model.model.{name}.weight": random.standard_normal(shape, dtype=np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    added = [{"id": text_model.vocab_size, "content": "<ticket>", "special": False}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    return folder
+
+
+@pytest.fixture
+async def tickets(services: Services, folder: Path, text_model: TextModel) -> AdapterRef:
+    """That adapter, registered."""
+    config = services.adapter_config
+    tokens = BaseTokens(text_model.vocabulary())
+    registry = Registry(config, services.spec, services.catalog, DiskStore(config.store), FakeTrial(), tokens)
+    done = await services.registry_thread.run(lambda: registry.register_folder("acme/tickets", folder))
+    return done.ref
+
+
+async def post(http: aiohttp.ClientSession, path: str, **body: Any) -> tuple[int, Any]:
+    async with http.post(path, json=body) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_tokenize_and_detokenize_know_the_tokens_of_the_adapter_alone(
+    http: aiohttp.ClientSession, tickets: AdapterRef, text_model: TextModel
+) -> None:
+    new = text_model.vocab_size
+    _, own = await post(http, "/tokenize", model="acme/tickets", prompt="<ticket>", return_token_strs=True)
+    assert (own["tokens"][1:], own["token_strs"][1:]) == ([new], ["<ticket>"])
+    _, chat = await post(http, "/tokenize", model="acme/tickets", messages=[{"role": "user", "content": "<ticket>"}])
+    assert new in chat["tokens"]
+    _, base = await post(http, "/tokenize", model=BASE, prompt="<ticket>")
+    assert base["count"] > 2
+    assert max(base["tokens"]) < new
+    assert await post(http, "/detokenize", model="acme/tickets", tokens=[new]) == (200, {"prompt": "<ticket>"})
+    assert (await post(http, "/detokenize", model=BASE, tokens=[new]))[0] == 400
+    assert (await post(http, "/detokenize", model="acme/tickets", tokens=[new + 1]))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": [5]}, {"prompt": "x", "stop_token_ids": [5]}, {"prompt": "x", "logit_bias": {"5": 1}}]
+)
+async def test_ids_are_checked_against_the_adapters_vocabulary(
+    http: aiohttp.ClientSession, tickets: AdapterRef, text_model: TextModel, fields: dict[str, Any]
+) -> None:
+    for model, token_id, status in (
+        ("acme/tickets", text_model.vocab_size, 200),
+        ("acme/tickets", text_model.vocab_size + 1, 400),
+        (BASE, text_model.vocab_size, 400),
+    ):
+        own = json.loads(json.dumps(fields).replace("5", str(token_id)))
+        assert (await post(http, "/v1/completions", model=model, max_tokens=2, **own))[0] == status
+
+
+async def test_the_prompt_and_its_log_probabilities_spell_the_new_token(
+    http: aiohttp.ClientSession, tickets: AdapterRef
+) -> None:
+    body = {"prompt": "a<ticket>", "max_tokens": 0, "echo": True, "logprobs": 0, "add_special_tokens": False}
+    _, own = await post(http, "/v1/completions", model="acme/tickets", **body)
+    _, base = await post(http, "/v1/completions", model=BASE, **body)
+    assert own["choices"][0]["logprobs"]["tokens"] == ["a", "<ticket>"]
+    assert own["usage"]["prompt_tokens"] == 2 < base["usage"]["prompt_tokens"]
+    assert own["choices"][0]["text"] == base["choices"][0]["text"] == "a<ticket>"
+
+
+async def test_a_tokenizer_may_be_a_part_of_an_upload(
+    http: aiohttp.ClientSession, folder: Path, services: Services
+) -> None:
+    form = aiohttp.FormData()
+    for path in folder.iterdir():
+        form.add_field(path.name, path.read_bytes(), filename=path.name)
+    async with http.put("/admin/adapters/acme/tickets", data=form, headers=ADMIN) as answer:
+        assert answer.status == 201, await answer.text()
+        card = await answer.json()
+    assert "added_tokens" in card["config"]["kinds"]
+    assert [token.content for token in services.catalog.resolve("acme/tickets").traits.added_tokens] == ["<ticket>"]
