@@ -130,7 +130,7 @@ def test_trained_tokens_need_rows_for_just_their_ids() -> None:
     assert bound(rows, trained_tokens=(("", (4, 5, 49)),)).tokens[EMBEDDING].token_ids == (4, 5, 49)
     assert bound(rows, trained_tokens=(("embed_tokens", (4, 5, 49)),)).tokens.keys() == {EMBEDDING}
     assert "has shape [3, 8]" in reasons(rows, trained_tokens=(("", (4, 5)),))
-    assert "different ids below 50" in reasons(rows, trained_tokens=(("", (4, 5, 50)),))
+    assert "no row of lm_head for the new tokens 50 to 50" in reasons(rows, trained_tokens=(("", (4, 5, 50)),))
     assert "different ids below 50" in reasons(rows, trained_tokens=(("", (4, 5, 5)),))
     assert "no embedding of the base model" in reasons(rows, trained_tokens=(("positions", (4, 5, 6)),))
     assert "does not say that it is trained" in reasons(rows)

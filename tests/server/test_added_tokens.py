@@ -123,5 +123,5 @@ async def test_a_tokenizer_may_be_a_part_of_an_upload(
     async with http.put("/admin/adapters/acme/tickets", data=form, headers=ADMIN) as answer:
         assert answer.status == 201, await answer.text()
         card = await answer.json()
-    assert "added_tokens" in card["config"]["kinds"]
+    assert "added_tokens" in card["kinds"]
     assert [token.content for token in services.catalog.resolve("acme/tickets").traits.added_tokens] == ["<ticket>"]
