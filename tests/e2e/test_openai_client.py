@@ -50,6 +50,29 @@ ASK: dict[str, Any] = {
 }
 
 
+def prefix_cache_counts(server: ServerProcess) -> tuple[float, float]:
+    """Queries and hits, in tokens, as a scraper sees them."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    values = {line.split("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    return values["vllm:prefix_cache_queries_total"], values["vllm:prefix_cache_hits_total"]
+
+
+@pytest.mark.parametrize("model", ["tiny", "acme/a"])
+def test_prompt_asked_again_is_found_and_answered_as_in_peft(
+    openai: OpenAI, server: ServerProcess, oracle: Any, model: str
+) -> None:
+    ids = prompt(50, 77)
+    queries, hits = prefix_cache_counts(server)
+    for expected in (0, 48):
+        answer = openai.completions.create(model=model, prompt=ids, **ASK)
+        check_with_peft(oracle, model, ids, answer.choices[0])
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == expected
+    assert prefix_cache_counts(server) == (queries + 100, hits + 48)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_each_model_answers_as_in_peft(openai: OpenAI, oracle: Any, model: str) -> None:
     ids = prompt(20, 1)
