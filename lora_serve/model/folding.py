@@ -44,7 +44,9 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
         if linear.input_gain is not None:
             changes.setdefault(path, []).append(InputGain(base.linear(path), linear.input_gain))
     deltas = {
-        path: _linear(linear, base.linear(path)) for path, linear in saved.linears.items() if linear.input_gain is None
+        path: _linear(linear, base.linear(path), base.device)
+        for path, linear in saved.linears.items()
+        if linear.input_gain is None
     }
     return HostAdapter(
         saved.digest,
@@ -56,27 +58,29 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
     )
 
 
-def _linear(saved: SavedLinear, base: FrozenLinear) -> LinearDelta:
+def _linear(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> LinearDelta:
+    """`device`: the base's; what comes of it stays in host memory."""
     if saved.output_gain is not None:
         return LinearDelta(None, None, 0.0, saved.output_gain)
-    gain = None if saved.magnitude is None else _dora_gain(saved, base)
+    gain = None if saved.magnitude is None else _dora_gain(saved, base, device)
     b = saved.b if gain is None or saved.b is None else saved.b.float() * gain
     a = saved.a if gain is None or saved.a is None else saved.a.float()
-    return LinearDelta(a, b, saved.scale, gain, _shift(saved, base.bias, gain))
+    return LinearDelta(
+        a, b, saved.scale, gain, _shift(saved, None if base.bias is None else base.bias.float().cpu(), gain)
+    )
 
 
 def _shift(saved: SavedLinear, bias: Tensor | None, gain: Tensor | None) -> Tensor | None:
     """What is added once y = W x + bias has been multiplied by gain: DoRA rescales W x alone (its section 4)."""
     shift = None if saved.lora_bias is None else saved.lora_bias * saved.scale
-    old = None if bias is None else bias.float()
-    new = old if saved.bias is None else saved.bias
+    new = bias if saved.bias is None else saved.bias
     if new is None or (gain is None and saved.bias is None):
         return shift
-    kept = 0.0 if old is None else old if gain is None else old * gain
+    kept = 0.0 if bias is None else bias if gain is None else bias * gain
     return new - kept if shift is None else new - kept + shift
 
 
-def _dora_gain(saved: SavedLinear, base: FrozenLinear) -> Tensor:
+def _dora_gain(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> Tensor:
     """magnitude / ||W + s B A|| by rows (Liu et al., 2024, arXiv 2402.09353): [out_features] float32.
 
     ||w + s b A||^2 = ||w||^2 + 2 s b . (A w) + s^2 b (A A^T) b, so that the delta is never formed.
@@ -85,8 +89,8 @@ def _dora_gain(saved: SavedLinear, base: FrozenLinear) -> Tensor:
     assert saved.b is not None
     assert saved.magnitude is not None
     a, b = saved.a.double(), saved.b.double()  # [rank, in], [rank, out]
-    across = base.product(saved.a.to(base.dtype)).double()  # A W^T, [rank, out]
-    square = base.row_square_norms().double()
+    across = base.product(saved.a.to(device, base.dtype)).double().cpu()  # A W^T, [rank, out]
+    square = base.row_square_norms().double().cpu()
     square = square + 2 * saved.scale * (b * across).sum(0) + saved.scale**2 * (b * ((a @ a.t()) @ b)).sum(0)
     return (saved.magnitude.double() / square.clamp_min(0).sqrt()).float()
 
@@ -97,10 +101,10 @@ def _embedding(base: BaseModel, path: str, saved: SavedEmbedding) -> EmbeddingDe
     if saved.magnitude is None:
         return EmbeddingDelta(saved.a, saved.b, scale)
     table = base.module.get_submodule(path).get_parameter("weight").double()  # [num_embeddings, dim]
-    a, b = saved.a.double(), saved.b.double()
+    a, b = saved.a.to(base.device).double(), saved.b.to(base.device).double()
     square = (table**2).sum(0) + 2 * saved.scale * (b * (a.t() @ table)).sum(0)
     square = square + saved.scale**2 * (b * ((a.t() @ a) @ b)).sum(0)
-    gain = (saved.magnitude.double() / square.clamp_min(0).sqrt()).float()
+    gain = (saved.magnitude.double() / square.cpu().clamp_min(0).sqrt()).float()
     return EmbeddingDelta(saved.a.float(), saved.b.float() * gain, scale, gain)
 
 
