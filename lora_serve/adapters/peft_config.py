@@ -167,13 +167,12 @@ def _init(fields: Fields) -> str:
 
 
 def _check_undone(fields: Fields, config: PeftConfig) -> None:
-    """With what the start cannot be undone: a changed base before the invocation, a stack of decompositions."""
-    if config.init:
-        what = {"alora_invocation_tokens": config.invocation_tokens, "target_parameters": config.target_parameters}
-        for key, value in what.items():
-            fields.require(
-                not value, f"init_lora_weights {show(config.init)} cannot go with {key}: convert the adapter"
-            )
+    """What such a start cannot go with: before the invocation the base would be the changed one; experts are a stack of
+    matrices; and PEFT itself takes no lora_bias with it.
+    """
+    for key in ("alora_invocation_tokens", "target_parameters", "lora_bias") if config.init else ():
+        value = fields.table.get(key)
+        fields.require(is_empty(value), f"init_lora_weights {show(config.init)} cannot go with {key}")
 
 
 def _method_config(fields: Fields, peft_type: str) -> PeftConfig:

@@ -24,27 +24,31 @@ from lora_serve.model.frozen_linear import FrozenLinear
 def undo(saved: SavedAdapter, init: str, base: BaseModel) -> SavedAdapter:
     """`saved` as a LoRA of the base as it is, each rank doubled. `init`: "pissa" or "olora".
 
-    PEFT initialises no embedding from the base, so theirs only get rows of zeros. Raises InvalidAdapterError.
+    What had no such start is filled up with zeros. Raises InvalidAdapterError.
     """
     if reasons := list(_reasons(saved, init, base)):
         raise InvalidAdapterError(reasons)
     linears = {
-        path: linear if linear.a is None else _undone(linear, init, base.linear(path))
+        path: _undone(linear, init, base.linear(path)) if _is_relative(saved, path) else _padded_linear(linear)
         for path, linear in saved.linears.items()
     }
-    embeddings = {path: _padded(embedding) for path, embedding in saved.embeddings.items()}
+    embeddings = {path: _padded_embedding(embedding) for path, embedding in saved.embeddings.items()}
     return replace(saved, linears=linears, embeddings=embeddings)
+
+
+def _is_relative(saved: SavedAdapter, path: str) -> bool:
+    """PEFT initialises no bias and no embedding, and the changed weight of a head it saves and keeps."""
+    return saved.linears[path].a is not None and "weight" not in saved.parameters.get(path, {})
 
 
 def _reasons(saved: SavedAdapter, init: str, base: BaseModel) -> Iterator[str]:
     for path, linear in saved.linears.items():
-        if linear.a is None:
-            continue
-        if base.linear(path).dense() is None:
+        is_relative = _is_relative(saved, path)
+        if is_relative and base.linear(path).dense() is None:
             yield f"{path}: its {init} initialisation cannot be taken back on a quantised base: {_CONVERT}"
-        if path == base.spec.output_head and base.spec.ties_embeddings:
+        if linear.a is not None and path == base.spec.output_head and base.spec.ties_embeddings:
             yield f"{path}: its {init} initialisation changes the input embedding too, which is tied to it"
-        if init == "pissa" and linear.scale <= 0:
+        if is_relative and init == "pissa" and linear.scale <= 0:
             yield f"{path}: PiSSA needs a scale above zero (got {linear.scale:g})"
 
 
@@ -109,10 +113,17 @@ def _difference(a: Tensor, b: Tensor, a0: Tensor, b0: Tensor) -> tuple[Tensor, T
 
 
 def _rows(tensor: Tensor, num: int) -> Tensor:
-    """Filled up with rows of zeros: a layer may have fewer features than twice the rank."""
+    """[n, features] filled up with rows of zeros: a layer may have fewer features than twice the rank."""
     return F.pad(tensor, (0, 0, 0, num - tensor.shape[0])).contiguous()
 
 
-def _padded(saved: SavedEmbedding) -> SavedEmbedding:
+def _padded_linear(saved: SavedLinear) -> SavedLinear:
+    if saved.a is None or saved.b is None:
+        return saved
+    rank = 2 * saved.a.shape[0]
+    return replace(saved, a=_rows(saved.a, rank), b=_rows(saved.b, rank))
+
+
+def _padded_embedding(saved: SavedEmbedding) -> SavedEmbedding:
     rank = saved.b.shape[0]
     return replace(saved, a=F.pad(saved.a, (0, rank)), b=_rows(saved.b, 2 * rank))

@@ -90,6 +90,7 @@ def test_settings_of_training_only_change_nothing(setting: dict[str, Any]) -> No
         ({"init_lora_weights": "PiSSA"}, "base model's weights"),
         ({"init_lora_weights": ["pissa"]}, "base model's weights"),
         ({"init_lora_weights": "pissa", "alora_invocation_tokens": [1]}, "cannot go with alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa", "lora_bias": True}, "cannot go with lora_bias"),
         ({"init_lora_weights": "olora", "target_parameters": ["gate.weight"]}, "cannot go with target_parameters"),
         ({"init_lora_weights": "corda"}, "base model's weights"),
         ({"init_lora_weights": "loftq"}, "base model's weights"),

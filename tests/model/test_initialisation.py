@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lora_serve.adapters.artifact import read_artifact
 from lora_serve.adapters.saved import SavedAdapter
@@ -20,6 +21,7 @@ from tests.local_engine import LocalEngine
 from tests.oracle import load_alone, load_fresh, logprobs_alone, peft_may_warn, save_adapter, save_tiny_model
 
 INITS = ("pissa", "olora")
+HEAD = "base_model.model.lm_head.base_layer.weight"  # PEFT saves the changed weight of a head that it adapts
 BIASED = ["q_proj", "k_proj", "v_proj"]
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
@@ -29,11 +31,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "alpha_pattern": {"q_proj": 3, "down_proj": 5},
     },
     "dora": {"use_dora": True},
-    "lora_bias": {"lora_bias": True, "target_modules": BIASED},
     "trained_biases": {"bias": "all"},
     "saved_modules": {"target_modules": BIASED, "modules_to_save": ["norm", "lm_head"]},
     "trained_tokens": {"target_modules": BIASED, "trainable_token_indices": [3, 17, 60]},
-    "embedding": {"target_modules": ["embed_tokens", "q_proj", "lm_head"]},
+    "embedding_and_head": {"target_modules": ["embed_tokens", "q_proj", "lm_head"]},
+    "head_that_was_not_saved": {"target_modules": ["lm_head"]},
     "rank_of_the_layer": {"r": 16, "target_modules": ["k_proj"]},  # [16, 32]: twice the rank is more than it has
 }
 
@@ -46,6 +48,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(model: Path) -> LocalEngine:
     return LocalEngine(model, block_size=4, kv_cache_memory="100KiB")
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def undone(engine: LocalEngine, folder: Path) -> SavedAdapter:
@@ -61,19 +70,20 @@ def test_whatever_was_trained_beside_it_all_rows_of_one_batch_equal_peft(
         name: save_adapter(model, tmp_path / name, seed, init_lora_weights=init, **settings)
         for seed, (name, settings) in enumerate(SETTINGS.items())
     }
+    change_tensors(folders["head_that_was_not_saved"], lambda tensors: tensors.pop(HEAD))
     limits = {**LIMITS, "kv_cache_memory": str(NUM_BLOCKS * block_bytes(load_fresh(model)))}
     assert {name for name, verdict in judge(model, folders, limits).items() if verdict != EXACT} == set()
 
 
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("name", ["rslora_and_patterns", "embedding", "dora"])
+@pytest.mark.parametrize("name", ["rslora_and_patterns", "embedding_and_head", "dora"])
 def test_converted_folder_is_in_peft_what_the_original_was(model: Path, tmp_path: Path, init: str, name: str) -> None:
     folder = save_adapter(model, tmp_path / "a", init_lora_weights=init, **SETTINGS[name])
     LocalEngine(model, {"a": folder}, block_size=4, kv_cache_memory="100KiB")
     converted = load_alone(model, tmp_path / "a_as_registered")
     prompt = list(range(20, 60))
     expected = logprobs_alone(load_alone(model, folder), prompt)
-    torch.testing.assert_close(logprobs_alone(converted, prompt), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logprobs_alone(converted, prompt), expected, atol=5e-4, rtol=0)
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -137,7 +147,7 @@ def test_head_that_shares_its_weight_with_the_embedding_is_refused(tmp_path: Pat
     model = save_tiny_model("llama", tmp_path / "model", tie_word_embeddings=True)
     folder = save_adapter(model, tmp_path / "a", target_modules=["lm_head", "q_proj"])
     change_config(folder, init_lora_weights=init)
-    with pytest.raises(InvalidAdapterError, match="lm_head: its .* initialisation changes the input embedding too"):
+    with pytest.raises(InvalidAdapterError, match=r"lm_head: its .* initialisation changes the input embedding too"):
         undone(LocalEngine(model, block_size=4, kv_cache_memory="100KiB"), folder)
 
 
