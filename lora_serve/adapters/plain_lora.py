@@ -49,7 +49,10 @@ def make_plain(
 
 
 def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
-    """adapter_config.json's values with every rank doubled and every module's scale as it was."""
+    """adapter_config.json's values with every rank doubled and every module's scale as it was.
+
+    The patterns keep their order: the first that matches a module counts.
+    """
     factor = math.sqrt(INIT_RANKS) if table.get("use_rslora") else INIT_RANKS  # alpha / sqrt(r), or alpha / r
     ranks, alphas = table.get("rank_pattern") or {}, table.get("alpha_pattern") or {}
     return {
@@ -65,7 +68,7 @@ def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
 def _replace_config(path: Path) -> None:
     table = parse_object(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), path.name)
     path.unlink()  # it may be a hard link to what was sent
-    path.write_text(json.dumps(plain_settings(table), indent=2, sort_keys=True))
+    path.write_text(json.dumps(plain_settings(table), ensure_ascii=False, indent=2), encoding="utf-8")
 
 
 def _replace_weights(folder: Path, bound: BoundAdapter, saved: SavedAdapter) -> None:

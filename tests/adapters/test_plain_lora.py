@@ -39,6 +39,13 @@ def test_ranks_double_and_scales_stay(spec: ModelSpec, use_rslora: bool | None, 
     assert after == {module: (2 * rank, pytest.approx(scale, rel=1e-12)) for module, (rank, scale) in before.items()}
 
 
+def test_patterns_keep_their_order_because_the_first_match_counts(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
+    patterns = {"q_proj": 4, "down_proj": 4, ".*_proj": 9}
+    folder = make_adapter(rank=4, settings={"init_lora_weights": "pissa", "rank_pattern": patterns})
+    plain, _ = make_plain(folder, read_artifact(folder, spec), spec, FakeTrial().converted)
+    assert plain.config.ranks.rank_pattern == (("q_proj", 8), ("down_proj", 8), (".*_proj", 18))
+
+
 def test_folder_is_rewritten_as_plain_lora_and_read_back(make_adapter: MakeAdapter, spec: ModelSpec) -> None:
     folder = make_adapter(rank=4, settings={"init_lora_weights": "pissa"}, dtype=torch.bfloat16)
     sent, trial = read_artifact(folder, spec), FakeTrial()
