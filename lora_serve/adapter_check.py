@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +17,8 @@ from rich.table import Table
 from lora_serve.adapters.added_tokens import BaseTokens, find_added_tokens
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.binding import BoundAdapter
+from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.plain_lora import make_plain
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
 from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
@@ -36,6 +43,7 @@ class Verdict:
     probe: ProbeResult | None = None
     num_bytes: int = 0  # of host memory
     warnings: tuple[str, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what it was converted from (`plain_lora.make_plain`)
 
 
 def run(folder: Path, settings: Settings) -> int:
@@ -48,18 +56,35 @@ def run(folder: Path, settings: Settings) -> int:
 
 def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdict:
     """As a registration would, but nothing is stored."""
-    artifact = None
+    artifact, origin = None, dict[str, Any]()
     try:
         artifact = _with_tokens(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
         check_values(folder, artifact)
-        probe, num_bytes = _try(folder, artifact, parts, settings.max_lora_rank)
+        with _served(folder, artifact, parts, settings.max_lora_rank) as (stored, artifact, origin):
+            probe, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
         warnings = tuple(base_warnings(artifact, (parts.spec.name, settings.base_name)))
         check_probe(probe)
     except InvalidAdapterError as error:
-        return Verdict(tuple(error.reasons), artifact)
+        return Verdict(tuple(error.reasons), artifact, origin=origin)
     except OSError as error:
         return Verdict((f"{folder} cannot be read: {error.strerror}",))
-    return Verdict((), artifact, probe, num_bytes, warnings)
+    return Verdict((), artifact, probe, num_bytes, warnings, origin)
+
+
+@contextmanager
+def _served(
+    folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int
+) -> Iterator[tuple[Path, Artifact, dict[str, Any]]]:
+    """The folder that a registration would store, what is in it, and its origin if that is another one."""
+    if not artifact.config.init:
+        yield folder, artifact, {}
+        return
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        for file in (CONFIG_NAME, WEIGHTS_NAME):
+            shutil.copyfile(folder / file, copy / file)
+        plain, origin = make_plain(copy, artifact, parts.spec, parts.undo, max_rank)
+        yield copy, replace(plain, added_tokens=artifact.added_tokens), origin
 
 
 def _with_tokens(folder: Path, artifact: Artifact, settings: Settings, parts: ModelParts) -> Artifact:
@@ -84,6 +109,9 @@ def _print(folder: Path, verdict: Verdict, console: Console) -> None:
     if verdict.artifact is not None:
         console.print(_modules(verdict.artifact.bound))
         console.print(f"kinds: {', '.join(kinds_of(verdict.artifact)) or 'plain LoRA'}", markup=False)
+        if verdict.origin:
+            init, rank = verdict.origin["init"], verdict.origin["r"]
+            console.print(f"converted: from {init} of rank {rank} to plain LoRA of twice the rank", markup=False)
         console.print(f"digest: {verdict.artifact.digest}", markup=False)
     if verdict.probe is not None:
         change, scale = verdict.probe.logit_change, verdict.probe.logit_scale

@@ -20,11 +20,20 @@ class EngineTrial:
     """Called on the registry's thread; the probe is an ordinary command to the engine, put on the event loop."""
 
     def __init__(
-        self, fold: Callable[[SavedAdapter], HostAdapter], client: EngineClient, loop: asyncio.AbstractEventLoop
+        self,
+        fold: Callable[[SavedAdapter], HostAdapter],
+        undo: Callable[[SavedAdapter, str], SavedAdapter],
+        client: EngineClient,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._fold = fold
+        self._undo = undo
         self._client = client
         self._loop = loop
+
+    def converted(self, saved: SavedAdapter, init: str) -> SavedAdapter:
+        """See `Trial.converted`."""
+        return self._undo(saved, init)
 
     def num_bytes(self, saved: SavedAdapter) -> int:
         """See `Trial.num_bytes`."""

@@ -75,7 +75,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         parts.runner, parts.spec, parts.num_blocks, settings.engine_slice(), settings.adapter_slice(), loader.submit
     )
     client = ThreadEngineClient(engine, mailbox)
-    trial = EngineTrial(parts.fold, client, asyncio.get_running_loop())
+    trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())
     base_tokens = BaseTokens(text.vocabulary())
     registry = Registry(settings.adapter_slice(), parts.spec, catalog, store, trial, base_tokens)
     registry.sweep()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from lora_serve.adapters.saved import SavedAdapter
 from lora_serve.core.adapter import AdapterRef
@@ -15,6 +17,16 @@ class FakeTrial:
 
     result: ProbeResult = field(default_factory=lambda: ProbeResult(1.0, 0.0, 1.0))
     probed: list[AdapterRef] = field(default_factory=list)
+    undone: list[str] = field(default_factory=list)  # initialisations
+
+    def converted(self, saved: SavedAdapter, init: str) -> SavedAdapter:
+        """As if A0 were all ones and B0 minus one."""
+        self.undone.append(init)
+        linears = {
+            path: replace(linear, a=_with_ones(linear.a), b=_with_ones(linear.b))
+            for path, linear in saved.linears.items()
+        }
+        return replace(saved, linears=linears)
 
     def num_bytes(self, saved: SavedAdapter) -> int:
         return sum(
@@ -27,3 +39,7 @@ class FakeTrial:
     def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
         self.probed.append(adapter)
         return self.result
+
+
+def _with_ones(factor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if factor is None else torch.cat([factor, torch.ones_like(factor)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.artifact import read_artifact
+from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.plain_lora import make_plain
 from lora_serve.adapters.summary import traits_of
 from lora_serve.adapters.weights import load_adapter, read_weights
 from lora_serve.core.adapter import AdapterRef
@@ -50,7 +53,7 @@ class LocalEngine:
             self.settings.adapter_slice(),
             self._loading.append,
         )
-        self._folders = dict(adapters or {})
+        self._folders = {name: self._as_registered(folder) for name, folder in (adapters or {}).items()}
         self.refs = {name: self._ref(name, folder) for name, folder in self._folders.items()}
         self.max_adapters_in_batch = 0
         self._num_requests = 0
@@ -113,6 +116,18 @@ class LocalEngine:
                 case ErrorEvent():
                     answer.error = event.error
 
+    def _as_registered(self, folder: Path) -> Path:
+        """The folder itself, or a plain LoRA made of it, as the registry would store it."""
+        artifact = read_artifact(folder, self.parts.spec)
+        if not artifact.config.init:
+            return folder
+        copy = folder.with_name(f"{folder.name}_as_registered")
+        copy.mkdir(exist_ok=True)
+        for file in (CONFIG_NAME, WEIGHTS_NAME):
+            shutil.copyfile(folder / file, copy / file)
+        make_plain(copy, artifact, self.parts.spec, self.parts.undo)
+        return copy
+
     def _ref(self, name: str, folder: Path) -> AdapterRef:
         spec, artifact = self.parts.spec, read_artifact(folder, self.parts.spec)
         host = self.parts.fold(read_weights(folder, artifact))
@@ -122,7 +137,10 @@ class LocalEngine:
 def refusal(engine: LocalEngine, folder: Path) -> str | None:
     """Why the engine's model refuses the adapter in a folder; None if it takes it."""
     try:
-        read_weights(folder, read_artifact(folder, engine.parts.spec))
+        artifact = read_artifact(folder, engine.parts.spec)
+        saved = read_weights(folder, artifact)
+        if artifact.config.init:
+            engine.parts.undo(saved, artifact.config.init)
     except InvalidAdapterError as error:
         return str(error)
     return None

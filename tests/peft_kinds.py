@@ -29,6 +29,7 @@ class Kind:
     dtype: torch.dtype = torch.float32  # of the checkpoint
     std: float = 0.15  # of the random weights
     converted: bool = False  # saved as a LoRA of twice the rank, relative to its own initial weights
+    relative: bool = False  # trained from its own initial weights, and saved without a conversion
 
 
 def lora(**settings: Any) -> Callable[[Layers], peft.LoraConfig]:
@@ -202,6 +203,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "pissa_converted": Kind("PiSSA, saved as LoRA", lora(init_lora_weights="pissa"), std=0.1, converted=True),
     "olora_converted": Kind("OLoRA, saved as LoRA", lora(init_lora_weights="olora"), std=0.1, converted=True),
+    "pissa": Kind("PiSSA, as trained", lora(init_lora_weights="pissa"), std=0.1, relative=True),
+    "olora": Kind("OLoRA, as trained", lora(init_lora_weights="olora"), std=0.1, relative=True),
     "adalora": Kind("AdaLoRA", _other("AdaLoraConfig", init_r=4, target_r=2, total_step=10, lora_alpha=8), std=0.5),
     "loha": Kind("LoHa", _other("LoHaConfig", r=4, alpha=4), _needs_linear, std=0.4),
     "lokr": Kind("LoKr", _other("LoKrConfig", r=4, alpha=4), _needs_linear, std=0.4),
@@ -210,6 +213,7 @@ KINDS: Mapping[str, Kind] = {
 }
 PEFT_FAILS: Mapping[tuple[str, str], str] = {  # (kind, architecture): what PEFT does wrong
     ("olora_converted", "gpt2"): "its OLoRA forgets that a Conv1D keeps its weight transposed",
+    ("olora", "gpt2"): "its OLoRA forgets that a Conv1D keeps its weight transposed",
 }
 
 
@@ -240,7 +244,7 @@ def _trained(name: str, start: torch.Tensor, kind: Kind, generator: torch.Genera
     noise = torch.randn(start.shape, generator=generator) * kind.std
     if "magnitude" in name:  # DoRA: the base's norms times 0.5 to 1.5
         trained = start * (0.5 + torch.rand(start.shape, generator=generator))
-    elif any(part in name for part in _FRESH) and not kind.converted:
+    elif any(part in name for part in _FRESH) and not (kind.converted or kind.relative):
         trained = noise
     else:
         trained = start + noise

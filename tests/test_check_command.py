@@ -71,6 +71,19 @@ def test_adapter_that_can_be_served_is_0_and_its_modules_and_probe_are_shown(
     assert any(line.startswith("digest: sha256:") for line in lines)
 
 
+def test_adapter_relative_to_a_changed_base_is_checked_as_it_would_be_served(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_adapter(model, tmp_path / "pissa", r=3, target_modules=["q_proj"], init_lora_weights="pissa")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code, lines = check(capsys, folder, "--model", model)
+    assert code == 0
+    assert [line.split()[2] for line in lines if line.startswith("model.layers.")] == ["6", "6"]
+    assert "converted: from pissa of rank 3 to plain LoRA of twice the rank" in lines
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert check(capsys, folder, "--model", model, "--max-lora-rank", "5")[0] == 1
+
+
 def test_adapter_that_would_be_refused_is_1_with_every_reason(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

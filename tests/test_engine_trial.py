@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -25,8 +26,12 @@ def fold(saved: SavedAdapter) -> HostAdapter:
     return HostAdapter(saved.digest, saved.name, saved.rank, deltas)
 
 
+def undo(saved: SavedAdapter, init: str) -> SavedAdapter:
+    return dataclasses.replace(saved, name=f"without {init}")
+
+
 def trial_of(client: Any) -> EngineTrial:
-    return EngineTrial(fold, client, asyncio.get_running_loop())
+    return EngineTrial(fold, undo, client, asyncio.get_running_loop())
 
 
 async def test_probe_goes_to_the_engine_and_comes_back() -> None:
@@ -57,3 +62,8 @@ async def test_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Monke
 async def test_bytes_are_those_after_folding() -> None:
     saved = SavedAdapter("sha256:a", "a", {"q": SavedLinear(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)})
     assert trial_of(MockEngineClient(50)).num_bytes(saved) == 2 * 2 * 8 * 4
+
+
+async def test_conversion_is_that_of_the_model() -> None:
+    saved = SavedAdapter("sha256:a", "a", {})
+    assert trial_of(MockEngineClient(50)).converted(saved, "pissa").name == "without pissa"

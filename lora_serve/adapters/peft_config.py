@@ -63,6 +63,8 @@ _UNSUPPORTED = {
 _KNOWN = SHARED | _LORA_HARMLESS | _LORA_UNDERSTOOD | _UNSUPPORTED.keys()
 OTHER_METHODS: Mapping[str, Method] = {**METHODS, **GAIN_METHODS}
 _INIT_ONLY = ("gaussian", "eva", "orthogonal")  # start values of A and B only; the base weights stay as they are
+_INIT_UNDONE = ("pissa", "olora")  # change the base's weights, but in a way that can be worked out again from them
+INIT_RANKS = 2  # times the rank is needed for an adapter of such a start: its own and its start's
 _BIASES = ("none", "all", "lora_only")
 
 
@@ -85,6 +87,7 @@ class PeftConfig:
     trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()  # end of an embedding's path ("": the input's) -> ids
     invocation_tokens: tuple[int, ...] = ()  # activated LoRA: the weights act from these on
     ensure_weight_tying: bool = False
+    init: str = ""  # "pissa" or "olora": relative to a base whose weights that start has changed (plain_lora.py)
     peft_type: str = "LORA"
     method: Any = None  # what a method other than LoRA read of the settings of its own
 
@@ -101,11 +104,17 @@ def parse_config(text: bytes, max_rank: int | None = None) -> PeftConfig:
     fields = Fields(_parse_json(text))
     peft_type = str(fields.table.get("peft_type"))
     config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
-    if max_rank is not None and config.ranks.largest > max_rank:
-        fields.reasons.append(f"rank {config.ranks.largest} is larger than --max-lora-rank {max_rank}")
+    _check_rank(fields, config, max_rank)
     if fields.reasons:
         raise InvalidAdapterError(fields.reasons)
     return config
+
+
+def _check_rank(fields: Fields, config: PeftConfig, max_rank: int | None) -> None:
+    rank, largest = config.ranks.largest, config.ranks.largest * (INIT_RANKS if config.init else 1)
+    if max_rank is not None and largest > max_rank:
+        how = f" (saved as {rank}; without its {config.init} initialisation it is twice that)" if config.init else ""
+        fields.reasons.append(f"rank {largest} is larger than --max-lora-rank {max_rank}{how}")
 
 
 def _parse_json(text: bytes) -> dict[str, Any]:
@@ -138,15 +147,32 @@ def _check_lora(fields: Fields) -> None:
         value = table.get(key)
         fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
     fields.require_known(_KNOWN)
-    _check_init(fields, table.get("init_lora_weights", True))
 
 
-def _check_init(fields: Fields, value: Any) -> None:
-    if not (isinstance(value, bool) or value is None or value in _INIT_ONLY):
-        fields.reasons.append(
-            f"init_lora_weights {show(value)} changes the base model's weights: convert the adapter with "
-            "PEFT's save_pretrained(path_initial_model_for_weight_conversion=...)"
-        )
+def _init(fields: Fields) -> str:
+    """The start that changed the base's weights, if it is one that can be undone."""
+    value = fields.table.get("init_lora_weights", True)
+    if isinstance(value, bool) or value is None or value in _INIT_ONLY:
+        return ""
+    name = value.lower() if isinstance(value, str) and value.lower() == "olora" else value  # as PEFT reads it
+    if name in _INIT_UNDONE:
+        return str(name)
+    is_random = isinstance(value, str) and value.startswith("pissa_niter_")
+    how = " by a random decomposition, which nobody can repeat" if is_random else ""
+    fields.reasons.append(
+        f"init_lora_weights {show(value)} changes the base model's weights{how}: convert the adapter with "
+        "PEFT's save_pretrained(path_initial_model_for_weight_conversion=...)"
+    )
+    return ""
+
+
+def _check_undone(fields: Fields, config: PeftConfig) -> None:
+    """What such a start cannot go with: before the invocation the base would be the changed one; experts are a stack of
+    matrices; and PEFT itself takes no lora_bias with it.
+    """
+    for key in ("alora_invocation_tokens", "target_parameters", "lora_bias") if config.init else ():
+        value = fields.table.get(key)
+        fields.require(is_empty(value), f"init_lora_weights {show(config.init)} cannot go with {key}")
 
 
 def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
@@ -201,7 +227,9 @@ def _lora_config(fields: Fields) -> PeftConfig:
         trained_tokens=_trained_tokens(fields),
         invocation_tokens=_invocation_tokens(fields),
         ensure_weight_tying=fields.flag("ensure_weight_tying"),
+        init=_init(fields),
     )
+    _check_undone(fields, config)
     fields.require(
         not (config.use_dora and config.lora_bias), "use_dora cannot go with lora_bias: PEFT does not define it"
     )

@@ -19,6 +19,7 @@ from lora_serve.adapters.admission import copy_files, find_folder
 from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.plain_lora import make_plain
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -158,19 +159,50 @@ class Registry:
         metadata: Mapping[str, Any] | None,
         allow_noop: bool,
     ) -> Registration:
-        artifact, rank, num_bytes = self._check(folder, allow_noop)
+        sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
+        known = self._converted_before(name, sent)
+        if known is not None:
+            entry, created = self._catalog.add(name, known, tenant, pin, metadata)
+            return Registration(entry, entry.ref(), created)
+        artifact, origin = self._plain(folder, sent)
+        rank, num_bytes = self._check(folder, artifact, allow_noop)
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, rank, num_bytes, traits)
         self._keep(artifact.digest, folder)
         probe = self._probe(ref, artifact, allow_noop)
         summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
-        version = VersionEntry(0, ref.digest, ref.rank, num_bytes, summary, source, time.time())
+        version = VersionEntry(0, ref.digest, ref.rank, num_bytes, {**summary, **origin}, source, time.time())
         entry, created = self._catalog.add(name, version, tenant, pin, metadata)
         return Registration(entry, entry.ref(), created)
 
-    def _check(self, folder: Path, allow_noop: bool) -> tuple[Artifact, int, int]:
-        """The artifact, its rank as it will be served, and the host memory that it needs, bytes."""
-        artifact = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
+    def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
+        """The version of this id that came of the very same files, if its bytes are still there."""
+        entry = self._catalog.snapshot.entries.get(name)
+        if entry is None or not sent.config.init:
+            return None
+        origin = {"digest": sent.digest, "base": self._spec.name}
+        for version in entry.versions:
+            if origin.items() <= version.summary.get("converted_from", {}).items() and self._store.has(version.digest):
+                return version
+        return None
+
+    def _plain(self, folder: Path, sent: Artifact) -> tuple[Artifact, dict[str, Any]]:
+        """The folder as it will be stored, and what its card says of that."""
+        if not sent.config.init:
+            return sent, {}
+        check_values(folder, sent, allow_noop=True)  # whether it is one shows after the conversion
+        started = time.perf_counter()
+        plain, origin = make_plain(folder, sent, self._spec, self._trial.converted, self._config.max_lora_rank)
+        _log.info(
+            "%s undone for %d modules in %.1f s",
+            sent.config.init,
+            len(sent.bound.linears),
+            time.perf_counter() - started,
+        )
+        return plain, {"converted_from": origin}
+
+    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool) -> tuple[int, int]:
+        """Its rank as it will be served, and the host memory that it needs, bytes."""
         check_values(folder, artifact, allow_noop)
         saved = read_weights(folder, artifact, max_rank=self._config.max_lora_rank)
         num_bytes = self._trial.num_bytes(saved)
@@ -178,7 +210,7 @@ class Registry:
             raise InvalidAdapterError(
                 [f"it needs {num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
-        return artifact, saved.rank, num_bytes
+        return saved.rank, num_bytes
 
     def _probe(self, ref: AdapterRef, artifact: Artifact, allow_noop: bool) -> ProbeResult:
         """What it changes. Raises InvalidAdapterError if that is nothing, or no number."""

@@ -12,6 +12,9 @@ from lora_serve.core.commands import ProbeResult
 class Trial(Protocol):
     """Called on the registry's thread."""
 
+    def converted(self, saved: SavedAdapter, init: str) -> SavedAdapter:
+        """What was trained from the start `init` as a LoRA of the base as it is. Raises InvalidAdapterError."""
+
     def num_bytes(self, saved: SavedAdapter) -> int:
         """Host memory that the adapter takes once it is ready for the base model. Raises InvalidAdapterError."""
 

@@ -38,7 +38,10 @@ def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAda
     found = adapter_digest(folder)
     if found != adapter.digest:
         raise InvalidAdapterError([f"the stored files are corrupt: their digest is {found}, not {adapter.digest}"])
-    return read_weights(folder, read_artifact(folder, spec, digest=found), adapter.name, adapter.rank or None)
+    artifact = read_artifact(folder, spec, digest=found)
+    if artifact.config.init:  # a registration stores it as plain LoRA
+        raise InvalidAdapterError([f"its {artifact.config.init} initialisation was not undone: register it again"])
+    return read_weights(folder, artifact, adapter.name, adapter.rank or None)
 
 
 def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:

@@ -18,6 +18,7 @@ from lora_serve.model.base_model import BaseModel, LoadedModel, load_model
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.folding import fold
 from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.initialisation import undo
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.runner import ModelRunner
@@ -34,6 +35,7 @@ class ModelParts:
     runner: ModelRunner
     num_blocks: int  # KV blocks, block 0 not counted
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
+    undo: Callable[[SavedAdapter, str], SavedAdapter]  # for the registry's thread; see `initialisation.undo`
 
 
 def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slots: int) -> ModelParts:
@@ -50,7 +52,7 @@ def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slot
     runner = ModelRunner(base, cache, slots, loaded.device)
     spec = loaded.spec
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
-    return ModelParts(spec, runner, num_blocks, functools.partial(fold, base=base))
+    return ModelParts(spec, runner, num_blocks, functools.partial(fold, base=base), functools.partial(undo, base=base))
 
 
 def _num_blocks(loaded: LoadedModel, config: EngineConfig) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import suppress
 from typing import Any
@@ -85,7 +86,12 @@ def test_settings_of_training_only_change_nothing(setting: dict[str, Any]) -> No
         ({"use_bdlora": {"nblocks": 2}}, "block-diagonal"),
         ({"megatron_config": {"a": 1}}, "Megatron"),
         ({"ensure_weight_tying": 1}, "ensure_weight_tying"),
-        ({"init_lora_weights": "pissa_niter_4"}, "base model's weights"),
+        ({"init_lora_weights": "pissa_niter_4"}, "base model's weights by a random decomposition"),
+        ({"init_lora_weights": "PiSSA"}, "base model's weights"),
+        ({"init_lora_weights": ["pissa"]}, "base model's weights"),
+        ({"init_lora_weights": "pissa", "alora_invocation_tokens": [1]}, "cannot go with alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa", "lora_bias": True}, "cannot go with lora_bias"),
+        ({"init_lora_weights": "olora", "target_parameters": ["gate.weight"]}, "cannot go with target_parameters"),
         ({"init_lora_weights": "corda"}, "base model's weights"),
         ({"init_lora_weights": "loftq"}, "base model's weights"),
         ({"r": 0}, "r must be a positive integer"),
@@ -129,6 +135,11 @@ def test_everything_that_peft_trains_beside_lora_is_understood() -> None:
     assert config.ensure_weight_tying
     assert parse(lora_bias=True).lora_bias
     assert parse(trainable_token_indices=[3]).trained_tokens == (("", (3,)),)
+
+
+@pytest.mark.parametrize(("value", "init"), [("pissa", "pissa"), ("olora", "olora"), ("OLoRA", "olora")])
+def test_start_that_can_be_undone_is_noted(value: str, init: str) -> None:
+    assert parse(init_lora_weights=value) == dataclasses.replace(parse(), init=init)
 
 
 def test_every_reason_is_told_at_once() -> None:

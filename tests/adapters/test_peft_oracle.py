@@ -107,8 +107,7 @@ def test_literal_all_linear_means_what_peft_expands_it_to(spec: ModelSpec, tmp_p
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "pissa": {"init_lora_weights": "pissa"},
-    "olora": {"init_lora_weights": "olora"},
+    "by a random decomposition": {"init_lora_weights": "pissa_niter_2"},
     "layer replication": {"layer_replication": [[0, 2], [1, 2]]},
     "belongs to no module": {"target_modules": ["embed_tokens", "q_proj"]},
 }

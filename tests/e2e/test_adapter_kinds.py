@@ -14,11 +14,12 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 
+from lora_serve.adapters.digest import adapter_digest
 from lora_serve.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import Reply, call
 from tests.e2e.test_bad_adapters import change_tensors
-from tests.oracle import linear_names, load_peft, load_plain, logprobs_with_peft, save_adapter
+from tests.oracle import linear_names, load_alone, load_peft, load_plain, logprobs_with_peft, save_adapter
 
 INVOCATION = [201, 17, 202]
 PROMPT = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39]
@@ -116,6 +117,21 @@ def test_card_says_what_kind_it_is_and_what_it_changes(server: ServerProcess, ki
     assert cards["kinds/activated"]["invocation_tokens"] == INVOCATION
     assert all(card["probe"]["max_logit_change"] > 1e-3 for card in cards.values())
     assert len({card["base_fingerprint"] for card in cards.values()}) == 1
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_adapter_relative_to_a_changed_base_is_converted_once_and_answers_as_in_peft(
+    server: ServerProcess, site: Site, init: str
+) -> None:
+    name = f"kinds/{init}"
+    folder = save_adapter(site.model, site.root / name, seed=7, init_lora_weights=init)
+    assert [register(server, name, folder).status for _ in range(2)] == [201, 200]
+    check(load_alone(site.model, folder), "default", PROMPT, ask(server, PROMPT, model=name))
+    card = call(f"{server.url}/admin/adapters/{name}", headers=ADMIN).json
+    assert (card["version"], card["rank"], card["config"]["r"], card["composable"]) == (1, 8, 8, True)
+    origin = card["config"]["converted_from"]
+    assert (origin["init"], origin["r"], origin["digest"]) == (init, 4, adapter_digest(folder))
+    assert ask(server, PROMPT, adapters=[{"id": name}, {"id": "acme/a", "scale": 0.5}]).status == 200
 
 
 def test_activated_adapter_acts_only_after_its_invocation_tokens(
