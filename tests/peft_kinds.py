@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import torch
 
+from tests.old_experts import FUSED, cut_parts_apart, rewrite_as_old
 from tests.oracle import load_fresh, peft_may_warn
 from tests.peft_layers import Layers, read_layers
 
@@ -30,6 +31,7 @@ class Kind:
     std: float = 0.15  # of the random weights
     converted: bool = False  # saved as a LoRA of twice the rank, relative to its own initial weights
     relative: bool = False  # trained from its own initial weights, and saved without a conversion
+    one_by_one: bool = False  # trained on all experts' weights, saved expert by expert as before transformers 5
 
 
 def lora(**settings: Any) -> Callable[[Layers], peft.LoraConfig]:
@@ -103,6 +105,10 @@ def _experts(layers: Layers) -> list[str]:
 
 def _routers(layers: Layers) -> list[str]:
     return list(layers.routers)
+
+
+def _experts_and_routers(layers: Layers) -> list[str]:
+    return [*layers.experts, *layers.routers]
 
 
 def _alphas(layers: Layers) -> dict[str, int]:
@@ -197,6 +203,18 @@ KINDS: Mapping[str, Kind] = {
     "experts_and_attention": Kind(
         "the experts' weights and the attention", lora(target_parameters=_experts), _needs_experts
     ),
+    "experts_one_by_one": Kind(
+        "every expert's layers and the attention, saved before transformers 5",
+        lora(target_modules=_attention, target_parameters=_experts, **FUSED),
+        _needs_experts,
+        one_by_one=True,
+    ),
+    "router_and_experts_one_by_one": Kind(
+        "the router's too, saved before transformers 5",
+        lora(target_modules=_attention, target_parameters=_experts_and_routers, **FUSED),
+        _needs_experts,
+        one_by_one=True,
+    ),
     "activated": Kind(
         "activated LoRA (`alora_invocation_tokens`)",
         lora(target_modules=_three_axes, alora_invocation_tokens=list(INVOCATION)),
@@ -237,6 +255,8 @@ def train_kind(kind: str, model_folder: Path, initial: Path, seed: int) -> Any:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:  # in place: a tied adapter's two parameters share their memory
             parameter.data.copy_(_trained(name, parameter.data, KINDS[kind], generator))
+    if KINDS[kind].one_by_one:
+        cut_parts_apart(model)
     return model.eval()
 
 
@@ -269,4 +289,6 @@ def save_kind(kind: str, architecture: str, model_folder: Path, folder: Path, se
             parameter.data = parameter.data.to(KINDS[kind].dtype)
     with peft_may_warn():
         model.save_pretrained(folder, **conversion)
+    if KINDS[kind].one_by_one:
+        rewrite_as_old(folder, architecture)
     return folder

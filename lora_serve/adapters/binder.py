@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
+from lora_serve.adapters.expert_binder import FoundExperts, bind_experts
 from lora_serve.adapters.peft_config import PeftConfig
 from lora_serve.adapters.rank_rules import ranks_and_scales
 from lora_serve.adapters.resizing import check_resized, ends_of, resized_to
@@ -23,8 +24,9 @@ _LOW_RANK = ("lora_A", "lora_B", "lora_bias", "magnitude", "embedding_A", "embed
 
 def bind(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> BoundAdapter:
     """Every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
-    binder = _Binder(config, tensors, spec)
-    bound = binder.bind()
+    experts = bind_experts(config, tensors, spec)
+    binder = _Binder(config, experts, spec)
+    bound = binder.bind(experts)
     if binder.reasons or not bound.modules:
         raise InvalidAdapterError(binder.reasons or ["it adapts no layer of the base model"])
     return bound
@@ -33,18 +35,18 @@ def bind(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec)
 class _Binder:
     """Takes tensors out of `left` as they find their places; whatever stays there is refused."""
 
-    def __init__(self, config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> None:
+    def __init__(self, config: PeftConfig, experts: FoundExperts, spec: ModelSpec) -> None:
         self._config = config
-        self._tensors = tensors
+        self._tensors = experts.rest
         self._spec = spec
-        self.reasons: list[str] = []
+        self.reasons: list[str] = list(experts.reasons)
         self._left: dict[TensorPlace, str] = {}
         self._copies: list[tuple[str, str]] = []
-        for name in tensors:
+        for name in self._tensors:
             self._place(name)
-        self._vocab_size = resized_to(config, self._left, tensors, spec)
+        self._vocab_size = resized_to(config, self._left, self._tensors, spec)
 
-    def bind(self) -> BoundAdapter:
+    def bind(self, experts: FoundExperts) -> BoundAdapter:
         spec, config = self._spec, self._config
         whole = [f"{module}.{parameter}" for module, table in spec.modules.items() for parameter in table]
         parameters = targeted_parameters(config, whole)
@@ -58,7 +60,7 @@ class _Binder:
         bound = BoundAdapter(
             self._with_biases(linears, own),
             embeddings,
-            deltas,
+            {**deltas, **experts.deltas},
             tokens,
             {module: table for module, table in own.items() if table},
             vocab_size=self._vocab_size,

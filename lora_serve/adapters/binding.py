@@ -46,6 +46,25 @@ class BoundDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundExperts:
+    """A low-rank delta of stacked weights [num_experts, num_parts * out, in], saved as a LoRA per expert and part."""
+
+    parts: tuple[Mapping[int, BoundLinear], ...]  # as they are stacked along the outputs; expert -> its factors
+    num_experts: int
+    shape: LinearShape  # of one part of one expert
+
+    @property
+    def rank(self) -> int:
+        """Of the whole delta: the parts' ranks lie beside each other."""
+        return sum(max((linear.rank for linear in part.values()), default=0) for part in self.parts)
+
+    @property
+    def scale(self) -> float:
+        """One of those that the parts have."""
+        return next((linear.scale for part in self.parts for linear in part.values() if linear.scale), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class BoundTokens:
     """Trained rows of an embedding table (and of the output head tied to it)."""
 
@@ -77,7 +96,7 @@ class BoundAdapter:
 
     linears: Mapping[str, BoundLinear] = field(default_factory=dict)
     embeddings: Mapping[str, BoundEmbedding] = field(default_factory=dict)
-    deltas: Mapping[str, Mapping[str, BoundDelta]] = field(default_factory=dict)  # module -> parameter
+    deltas: Mapping[str, Mapping[str, BoundDelta | BoundExperts]] = field(default_factory=dict)  # module -> parameter
     tokens: Mapping[str, BoundTokens] = field(default_factory=dict)
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module -> parameter -> tensor name
     conversions: Conversions | None = None

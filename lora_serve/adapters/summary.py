@@ -52,6 +52,7 @@ def kinds_of(artifact: Artifact) -> list[str]:
         "bias": config.bias != "none",
         "modules_to_save": bool(bound.parameters),
         "target_parameters": bool(config.target_parameters),
+        "experts": bool(bound.deltas) and not config.target_parameters,
         "trainable_token_indices": bool(bound.tokens),
         "resized_vocabulary": bool(bound.vocab_size),
         "added_tokens": bool(artifact.added_tokens),

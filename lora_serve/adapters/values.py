@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lora_serve.adapters.artifact import Artifact
 from lora_serve.adapters.binding import BoundAdapter
-from lora_serve.adapters.weights import bits_of, open_weights
+from lora_serve.adapters.host_tensors import bits_of
+from lora_serve.adapters.weights import open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes

@@ -9,7 +9,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.adapter_set import AdapterSet
 
 # Kinds of an adapter's card that replace a weight instead of adding a delta, so that no sum with others is defined.
-REPLACING_KINDS = ("use_dora", "bias", "modules_to_save", "target_parameters", "trainable_token_indices")
+REPLACING_KINDS = ("use_dora", "bias", "modules_to_save", "target_parameters", "experts", "trainable_token_indices")
 
 
 def check_composition(adapters: AdapterSet, catalog: Catalog, limits: AdapterConfig) -> None:
