@@ -3,7 +3,7 @@
 Decode steps of a Llama shape of about 135M (random weights, float32): 16 rows of 16 adapters of rank 16 at 200 tokens
 of context; then the same with one of the rows replaced by a row of another kind. A plain row may lose no more than
 that row costs by itself, which is measured as one row of the kind against one plain row. Steps of all cases alternate
-in one run; medians. Writes benchmarks/results/adapter-kinds.json.
+in one run; medians of the differences between neighbouring steps. Writes benchmarks/results/adapter-kinds.json.
 
     python -m benchmarks.adapter_kinds [--steps 40] [--shape 135m|tiny]
 """
@@ -43,17 +43,16 @@ def main() -> None:
     parts = build_model(settings.model_slice(), settings.engine_slice(), NUM_ROWS + len(kinds))
     slots = load_all(parts)
     cases = cases_of(slots, kinds)
-    seconds = measure(parts, cases, options.steps)
+    times = measure(parts, cases, options.steps)
     report = {"machine": machine(), "shape": options.shape, "steps": options.steps, "ms": {}, "kinds": {}}
-    report["ms"] = {name: round(value * 1000, 3) for name, value in seconds.items()}
+    report["ms"] = {name: round(statistics.median(found) * 1000, 3) for name, found in times.items()}
+    report["noise_ms"] = extra_ms(times, "16 plain again", "16 plain")
     for kind in kinds:
-        beside = seconds[f"15 plain + 1 {kind}"] - seconds["16 plain"]
-        alone = seconds[f"1 {kind}"] - seconds["1 plain"]
-        kept = seconds["16 plain"] / seconds[f"15 plain + 1 {kind}"]
+        ratios = [a / b for a, b in zip(times["16 plain"], times[f"15 plain + 1 {kind}"], strict=True)]
         report["kinds"][kind] = {
-            "extra_ms_in_the_batch": round(beside * 1000, 3),
-            "extra_ms_alone": round(alone * 1000, 3),
-            "speed_of_plain_rows_kept": round(kept, 3),
+            "extra_ms_in_the_batch": extra_ms(times, f"15 plain + 1 {kind}", "16 plain"),
+            "extra_ms_alone": extra_ms(times, f"1 {kind}", "1 plain"),
+            "speed_of_plain_rows_kept": round(statistics.median(ratios), 3),
         }
     RESULT.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
@@ -114,7 +113,7 @@ def cases_of(slots: Mapping[str, SlotRef], kinds: list[str]) -> dict[str, Batch]
     plain_slots = [slots[f"plain {index}"] for index in range(NUM_ROWS)]
     cases = {
         "16 plain": batch_of(plain_slots),
-        "15 plain": batch_of(plain_slots[1:]),
+        "16 plain again": batch_of(plain_slots),
         "1 plain": batch_of(plain_slots[:1]),
     }
     for kind in kinds:
@@ -134,8 +133,13 @@ def batch_of(slots: list[SlotRef]) -> Batch:
     return Batch(rows, ())
 
 
-def measure(parts: ModelParts, cases: Mapping[str, Batch], steps: int) -> dict[str, float]:
-    """Median seconds of a step of each case; the cases alternate."""
+def extra_ms(times: Mapping[str, list[float]], case: str, plain: str) -> float:
+    """Median of the differences between two cases' neighbouring steps."""
+    return round(statistics.median(a - b for a, b in zip(times[case], times[plain], strict=True)) * 1000, 3)
+
+
+def measure(parts: ModelParts, cases: Mapping[str, Batch], steps: int) -> dict[str, list[float]]:
+    """Seconds of every step of each case; the cases alternate."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     for step in range(steps + 2):
         for name, batch in cases.items():
@@ -143,7 +147,7 @@ def measure(parts: ModelParts, cases: Mapping[str, Batch], steps: int) -> dict[s
             parts.runner.run(batch)
             if step >= 2:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
 
 
 if __name__ == "__main__":
