@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from lora_serve.adapters.artifact import Artifact
 from lora_serve.adapters.binder import bind
 from lora_serve.adapters.binding import BoundAdapter, BoundDelta, BoundExperts
 from lora_serve.adapters.peft_config import PeftConfig
 from lora_serve.adapters.rank_rules import RankRules
 from lora_serve.adapters.safetensors_header import TensorInfo
+from lora_serve.adapters.summary import kinds_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 
@@ -43,13 +45,17 @@ def one_by_one(block: str, ranks: tuple[int, int, int] = (2, 2, 2)) -> dict[str,
     return found
 
 
-def bound(shapes: Shapes, spec: ModelSpec = SPEC, **config: Any) -> BoundAdapter:
-    settings = {
+def config_of(**settings: Any) -> PeftConfig:
+    plain = {
         "ranks": RankRules(2, 4.0), "target_modules": ("w1", "w2", "w3"), "exclude_modules": (),
         "layers_to_transform": None, "layers_pattern": (), "base_model": "", "ignored": (),
     }  # fmt: skip
+    return PeftConfig(**{**plain, **settings})
+
+
+def bound(shapes: Shapes, spec: ModelSpec = SPEC, **settings: Any) -> BoundAdapter:
     tensors = {f"base_model.model.{name}": TensorInfo(name, "F32", shape, 0, 0) for name, shape in shapes.items()}
-    return bind(PeftConfig(**{**settings, **config}), tensors, spec)
+    return bind(config_of(**settings), tensors, spec)
 
 
 def reasons(shapes: Shapes, spec: ModelSpec = SPEC, **config: Any) -> str:
@@ -116,8 +122,19 @@ def test_base_without_stacked_experts_takes_none() -> None:
     assert f"{MIXTRAL}.experts.2.w1.lora_A.weight' belongs to no module" in reasons(one_by_one(MIXTRAL), spec)
 
 
-def test_adapter_of_experts_is_not_additive() -> None:
-    assert not bound(one_by_one(MIXTRAL)).is_additive
+def test_router_that_is_a_linear_layer_still_or_no_matrix_is_none_of_the_old_layers() -> None:
+    linear = dataclasses.replace(SPEC, linears={Q: LinearShape(8, 8), GATE: LinearShape(8, 3)})
+    shapes = {**one_by_one(QWEN), **lora(GATE, 8, 3)}
+    found = bound(shapes, linear, target_modules=(*NAMES[QWEN], "gate"))
+    assert (found.linears.keys(), found.deltas.keys()) == ({GATE}, {EXPERTS})
+    none = dataclasses.replace(SPEC, modules={EXPERTS: SPEC.modules[EXPERTS], GATE: {"bias": (3,)}})
+    assert bound(one_by_one(MIXTRAL), none, target_modules=("w1", "w2", "w3", "gate")).deltas.keys() == {EXPERTS}
+
+
+def test_adapter_of_experts_is_not_additive_and_its_card_says_why() -> None:
+    found = bound(one_by_one(MIXTRAL))
+    assert not found.is_additive
+    assert kinds_of(Artifact("sha256:0", config_of(), {}, found)) == ["experts"]
     assert "plain LoRA of linear layers" in reasons(one_by_one(MIXTRAL), invocation_tokens=(1,))
 
 
