@@ -14,16 +14,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lora_serve.adapters.added_tokens import BaseTokens, find_added_tokens
-from lora_serve.adapters.artifact import Artifact, read_artifact
-from lora_serve.adapters.binding import BoundAdapter
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens, find_added_tokens
+from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
+from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.values import check_values
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
-from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
-from lora_serve.adapters.values import check_values
-from lora_serve.adapters.weights import read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.commands import ProbeResult

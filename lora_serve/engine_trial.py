@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 
-from lora_serve.adapters.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Probe, ProbeResult

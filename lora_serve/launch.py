@@ -22,14 +22,14 @@ from aiohttp import web
 from rich.console import Console
 from rich.progress import Progress
 
-from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
+from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.weights import fetch_adapter
 from lora_serve.client.base import EngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef

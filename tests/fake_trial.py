@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lora_serve.adapters.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.artifact import read_artifact
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.artifact import read_artifact
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.weights import load_adapter, read_weights
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.adapters.plain_lora import make_plain
 from lora_serve.adapters.summary import traits_of
-from lora_serve.adapters.weights import load_adapter, read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import Settings
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError

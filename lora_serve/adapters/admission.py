@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.tokenizer_file import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.tokenizer_file import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
 from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError, PayloadTooLargeError
 
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)

@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
 from lora_serve.adapters.bounded_reader import BoundedReader, CappedFile
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.tar_stream import BrokenArchiveError, read_members
-from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
 MAX_MEMBERS = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lora_serve.adapters.saved import SavedAdapter, SavedLinear
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedLinear
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import ModelSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from lora_serve.adapters.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec

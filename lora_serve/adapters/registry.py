@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.admission import copy_files, find_folder
-from lora_serve.adapters.artifact import Artifact, read_artifact
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
-from lora_serve.adapters.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
+from lora_serve.adapters.checkpoint.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.values import check_values
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder, remove_folder
 from lora_serve.adapters.summary import summary_of, traits_of
 from lora_serve.adapters.trial import Trial
-from lora_serve.adapters.values import check_values
-from lora_serve.adapters.weights import read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from lora_serve.adapters.artifact import Artifact
+from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.core.adapter import AdapterTraits
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.model_spec import ModelSpec

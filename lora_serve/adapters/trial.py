@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from lora_serve.adapters.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS
-from lora_serve.adapters.saved import SavedAdapter
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import ModelSpec

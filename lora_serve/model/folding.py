@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lora_serve.adapters.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
 from lora_serve.model.frozen_linear import FrozenLinear

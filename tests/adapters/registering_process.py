@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.registry import Registry
-from lora_serve.adapters.saved import SavedAdapter
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult

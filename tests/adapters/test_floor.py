@@ -5,7 +5,16 @@ import sys
 
 import pytest
 
-TORCH_FREE = ["host_cache", "loader", "catalog", "peft_config", "artifact", "archive", "admission", "stores.disk"]
+TORCH_FREE = [
+    "host_cache",
+    "loader",
+    "catalog",
+    "checkpoint.peft_config",
+    "checkpoint.artifact",
+    "archive",
+    "admission",
+    "stores.disk",
+]
 
 
 @pytest.mark.parametrize("modules", [[*TORCH_FREE, "stores.redis", "stores.tiered"]])

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from lora_serve.adapters.weights import fetch_adapter
+from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registering_process import open_registry
 

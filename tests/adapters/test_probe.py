@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lora_serve.adapters.catalog import Catalog
-from lora_serve.adapters.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.peft_config import PeftConfig
+from lora_serve.adapters.checkpoint.rank_rules import RankRules
+from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS, check_probe, probe_prompt
-from lora_serve.adapters.rank_rules import RankRules
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.weights import fetch_adapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig

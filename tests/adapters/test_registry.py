@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lora_serve.adapters.catalog import Catalog
-from lora_serve.adapters.digest import adapter_digest
+from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
-from lora_serve.adapters.weights import fetch_adapter
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
     AdapterNotFoundError,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.adapters.weights import load_adapter
+from lora_serve.adapters.checkpoint.weights import load_adapter
 from lora_serve.core.batch import Batch, RowOutput, SlotRef
 from lora_serve.core.errors import NumericalError
 from tests.kind_matrix import Found, mismatches

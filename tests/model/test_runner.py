@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_serve.adapters.weights import load_adapter
+from lora_serve.adapters.checkpoint.weights import load_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.request import SamplingParams

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from openai import AsyncOpenAI
 from safetensors.numpy import save_file
 
-from lora_serve.adapters.added_tokens import BaseTokens
 from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.mock import MockEngineClient

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lora_serve.adapters.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef

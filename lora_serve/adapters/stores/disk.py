@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lora_serve.adapters.artifact import check_files
-from lora_serve.adapters.digest import WEIGHTS_NAME, adapter_digest, content_names
-from lora_serve.adapters.safetensors_header import read_header
+from lora_serve.adapters.checkpoint.artifact import check_files
+from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
+from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.stores.files import (
     flush,
     link_or_copy,

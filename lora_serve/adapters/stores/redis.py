@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 
-from lora_serve.adapters.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
+from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 CHUNK_BYTES = 2**20

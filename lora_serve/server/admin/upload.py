@@ -15,9 +15,9 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archive import unpack
-from lora_serve.adapters.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.adapters.tokenizer_file import TOKENIZER_NAME
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidRequestError,

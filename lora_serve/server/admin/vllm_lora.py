@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from lora_serve.adapters.admission import copy_files, find_folder
-from lora_serve.adapters.digest import adapter_digest
+from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError

@@ -1,0 +1,123 @@
+"""The tokens that an adapter's own tokenizer.json adds to the base's, and the file in which they are kept.
+
+Nothing else of that file is taken: its vocabulary, normalizer, pre-tokenizer and templates stay the base's. What is
+kept is a small file of our own, named unlike the `added_tokens.json` that slow tokenizers save in another form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME
+from lora_serve.adapters.checkpoint.strict_json import parse_object
+from lora_serve.adapters.checkpoint.tokenizer_file import MAX_LIST_BYTES, TOKENIZER_NAME, added_tokens_text
+from lora_serve.core.adapter import AddedToken
+from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec
+
+MAX_ADDED_TOKENS = 4096
+MAX_CONTENT = 256  # characters
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseTokens:
+    """The base tokenizer's whole vocabulary, added tokens included."""
+
+    ids: Mapping[str, int]
+
+
+def find_added_tokens(folder: Path, bound: BoundAdapter, spec: ModelSpec, base: BaseTokens) -> tuple[AddedToken, ...]:
+    """What the tokenizer.json of a trainer's folder adds; nothing, if the adapter trained no tokens of its own.
+
+    Raises InvalidAdapterError, OSError.
+    """
+    path = folder / TOKENIZER_NAME
+    if not _may_add(bound, spec, base) or not path.is_file():
+        return ()
+    table = parse_object(b'{"added_tokens": ' + added_tokens_text(path) + b"}", f"{TOKENIZER_NAME}: added_tokens")
+    tokens = _parse(table["added_tokens"], TOKENIZER_NAME)
+    new = tuple(sorted(_new(tokens, base), key=lambda token: token.id))
+    _check_ids(new, len(base.ids), bound.vocab_size or spec.vocab_size)
+    return new
+
+
+def write_added_tokens(folder: Path, tokens: tuple[AddedToken, ...]) -> None:
+    """Keep them, in one spelling, as a part of the adapter's content; no file for no tokens. Raises OSError."""
+    if tokens:
+        entries = [{"id": token.id, "content": token.content, "special": token.is_special} for token in tokens]
+        flags = [{flag: getattr(token, flag) for flag in _FLAGS} for token in tokens]
+        table = {"added_tokens": [entry | flag for entry, flag in zip(entries, flags, strict=True)]}
+        (folder / ADDED_TOKENS_NAME).write_text(json.dumps(table, sort_keys=True), "utf-8")
+
+
+def read_added_tokens(folder: Path) -> tuple[AddedToken, ...]:
+    """What `write_added_tokens` kept. Raises InvalidAdapterError, OSError."""
+    path = folder / ADDED_TOKENS_NAME
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        table = parse_object(file.read(MAX_LIST_BYTES), ADDED_TOKENS_NAME)
+    return tuple(_parse(table.get("added_tokens"), ADDED_TOKENS_NAME))
+
+
+def _may_add(bound: BoundAdapter, spec: ModelSpec, base: BaseTokens) -> bool:
+    """Whether the adapter brings rows of the input embedding that the base's tokenizer has no tokens for."""
+    trained = max((token for tokens in bound.tokens.values() for token in tokens.token_ids), default=0)
+    return bool(bound.vocab_size) or trained >= len(base.ids) or spec.input_embedding in bound.parameters
+
+
+def _parse(entries: Any, name: str) -> list[AddedToken]:
+    if not isinstance(entries, list):
+        raise InvalidAdapterError([f"{name}: added_tokens is no list"])
+    tokens = [_token(entry, f"{name}: added_tokens[{index}]") for index, entry in enumerate(entries)]
+    if len({token.id for token in tokens}) < len(tokens) or len({token.content for token in tokens}) < len(tokens):
+        raise InvalidAdapterError([f"{name}: an id or a content of added_tokens occurs twice"])
+    return tokens
+
+
+def _token(entry: Any, where: str) -> AddedToken:
+    fields = entry if isinstance(entry, dict) else {}
+    number, content = fields.get("id"), fields.get("content")
+    flags = {flag: fields.get(flag, False) for flag in _FLAGS}
+    is_special = fields.get("special", False)
+    if type(number) is not int or number < 0 or not isinstance(content, str):
+        raise InvalidAdapterError([f"{where} must have an id and a content"])
+    if not 0 < len(content) <= MAX_CONTENT:
+        raise InvalidAdapterError([f"{where}: its content must have 1 to {MAX_CONTENT} characters"])
+    if not all(isinstance(flag, bool) for flag in (is_special, *flags.values())):
+        raise InvalidAdapterError([f"{where}: special, {', '.join(_FLAGS)} must be true or false"])
+    return AddedToken(number, content, is_special, **flags)
+
+
+def _new(tokens: list[AddedToken], base: BaseTokens) -> Iterator[AddedToken]:
+    """Those that the base does not have; where both have one, it must be the same."""
+    contents = {number: content for content, number in base.ids.items()}
+    for token in tokens:
+        if base.ids.get(token.content, token.id) != token.id or contents.get(token.id, token.content) != token.content:
+            reason = (
+                f"{TOKENIZER_NAME}: the token {token.content[:50]!r} has the id {token.id}, which the base's tokenizer "
+                "gives to another token, or this token to another id: only tokens may be added"
+            )
+            raise InvalidAdapterError([reason])
+        if token.content not in base.ids:
+            yield token
+
+
+def _check_ids(tokens: tuple[AddedToken, ...], first: int, vocab_size: int) -> None:
+    if len(tokens) > MAX_ADDED_TOKENS:
+        raise InvalidAdapterError([f"{TOKENIZER_NAME} adds {len(tokens)} tokens; {MAX_ADDED_TOKENS} are allowed"])
+    ids = [token.id for token in tokens]
+    if ids != list(range(first, first + len(ids))):
+        raise InvalidAdapterError(
+            [f"{TOKENIZER_NAME}: the ids of the added tokens must be {first}, {first + 1}, ... without a gap"]
+        )
+    if ids and ids[-1] >= vocab_size:
+        raise InvalidAdapterError(
+            [f"{TOKENIZER_NAME} has the token id {ids[-1]}, but the adapter's embedding has {vocab_size} rows"]
+        )

@@ -1,0 +1,88 @@
+"""A PEFT folder that has been checked against the base model: nothing unproven comes past this file. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_serve.adapters.checkpoint.added_tokens import (
+    BaseTokens,
+    find_added_tokens,
+    read_added_tokens,
+    write_added_tokens,
+)
+from lora_serve.adapters.checkpoint.binder import bind
+from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.method_binder import bind_method
+from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig, read_config
+from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, read_header
+from lora_serve.core.adapter import AddedToken
+from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One adapter version whose files are well formed and fit the base model."""
+
+    digest: str
+    config: PeftConfig
+    tensors: Mapping[str, TensorInfo]
+    bound: BoundAdapter
+    added_tokens: tuple[AddedToken, ...] = ()
+
+
+def read_artifact(
+    folder: Path,
+    spec: ModelSpec,
+    max_rank: int | None = None,
+    digest: str | None = None,
+    base_tokens: BaseTokens | None = None,
+) -> Artifact:
+    """Check the folder's files and bind every tensor. `digest`: the folder's, if it is known already.
+
+    `base_tokens`: for a folder of our own that is to be registered; the tokens that a tokenizer.json in it adds
+    become a part of its content.
+
+    The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
+    """
+    config, tensors = _read(folder, max_rank)
+    if config.peft_type in OTHER_METHODS:
+        bound = bind_method(config, tensors, spec, max_rank)
+    else:
+        bound = bind(config, tensors, spec)
+    if base_tokens is not None:
+        write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder))
+
+
+def _read(folder: Path, max_rank: int | None) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:
+    check_files(folder)
+    reasons: list[str] = []
+    config = tensors = None
+    try:
+        config = read_config(folder / CONFIG_NAME, max_rank)
+    except InvalidAdapterError as error:
+        reasons += error.reasons
+    try:
+        tensors = read_header(folder / WEIGHTS_NAME)
+    except InvalidAdapterError as error:
+        reasons += error.reasons
+    if config is None or tensors is None:
+        raise InvalidAdapterError(reasons)
+    return config, tensors
+
+
+def check_files(folder: Path) -> None:
+    """Both files are there, as regular files. Raises InvalidAdapterError."""
+    reasons = [f"{name} is missing" for name in (CONFIG_NAME, WEIGHTS_NAME) if not _is_regular(folder / name)]
+    if reasons and (folder / "adapter_model.bin").exists():
+        reasons.append("adapter_model.bin is a pickle: save the adapter as safetensors")
+    if reasons:
+        raise InvalidAdapterError(reasons)
+
+
+def _is_regular(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()

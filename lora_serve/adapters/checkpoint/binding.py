@@ -1,0 +1,118 @@
+"""What an adapter's tensors are bound to: every tensor to exactly one place of the base model, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_serve.adapters.checkpoint.methods import GAIN_METHODS
+from lora_serve.core.model_spec import LinearShape
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLinear:
+    """One adapted linear layer, as the names of its tensors; see `weights.SavedLinear` for what they mean."""
+
+    a_name: str | None = None  # [rank, in_features]; None: only the bias is trained
+    b_name: str | None = None  # [out_features, rank]
+    rank: int = 0
+    scale: float = 0.0
+    lora_bias_name: str | None = None  # [out_features], beside lora_B
+    magnitude_name: str | None = None  # [out_features], DoRA's
+    bias_name: str | None = None  # [out_features], in place of the layer's own
+
+
+@dataclass(frozen=True, slots=True)
+class BoundEmbedding:
+    """One adapted embedding table."""
+
+    a_name: str  # [rank, num_embeddings]
+    b_name: str  # [embedding_dim, rank]
+    rank: int
+    scale: float
+    magnitude_name: str | None = None  # [embedding_dim], DoRA's
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDelta:
+    """A low-rank delta of a bare parameter: a matrix [out, in], or one per expert [num_experts, out, in]."""
+
+    a_name: str  # [rank * num_experts, in]
+    b_name: str  # [out, rank * num_experts]
+    rank: int
+    scale: float
+    num_experts: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundExperts:
+    """A low-rank delta of stacked weights [num_experts, num_parts * out, in], saved as a LoRA per expert and part."""
+
+    parts: tuple[Mapping[int, BoundLinear], ...]  # as they are stacked along the outputs; expert -> its factors
+    num_experts: int
+    shape: LinearShape  # of one part of one expert
+
+    @property
+    def rank(self) -> int:
+        """Of the whole delta: the parts' ranks lie beside each other."""
+        return sum(max((linear.rank for linear in part.values()), default=0) for part in self.parts)
+
+    @property
+    def scale(self) -> float:
+        """One of those that the parts have."""
+        return next((linear.scale for part in self.parts for linear in part.values() if linear.scale), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTokens:
+    """Trained rows of an embedding table (and of the output head tied to it)."""
+
+    name: str  # [num_tokens, embedding_dim]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundConversion:
+    """One linear layer of a method other than LoRA, which is converted when it is read."""
+
+    names: Mapping[str, str]  # role -> tensor, as the method calls them; the model's own roles among them
+    rank: int  # of the exact factors; 0: there are none, but gains
+    shape: LinearShape
+
+
+@dataclass(frozen=True, slots=True)
+class Conversions:
+    """All of an adapter's layers of a method other than LoRA (see `methods/`)."""
+
+    peft_type: str
+    plan: Any  # the method's own
+    modules: Mapping[str, BoundConversion]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAdapter:
+    """Everything an adapter changes, by module path."""
+
+    linears: Mapping[str, BoundLinear] = field(default_factory=dict)
+    embeddings: Mapping[str, BoundEmbedding] = field(default_factory=dict)
+    deltas: Mapping[str, Mapping[str, BoundDelta | BoundExperts]] = field(default_factory=dict)  # module -> parameter
+    tokens: Mapping[str, BoundTokens] = field(default_factory=dict)
+    parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module -> parameter -> tensor name
+    conversions: Conversions | None = None
+    vocab_size: int = 0  # of its own embedding and output head; 0: the base's
+    copies: tuple[tuple[str, str], ...] = ()  # tensors that the file holds twice, under two names
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The paths of all modules it changes."""
+        converted = () if self.conversions is None else self.conversions.modules
+        return frozenset().union(self.linears, self.embeddings, self.deltas, self.tokens, self.parameters, converted)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether all it does is add low-rank deltas, so that several such adapters can be summed with scales."""
+        plain = all(b.magnitude_name is None and b.bias_name is None for b in self.linears.values())
+        plain = plain and all(b.magnitude_name is None for b in self.embeddings.values())
+        gains = self.conversions is not None and self.conversions.peft_type in GAIN_METHODS
+        return plain and not (self.deltas or self.tokens or self.parameters or gains or self.vocab_size)

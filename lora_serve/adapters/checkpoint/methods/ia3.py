@@ -1,0 +1,70 @@
+"""(IA)^3: trained gains on a layer's inputs or outputs (Liu et al., https://arxiv.org/abs/2205.05638).
+
+A feed-forward module: y = W (gain * x) + bias. Any other: y = gain * (W x + bias), the base layer's bias included.
+Neither is a low-rank delta, so there are gains instead of factors. Source: peft/tuners/ia3/layer.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits
+from lora_serve.adapters.checkpoint.methods.settings import Settings
+from lora_serve.adapters.checkpoint.patterns import Pattern, match_names
+from lora_serve.core.model_spec import LinearShape
+
+PEFT_TYPE = "IA3"
+HARMLESS = frozenset(["fan_in_fan_out", "init_ia3_weights"])
+UNDERSTOOD = frozenset(["feedforward_modules"])
+ROLES = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>ia3_l)(?:\.default)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Ia3Config:
+    feedforward_modules: tuple[str, ...] | str  # endings of module paths, or a regex
+
+
+@dataclass(frozen=True, slots=True)
+class Ia3Plan:
+    feedforward: frozenset[str]  # modules whose inputs are scaled, not their outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """y = output * (W (input * x) + bias); None: all ones. Exactly one of the two is there."""
+
+    input: npt.NDArray[np.float32] | None  # [in_features]
+    output: npt.NDArray[np.float32] | None  # [out_features]
+
+
+def parse(table: Mapping[str, Any]) -> Ia3Config:
+    settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
+    config = Ia3Config(settings.names_or_regex("feedforward_modules"))
+    settings.finish()
+    return config
+
+
+def plan(config: Ia3Config, targets: Mapping[str, LinearShape]) -> Ia3Plan:
+    """Raises InvalidAdapterError (see patterns.py)."""
+    endings = config.feedforward_modules
+    if isinstance(endings, str):
+        return Ia3Plan(match_names([Pattern(endings, whole=True)], tuple(targets))[0])
+    # PEFT asks for no dot before the ending here, unlike for target_modules.
+    return Ia3Plan(frozenset(module for module in targets if module.endswith(endings)))
+
+
+def bind(plan: Ia3Plan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:
+    """0 (there is no low-rank delta), or why the shapes do not fit."""
+    expected = (1, in_features) if module in plan.feedforward else (out_features, 1)
+    return misfits(module, shapes, {"ia3_l": expected}) or 0
+
+
+def gains(plan: Ia3Plan, module: str, tensors: Arrays) -> Gains:
+    gain = np.ascontiguousarray(tensors["ia3_l"], dtype=np.float32).reshape(-1)
+    return Gains(gain, None) if module in plan.feedforward else Gains(None, gain)

@@ -1,0 +1,45 @@
+"""One method's own settings out of a parsed adapter_config.json, by allow-list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from lora_serve.adapters.checkpoint.peft_fields import MAX_PATTERNS, Fields, is_empty, show
+
+# Keys that every method has: which modules are meant and what else was saved. `peft_config` reads them.
+HARMLESS = frozenset(
+    ["auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "runtime_config"]
+)
+SHARED = HARMLESS | {
+    "bias",
+    "exclude_modules",
+    "layers_pattern",
+    "layers_to_transform",
+    "modules_to_save",
+    "peft_type",
+    "target_modules",
+    "task_type",
+}
+
+__all__ = ["HARMLESS", "SHARED", "Settings", "is_empty", "show"]
+
+
+class Settings(Fields):
+    """The values of a method's own keys; any key that is neither its own nor shared is refused."""
+
+    def __init__(self, table: Mapping[str, Any], peft_type: str, known: Set[str]) -> None:
+        super().__init__(table)
+        found = table.get("peft_type")
+        self.require(found == peft_type, f"peft_type is {show(found)}, not {peft_type}")
+        self.require_known(known | SHARED)
+
+    def names_or_regex(self, key: str) -> tuple[str, ...] | str:
+        """A list of names, perhaps empty, or one regex."""
+        value = self.table.get(key)
+        if isinstance(value, str) and value:
+            return value
+        if isinstance(value, list) and len(value) <= MAX_PATTERNS and all(isinstance(name, str) for name in value):
+            return tuple(value)
+        self.reasons.append(f"{key} must list names or be a regex (got {show(value)})")
+        return ()

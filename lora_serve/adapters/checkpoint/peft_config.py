@@ -1,0 +1,250 @@
+"""Own parser of PEFT's adapter_config.json, by allow-list: what would change the maths is understood or refused.
+
+PEFT's code never sees an untrusted config: it imports modules named there, rewrites base weights for some
+initialisations, and falls back to a download (see peft/config.py and peft/tuners/lora/config.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
+from lora_serve.adapters.checkpoint.methods.settings import SHARED
+from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show
+from lora_serve.adapters.checkpoint.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.strict_json import parse_object
+from lora_serve.core.errors import InvalidAdapterError
+
+MAX_FILE_BYTES = 2**20
+MAX_DEPTH = 8
+
+# Never change what a trained LoRA computes.
+_LORA_HARMLESS = frozenset(
+    [
+        "corda_config",
+        "eva_config",
+        "fan_in_fan_out",  # the layer itself says how its weight lies
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "qalora_group_size",
+    ]
+)
+_LORA_UNDERSTOOD = frozenset(
+    [
+        "alora_invocation_tokens",
+        "alpha_pattern",
+        "ensure_weight_tying",
+        "init_lora_weights",
+        "lora_alpha",
+        "lora_bias",
+        "r",
+        "rank_pattern",
+        "target_parameters",
+        "trainable_token_indices",
+        "use_dora",
+        "use_rslora",
+    ]
+)
+_UNSUPPORTED = {
+    "layer_replication": "layer replication",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "Arrow routing",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
+    "megatron_config": "Megatron layers",
+}
+_KNOWN = SHARED | _LORA_HARMLESS | _LORA_UNDERSTOOD | _UNSUPPORTED.keys()
+OTHER_METHODS: Mapping[str, Method] = {**METHODS, **GAIN_METHODS}
+_INIT_ONLY = ("gaussian", "eva", "orthogonal")  # start values of A and B only; the base weights stay as they are
+_INIT_UNDONE = ("pissa", "olora")  # change the base's weights, but in a way that can be worked out again from them
+INIT_RANKS = 2  # times the rank is needed for an adapter of such a start: its own and its start's
+_BIASES = ("none", "all", "lora_only")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """What a PEFT config says about the maths."""
+
+    ranks: RankRules
+    target_modules: tuple[str, ...] | str  # names or suffixes; a str is a regex or "all-linear"
+    exclude_modules: tuple[str, ...] | str
+    layers_to_transform: tuple[int, ...] | None
+    layers_pattern: tuple[str, ...]
+    base_model: str  # as the trainer wrote it; text for people
+    ignored: tuple[str, ...]  # unknown keys whose value is null, false or empty
+    use_dora: bool = False
+    lora_bias: bool = False
+    bias: str = "none"  # whose trained biases are saved: "none", "all", or those of the layers it targets ("lora_only")
+    modules_to_save: tuple[str, ...] = ()  # ends of module paths, trained in full
+    target_parameters: tuple[str, ...] = ()  # ends of parameter paths
+    trained_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()  # end of an embedding's path ("": the input's) -> ids
+    invocation_tokens: tuple[int, ...] = ()  # activated LoRA: the weights act from these on
+    ensure_weight_tying: bool = False
+    init: str = ""  # "pissa" or "olora": relative to a base whose weights that start has changed (plain_lora.py)
+    peft_type: str = "LORA"
+    method: Any = None  # what a method other than LoRA read of the settings of its own
+
+
+def read_config(path: Path, max_rank: int | None = None) -> PeftConfig:
+    """Read and check the file. Raises InvalidAdapterError with every reason found, OSError."""
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InvalidAdapterError([f"{path.name} is larger than {MAX_FILE_BYTES} bytes"])
+    return parse_config(path.read_bytes(), max_rank)
+
+
+def parse_config(text: bytes, max_rank: int | None = None) -> PeftConfig:
+    """The same from the file's bytes. `max_rank`: the largest rank of any module (None: no limit)."""
+    fields = Fields(_parse_json(text))
+    peft_type = str(fields.table.get("peft_type"))
+    config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
+    _check_rank(fields, config, max_rank)
+    if fields.reasons:
+        raise InvalidAdapterError(fields.reasons)
+    return config
+
+
+def _check_rank(fields: Fields, config: PeftConfig, max_rank: int | None) -> None:
+    rank, largest = config.ranks.largest, config.ranks.largest * (INIT_RANKS if config.init else 1)
+    if max_rank is not None and largest > max_rank:
+        how = f" (saved as {rank}; without its {config.init} initialisation it is twice that)" if config.init else ""
+        fields.reasons.append(f"rank {largest} is larger than --max-lora-rank {max_rank}{how}")
+
+
+def _parse_json(text: bytes) -> dict[str, Any]:
+    table = parse_object(text.removeprefix(b"\xef\xbb\xbf"), "adapter_config.json")
+    if _depth(table) > MAX_DEPTH:
+        raise InvalidAdapterError([f"adapter_config.json is nested more than {MAX_DEPTH} deep"])
+    return table
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [child for children in inner for child in children]
+    return depth
+
+
+def _check_task(fields: Fields) -> None:
+    task = fields.table.get("task_type")
+    fields.require(task in (None, "CAUSAL_LM"), f"task_type {show(task)} is not CAUSAL_LM")
+
+
+def _check_lora(fields: Fields) -> None:
+    table, peft_type = fields.table, fields.table.get("peft_type")
+    known = ", ".join(["LORA", *sorted(OTHER_METHODS)])
+    fields.require(peft_type == "LORA", f"peft_type {show(peft_type)} is not one of {known}")
+    _check_task(fields)
+    for key, what in _UNSUPPORTED.items():
+        value = table.get(key)
+        fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
+    fields.require_known(_KNOWN)
+
+
+def _init(fields: Fields) -> str:
+    """The start that changed the base's weights, if it is one that can be undone."""
+    value = fields.table.get("init_lora_weights", True)
+    if isinstance(value, bool) or value is None or value in _INIT_ONLY:
+        return ""
+    name = value.lower() if isinstance(value, str) and value.lower() == "olora" else value  # as PEFT reads it
+    if name in _INIT_UNDONE:
+        return str(name)
+    is_random = isinstance(value, str) and value.startswith("pissa_niter_")
+    how = " by a random decomposition, which nobody can repeat" if is_random else ""
+    fields.reasons.append(
+        f"init_lora_weights {show(value)} changes the base model's weights{how}: convert the adapter with "
+        "PEFT's save_pretrained(path_initial_model_for_weight_conversion=...)"
+    )
+    return ""
+
+
+def _check_undone(fields: Fields, config: PeftConfig) -> None:
+    """What such a start cannot go with: before the invocation the base would be the changed one; experts are a stack of
+    matrices; and PEFT itself takes no lora_bias with it.
+    """
+    for key in ("alora_invocation_tokens", "target_parameters", "lora_bias") if config.init else ():
+        value = fields.table.get(key)
+        fields.require(is_empty(value), f"init_lora_weights {show(config.init)} cannot go with {key}")
+
+
+def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
+    """A method other than LoRA: which modules it means, and the settings of its own."""
+    _check_task(fields)
+    bias, saved = fields.table.get("bias"), fields.table.get("modules_to_save")
+    fields.require(bias in (None, "none"), f"bias {show(bias)} is not supported with {peft_type}, only none")
+    fields.require(is_empty(saved), f"modules_to_save {show(saved)} is not supported with {peft_type}")
+    method, own = OTHER_METHODS[peft_type], None
+    try:
+        own = method.parse(fields.table)
+    except InvalidAdapterError as error:
+        fields.reasons += error.reasons
+    return PeftConfig(
+        ranks=RankRules(1, 1.0),  # not LoRA's: its modules' ranks follow from their tensors
+        target_modules=fields.modules("target_modules", required=True),
+        exclude_modules=fields.modules("exclude_modules", required=False),
+        layers_to_transform=fields.layers(),
+        layers_pattern=fields.layers_pattern(),
+        base_model=fields.text("base_model_name_or_path"),
+        ignored=tuple(sorted(fields.unknown(SHARED | method.HARMLESS | method.UNDERSTOOD))),
+        peft_type=peft_type,
+        method=own,
+    )
+
+
+def _lora_config(fields: Fields) -> PeftConfig:
+    table = fields.table
+    _check_lora(fields)
+    parameters = fields.names("target_parameters")
+    bias = table.get("bias") or "none"
+    fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
+    config = PeftConfig(
+        ranks=RankRules(
+            fields.rank("r"),
+            fields.number("lora_alpha"),
+            fields.rank_pattern(),
+            fields.alpha_pattern(),
+            fields.flag("use_rslora"),
+        ),
+        target_modules=fields.modules("target_modules", required=not parameters),
+        exclude_modules=fields.modules("exclude_modules", required=False),
+        layers_to_transform=fields.layers(),
+        layers_pattern=fields.layers_pattern(),
+        base_model=fields.text("base_model_name_or_path"),
+        ignored=tuple(sorted(fields.unknown(_KNOWN))),
+        use_dora=fields.flag("use_dora"),
+        lora_bias=fields.flag("lora_bias"),
+        bias=str(bias),
+        modules_to_save=fields.names("modules_to_save"),
+        target_parameters=parameters,
+        trained_tokens=_trained_tokens(fields),
+        invocation_tokens=_invocation_tokens(fields),
+        ensure_weight_tying=fields.flag("ensure_weight_tying"),
+        init=_init(fields),
+    )
+    _check_undone(fields, config)
+    fields.require(
+        not (config.use_dora and config.lora_bias), "use_dora cannot go with lora_bias: PEFT does not define it"
+    )
+    return config
+
+
+def _trained_tokens(fields: Fields) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    value = fields.table.get("trainable_token_indices")
+    if is_empty(value):
+        return ()
+    table = value if isinstance(value, dict) else {"": value}
+    return tuple((name, fields.token_ids("trainable_token_indices", ids)) for name, ids in table.items())
+
+
+def _invocation_tokens(fields: Fields) -> tuple[int, ...]:
+    """Activated LoRA (Greenewald et al., 2025, arXiv 2504.12397)."""
+    value = fields.table.get("alora_invocation_tokens")
+    return () if is_empty(value) else fields.token_ids("alora_invocation_tokens", value)
