@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 
+from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 
@@ -48,6 +50,18 @@ def config(tmp_path: Path) -> AdapterConfig:
     root = tmp_path / "root"
     root.mkdir()
     return AdapterConfig(tmp_path / "store", (root,), None, 4, 64, None, 10**8, None, 10**7)
+
+
+@pytest.fixture
+def catalog(config: AdapterConfig) -> Iterator[Catalog]:
+    catalog = Catalog(config.store)
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def store(config: AdapterConfig) -> DiskStore:
+    return DiskStore(config.store)
 
 
 @pytest.fixture

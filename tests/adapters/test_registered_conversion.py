@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,18 +27,6 @@ PISSA = {"init_lora_weights": "pissa"}
 @pytest.fixture
 def trial() -> FakeTrial:
     return FakeTrial()
-
-
-@pytest.fixture
-def catalog(config: AdapterConfig) -> Iterator[Catalog]:
-    catalog = Catalog(config.store)
-    yield catalog
-    catalog.close()
-
-
-@pytest.fixture
-def store(config: AdapterConfig) -> DiskStore:
-    return DiskStore(config.store)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,18 +29,6 @@ from tests.fake_trial import FakeTrial
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
-
-
-@pytest.fixture
-def catalog(config: AdapterConfig) -> Iterator[Catalog]:
-    catalog = Catalog(config.store)
-    yield catalog
-    catalog.close()
-
-
-@pytest.fixture
-def store(config: AdapterConfig) -> DiskStore:
-    return DiskStore(config.store)
 
 
 @pytest.fixture

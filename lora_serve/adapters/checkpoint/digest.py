@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that add tokens
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 def file_sha256(path: Path) -> bytes:

@@ -6,7 +6,6 @@ import json
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +153,6 @@ def test_the_list_is_found_behind_any_other_value(tmp_path: Path) -> None:
 
 
 # -- a whole registration ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def catalog(config: AdapterConfig) -> Iterator[Catalog]:
-    catalog = Catalog(config.store)
-    yield catalog
-    catalog.close()
 
 
 @pytest.fixture

@@ -42,10 +42,7 @@ _SIDES = ("lokr_w1", "lokr_w2")
 
 
 def parse(table: Mapping[str, Any]) -> RankRules:
-    settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
-    config = read(settings)
-    settings.finish()
-    return config
+    return read(Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD))
 
 
 def bind(plan: PatternedPlan, module: str, shapes: Shapes, in_features: int, out_features: int) -> int | list[str]:

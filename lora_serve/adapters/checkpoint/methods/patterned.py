@@ -20,8 +20,10 @@ class PatternedPlan:
 
 
 def read(settings: Settings) -> RankRules:
-    """As LoRA's, under `alpha` instead of `lora_alpha`."""
-    return RankRules(settings.rank("r"), settings.number("alpha"), settings.rank_pattern(), settings.alpha_pattern())
+    """As LoRA's, under `alpha` instead of `lora_alpha`. Raises InvalidAdapterError with every reason found."""
+    rules = RankRules(settings.rank("r"), settings.number("alpha"), settings.rank_pattern(), settings.alpha_pattern())
+    settings.finish()
+    return rules
 
 
 def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> PatternedPlan:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from lora_serve.adapters.checkpoint.peft_fields import MAX_PATTERNS, Fields, is_empty, show
+from lora_serve.adapters.checkpoint.peft_fields import MAX_PATTERNS, Fields, show
 
 # Keys that every method has: which modules are meant and what else was saved. `peft_config` reads them.
-HARMLESS = frozenset(
-    ["auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "runtime_config"]
+SHARED = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "bias",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "modules_to_save",
+        "peft_type",
+        "peft_version",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    ]
 )
-SHARED = HARMLESS | {
-    "bias",
-    "exclude_modules",
-    "layers_pattern",
-    "layers_to_transform",
-    "modules_to_save",
-    "peft_type",
-    "target_modules",
-    "task_type",
-}
-
-__all__ = ["HARMLESS", "SHARED", "Settings", "is_empty", "show"]
 
 
 class Settings(Fields):
