@@ -23,9 +23,9 @@ from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedEmbedding, SavedLinear, SavedTokens
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
-from lora_serve.core.config import Settings
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
+from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model
 
 NUM_ROWS, RANK, CONTEXT, BLOCK_SIZE = 16, 16, 200, 16

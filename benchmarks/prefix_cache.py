@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from benchmarks.report import machine
-from lora_serve.core.config import Settings
 from lora_serve.core.events import PromptEvent
 from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.core.settings import Settings
 from lora_serve.demo import DATA
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine

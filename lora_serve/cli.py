@@ -56,7 +56,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _serve(arguments: list[str]) -> int:
-    from lora_serve.core.config import load_settings
+    from lora_serve.core.settings import load_settings
 
     settings = load_settings(arguments)
     from lora_serve import launch
@@ -80,7 +80,7 @@ def _demo(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    from lora_serve.core.config import resolve_settings, settings_parser
+    from lora_serve.core.settings import resolve_settings, settings_parser
 
     parser = settings_parser("lora-serve check", "Validate an adapter: what the server would reject, and why.")
     parser.add_argument("adapter_dir", metavar="ADAPTER_DIR", help="folder with adapter_config.json and its weights")

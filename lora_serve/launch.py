@@ -34,9 +34,10 @@ from lora_serve.client.base import EngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
-from lora_serve.core.config import AdapterConfig, Settings
+from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import ConfigError, LoraServeError
 from lora_serve.core.request import GenerateRequest
+from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.warmup import warmup_stages

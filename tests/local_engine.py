@@ -16,10 +16,10 @@ from lora_serve.adapters.checkpoint.weights import load_adapter, read_weights
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import Settings
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, SamplingParams
+from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.model.build import build_model
 

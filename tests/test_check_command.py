@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lora_serve.cli import main
-from lora_serve.core.config import Settings
+from lora_serve.core.settings import Settings
 from tests.oracle import save_adapter, save_tiny_model
 
 WEIGHTS = "adapter_model.safetensors"

@@ -12,8 +12,8 @@ import pytest
 
 from lora_serve import __version__
 from lora_serve.cli import main
-from lora_serve.core.config import Settings, load_settings
 from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.settings import Settings, load_settings
 
 
 @pytest.fixture

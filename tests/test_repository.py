@@ -112,7 +112,7 @@ def test_links_and_paths_named_in_documents_exist(document: str) -> None:
 
 
 def test_every_flag_in_the_readme_is_a_setting() -> None:
-    from lora_serve.core.config import Settings
+    from lora_serve.core.settings import Settings
 
     commands = {"--port", "--once", "--help", "--model", "--build", "--quick", "--build-arg", "--gpus", "--version"}
     known = {"--" + name.replace("_", "-") for name in Settings.model_fields} | commands
@@ -156,7 +156,7 @@ def test_compose_has_the_server_and_redis_with_health_checks_and_volumes() -> No
 
 
 def test_compose_command_is_understood_by_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lora_serve.core.config import load_settings
+    from lora_serve.core.settings import load_settings
 
     server = compose()["services"]["server"]
     monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", "a long enough secret")
@@ -184,7 +184,7 @@ def test_image_runs_as_its_own_user_with_a_health_check_and_copies_what_exists(d
 
 @pytest.mark.parametrize("dockerfile", ["docker/Dockerfile", "docker/Dockerfile.cuda"])
 def test_image_environment_names_real_settings(dockerfile: str) -> None:
-    from lora_serve.core.config import Settings
+    from lora_serve.core.settings import Settings
 
     names = {name.lower() for name in re.findall(r"LORA_SERVE_([A-Z_]+)=", read(dockerfile))}
     assert names

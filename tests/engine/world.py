@@ -7,11 +7,11 @@ from typing import Any
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import Settings
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
+from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from lora_serve.core.config import Settings
 from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.settings import Settings
 from lora_serve.model import base_model
 from lora_serve.model.build import ModelParts, build_model
 from tests.oracle import save_tiny_model

@@ -15,8 +15,8 @@ from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, I
 from torchao.quantization.granularity import PerGroup
 from transformers import AutoModelForCausalLM, PreTrainedModel, TorchAoConfig
 
-from lora_serve.core.config import Settings, load_settings
 from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.settings import Settings, load_settings
 from lora_serve.model import quantization
 from lora_serve.model.base_model import load_model
 from lora_serve.model.build import ModelParts, build_model
