@@ -16,13 +16,15 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 
 from aiohttp import web
 from rich.console import Console
 from rich.progress import Progress
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.follower import Follower
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
 from lora_serve.adapters.fetch import fetch_adapter
@@ -30,12 +32,13 @@ from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.client.base import EngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import ConfigError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, LoraServeError
 from lora_serve.core.request import GenerateRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
@@ -47,6 +50,7 @@ from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
+from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
@@ -68,7 +72,21 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     with _timed(f"model {settings.model}"):
         parts = build_model(settings.model_slice(), settings.engine_slice(), settings.max_loras)
     text = TextModel.load(settings.model)
-    catalog, store = _open_weights(settings.adapter_slice())
+    with _open_weights(settings.adapter_slice()) as (catalog, store):
+        await _serve_adapters(settings, listener, stop, parts, text, catalog, store)
+    _log.info("stopped")
+    return 0
+
+
+async def _serve_adapters(
+    settings: Settings,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    parts: ModelParts,
+    text: TextModel,
+    catalog: Catalog,
+    store: AdapterStore,
+) -> None:
     admin_key = load_admin_key(settings.admin_key, settings.store)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     loader = Loader(functools.partial(_fetch, store, parts), mailbox.put)
@@ -91,10 +109,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
         metrics=Metrics(settings.server_slice().served_model_name),
     )
-    with closing(catalog), closing(loader):
+    with closing(loader):
         await _run(services, settings, listener, stop)
-    _log.info("stopped")
-    return 0
 
 
 async def _run(services: Services, settings: Settings, listener: socket.socket, stop: asyncio.Event) -> None:
@@ -144,7 +160,7 @@ async def _warm_up(services: Services, settings: Settings) -> None:
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
     stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)
-    pinned = [entry.ref() for entry in services.catalog.snapshot.entries.values() if entry.pinned]
+    pinned = pinned_refs(services.catalog.snapshot).values()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("warm-up", total=len(stages) + len(pinned))
         for stage in stages:
@@ -174,15 +190,27 @@ async def _pin(client: EngineClient, ref: AdapterRef) -> None:
             _log.error("the pinned adapter %s cannot be loaded: %s", ref.label, error)
 
 
-def _open_weights(config: AdapterConfig) -> tuple[Catalog, AdapterStore]:
-    catalog = Catalog(config.store)
-    store: AdapterStore = DiskStore(config.store)
-    if config.redis_url is not None:
+@contextmanager
+def _open_weights(config: AdapterConfig) -> Iterator[tuple[Catalog, AdapterStore]]:
+    """The catalog, and the store of what it names; with a shared registry, both follow what other replicas do."""
+    with closing(open_catalog(config.store, config.redis_url, config.redis_prefix)) as catalog:
+        if config.redis_url is None:
+            yield catalog, DiskStore(config.store)
+            return
         from lora_serve.adapters.stores.redis import RedisStore
-        from lora_serve.adapters.stores.tiered import TieredStore
 
-        store = TieredStore(DiskStore(config.store), RedisStore(config.redis_url))
-    return catalog, store
+        store = TieredStore(
+            DiskStore(config.store / "cache"), RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:")
+        )
+        with closing(Follower(catalog, lambda: _replenish(store, catalog))) as follower:
+            follower.start()
+            yield catalog, store
+
+
+def _replenish(store: TieredStore, catalog: Catalog) -> None:
+    """Redis lost something, or was away: what it should have and is here is given back."""
+    with suppress(AdapterUnavailableError):  # away again; its return is another chance
+        store.replenish(catalog.snapshot.digests)
 
 
 def _fetch(store: AdapterStore, parts: ModelParts, adapter: AdapterRef) -> HostAdapter:

@@ -1,4 +1,4 @@
-"""Registers and removes adapters. Every method runs on ONE worker thread, the catalog's writer.
+"""Registers and removes adapters. Registrations run on ONE worker thread; the short edits may run beside them.
 
 Order of a registration: private copy, checks, store (flushed), catalog commit. So whoever got an answer finds the
 adapter again after a crash, and whoever got none finds nothing after `sweep`.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.admission import copy_files, find_folder
-from lora_serve.adapters.catalog import Catalog
-from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.plain_lora import make_plain
@@ -24,16 +24,15 @@ from lora_serve.adapters.checkpoint.values import check_values
 from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import new_folder, remove_folder
+from lora_serve.adapters.stores.files import make_private, new_folder, remove_folder
 from lora_serve.adapters.summary import summary_of, traits_of
 from lora_serve.adapters.trial import Trial
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
+_HOLD_TRIES, _HOLD_PAUSE = 20, 0.05  # seconds
 _log = logging.getLogger(__name__)
 
 
@@ -82,8 +81,10 @@ class Registry:
         metadata: Mapping[str, Any] | None = None,
         allow_noop: bool = False,
         trusted: bool = False,
+        activate: bool = True,
     ) -> Registration:
         """Register a folder of this machine. `trusted`: named by the operator's own flag, so not held to the roots.
+        `activate`: the bare id means it from now on.
 
         Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
         """
@@ -92,7 +93,7 @@ class Registry:
         found = Path(folder) if roots is None else find_folder(folder, roots)
         with self._private_folder() as copy:
             copy_files(found, copy, self._config.max_upload_bytes, roots)
-            return self._register(name, copy, f"folder {found.name}", tenant, pin, metadata, allow_noop)
+            return self._register(name, copy, f"folder {found.name}", tenant, pin, metadata, allow_noop, activate)
 
     def register_upload(
         self,
@@ -102,40 +103,68 @@ class Registry:
         pin: bool = False,
         metadata: Mapping[str, Any] | None = None,
         allow_noop: bool = False,
+        activate: bool = True,
     ) -> Registration:
         """Register what was received into a folder of `new_folder`, which is gone afterwards. Raises as above."""
         assert staged_folder.parent == self._tmp, "an upload is staged in a folder of new_folder()"
         with self._private_folder(staged_folder) as folder:
             self._catalog.check_new(name, tenant, metadata)
-            return self._register(name, folder, "upload", tenant, pin, metadata, allow_noop)
+            return self._register(name, folder, "upload", tenant, pin, metadata, allow_noop, activate)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
         """Unregister a version, or all; durable on return. The digests that nothing names any more: once no row
-        holds them, `collect` frees their bytes. Raises AdapterNotFoundError.
+        uses them, `collect` frees their bytes. Raises AdapterNotFoundError.
         """
         return self._catalog.remove(name, version)
 
-    def collect(self, digest: str) -> bool:
-        """Delete the blob unless a version names it; whether it was deleted. Raises AdapterUnavailableError."""
-        if digest in self._catalog.snapshot.digests:
+    def drain(self, digest: str) -> None:
+        """Keep a blob that nothing names any more, though another replica may want to delete it, until `collect`."""
+        self._catalog.holds.drain(digest)
+
+    def collect(self, digest: str, holder: str | None = None) -> bool:
+        """End a hold (None: that of `drain`); delete the blob unless a version names it or somebody else holds it.
+
+        Whether it was deleted; this server's own copy goes if nothing names it. Raises AdapterUnavailableError.
+        """
+        if not self._catalog.holds.condemn(digest, holder or self._catalog.holds.drainer):
+            if digest not in self._catalog.snapshot.digests:
+                self._store.release(digest)
             return False
         self._store.delete(digest)
-        self._catalog.forget_stray(digest)
+        self._catalog.holds.forget(digest)
         return True
 
     def set_pinned(self, name: str, pinned: bool) -> CatalogEntry:
         """Raises AdapterNotFoundError."""
         return self._catalog.set_pinned(name, pinned)
 
+    def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
+        """Raises AdapterNotFoundError, InvalidRequestError."""
+        return self._catalog.set_route(name, version, canary)
+
+    def roll_back(self, name: str) -> CatalogEntry:
+        """Raises AdapterNotFoundError, ConflictError."""
+        return self._catalog.roll_back(name)
+
+    def set_alias(self, alias: str, target: str) -> None:
+        """Raises InvalidRequestError, AdapterNotFoundError, ConflictError."""
+        self._catalog.set_alias(alias, target)
+
+    def remove_alias(self, alias: str) -> None:
+        """Raises AdapterNotFoundError."""
+        self._catalog.remove_alias(alias)
+
     def sweep(self) -> None:
         """Once at start: remove what a crash left over, set broken blobs aside.
 
-        Only this server's own leftovers go: a store that replicas share may hold what others name.
+        Of a store that replicas share only this server's own leftovers go, and those of replicas long gone.
         """
-        DiskStore(self._config.store).sweep(self._catalog.snapshot.digests)
-        for digest in self._catalog.strays():
-            with suppress(AdapterUnavailableError):  # it stays a stray until the next start
-                self.collect(digest)
+        for folder in make_private(self._tmp).iterdir():
+            remove_folder(folder)
+        self._store.sweep(self._catalog.snapshot.digests)
+        for digest, holder in self._catalog.holds.leftovers().items():
+            with suppress(AdapterUnavailableError):  # it stays until the next start
+                self.collect(digest, holder)
 
     @contextmanager
     def _private_folder(self, folder: Path | None = None) -> Iterator[Path]:
@@ -158,22 +187,55 @@ class Registry:
         pin: bool,
         metadata: Mapping[str, Any] | None,
         allow_noop: bool,
+        activate: bool,
     ) -> Registration:
         sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
         known = self._converted_before(name, sent)
-        if known is not None:
-            entry, created = self._catalog.add(name, known, tenant, pin, metadata)
-            return Registration(entry, entry.ref(), created)
-        artifact, origin = self._plain(folder, sent)
+        artifact, origin = (sent, {}) if known else self._plain(folder, sent)
+        digest = known.digest if known else artifact.digest
+        with self._held(digest) as holder:
+            version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop)
+            entry, added, created = self._catalog.add(name, version, tenant, pin, metadata, activate, holder)
+        return Registration(entry, entry.ref(added), created)
+
+    @contextmanager
+    def _held(self, digest: str) -> Iterator[str]:
+        """A hold of the blob, which the catalog ends when it names it; without that, no bytes stay behind."""
+        holder = self._hold(digest)
+        try:
+            yield holder
+        except BaseException:
+            with suppress(AdapterUnavailableError):  # it stays until the next sweep
+                self.collect(digest, holder)
+            raise
+
+    def _hold(self, digest: str) -> str:
+        """Wait a moment for a deletion of the same bytes to end."""
+        for _ in range(_HOLD_TRIES):
+            with suppress(AdapterUnavailableError):
+                return self._catalog.holds.take(digest)
+            time.sleep(_HOLD_PAUSE)
+        return self._catalog.holds.take(digest)
+
+    def _examined(
+        self,
+        name: str,
+        folder: Path,
+        source: str,
+        tenant: str | None,
+        artifact: Artifact,
+        origin: Mapping[str, Any],
+        allow_noop: bool,
+    ) -> VersionEntry:
+        """Check it, store it, and try it on the engine."""
         rank, num_bytes = self._check(folder, artifact, allow_noop)
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, rank, num_bytes, traits)
-        self._keep(artifact.digest, folder)
-        probe = self._probe(ref, artifact, allow_noop)
+        self._store.put(artifact.digest, folder)
+        probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
+        check_probe(probe, allow_noop)
         summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
-        version = VersionEntry(0, ref.digest, ref.rank, num_bytes, {**summary, **origin}, source, time.time())
-        entry, created = self._catalog.add(name, version, tenant, pin, metadata)
-        return Registration(entry, entry.ref(), created)
+        return VersionEntry(0, ref.digest, ref.rank, num_bytes, {**summary, **origin}, source, time.time())
 
     def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
         """The version of this id that came of the very same files, if its bytes are still there."""
@@ -211,24 +273,3 @@ class Registry:
                 [f"it needs {num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
         return saved.rank, num_bytes
-
-    def _probe(self, ref: AdapterRef, artifact: Artifact, allow_noop: bool) -> ProbeResult:
-        """What it changes. Raises InvalidAdapterError if that is nothing, or no number."""
-        try:
-            probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
-            check_probe(probe, allow_noop)
-        except LoraServeError:
-            with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep
-                self.collect(ref.digest)
-            raise
-        return probe
-
-    def _keep(self, digest: str, folder: Path) -> None:
-        if not self._store.has(digest):
-            self._catalog.note_stray(digest)
-        try:
-            self._store.put(digest, folder)
-        except AdapterUnavailableError:
-            with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep
-                self.collect(digest)
-            raise

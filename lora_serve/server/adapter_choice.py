@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
@@ -33,34 +34,41 @@ class AdapterChooser:
         Raises AdapterNotFoundError with the name as it was given, InvalidRequestError if body and header name one
         adapter and `model` another, or if the adapters cannot act together.
         """
-        named = _explicit(fields, headers)
+        named, key = _explicit(fields, headers), self._sticky_key(fields.user)
         if named is None:
-            return _set_of([] if fields.model is None else [(self.find(fields.model), 1.0)])
-        found = [(self.find(name), scale) for name, scale in named]
+            return _set_of([] if fields.model is None else [(self.find(fields.model, key), 1.0)])
+        found = [(self.find(name, key), scale) for name, scale in named]
         if fields.adapters is not None and any(ref is None for ref, _ in found):
             message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."
             raise InvalidRequestError(message, param="adapters")
         chosen = _set_of(found)
         if fields.model is not None:
-            self._check_named(fields.model, chosen, [name for name, _ in named])
+            self._check_named(fields.model, chosen, [name for name, _ in named], key)
         check_composition(chosen, self.catalog, self.limits)
         return chosen
 
-    def find(self, name: str) -> AdapterRef | None:
-        """`name` as in `model`: the base's name, `base:adapter`, `adapter` or `adapter@version`."""
+    def find(self, name: str, sticky_key: str | None = None) -> AdapterRef | None:
+        """`name` as in `model`: the base's name, `base:adapter`, `adapter` or `adapter@version`.
+
+        `sticky_key`: whose request it is, for the canary; None: the default version.
+        """
         if name == self.base_name:
             return None
         adapter_name = name.removeprefix(f"{self.base_name}:")
         try:
-            return self.catalog.resolve(adapter_name, None if self.tenant.sees_all else self.tenant.name)
+            return self.catalog.resolve(adapter_name, None if self.tenant.sees_all else self.tenant.name, sticky_key)
         except AdapterNotFoundError:
             raise AdapterNotFoundError(name) from None
 
-    def _check_named(self, model: str, chosen: AdapterSet, names: list[str]) -> None:
+    def _sticky_key(self, user: str | None) -> str:
+        """The same for all requests of one user; a request that names none stands for itself."""
+        return f"{self.tenant.name}\0{user}" if user else uuid.uuid4().hex
+
+    def _check_named(self, model: str, chosen: AdapterSet, names: list[str], sticky_key: str) -> None:
         """`model` must be the base model or one of the chosen; a version given in one place only is not a quarrel."""
         if model == self.base_name:
             return
-        named = self.find(model)
+        named = self.find(model, sticky_key)
         for member, name in zip(chosen.members, names, strict=False):
             versions_given = "@" in model and "@" in name
             if named is not None and named.name == member.ref.name and (named == member.ref or not versions_given):

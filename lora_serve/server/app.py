@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from aiohttp import web
 
 from lora_serve.server import health, models, tokenize
-from lora_serve.server.admin import deletion, listing, registration, residency, upload, vllm_lora
+from lora_serve.server.admin import deletion, listing, registration, residency, routing, upload, vllm_lora
 from lora_serve.server.context import add_headers
 from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.middleware import answer, for_admin, for_inference, for_reading
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.openai.embeddings import create_embedding
+from lora_serve.server.reconciler import Reconciler
 from lora_serve.server.services import SERVICES, Services
 
 
@@ -19,9 +22,17 @@ def build_app(services: Services) -> web.Application:
     """Run it with `handler_cancellation=True`, or a client's disconnect never reaches the handlers."""
     app = web.Application(middlewares=[answer], client_max_size=services.config.max_body_bytes)
     app[SERVICES] = services
+    app.cleanup_ctx.append(_reconciling)
     app.on_response_prepare.append(add_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_admin_routes()])
     return app
+
+
+async def _reconciling(app: web.Application) -> AsyncIterator[None]:
+    reconciler = Reconciler(app[SERVICES])
+    reconciler.start()
+    yield
+    await reconciler.stop()
 
 
 def _open_routes() -> list[web.RouteDef]:
@@ -58,6 +69,11 @@ def _admin_routes() -> list[web.RouteDef]:
         web.post(f"{one}/unpin", for_admin(residency.unpin)),
         web.post(f"{one}/prefetch", for_admin(residency.prefetch)),
         web.post(f"{one}/evict", for_admin(residency.evict)),
+        web.put(f"{one}/route", for_admin(routing.set_route)),
+        web.post(f"{one}/rollback", for_admin(routing.roll_back)),
+        web.get("/admin/aliases", for_admin(routing.list_aliases)),
+        web.put("/admin/aliases/{id:.+}", for_admin(routing.set_alias)),
+        web.delete("/admin/aliases/{id:.+}", for_admin(routing.remove_alias)),
         web.put(one, for_admin(upload.upload_adapter)),
         web.get(one, for_admin(listing.get_adapter)),
         web.delete(one, for_admin(deletion.delete_adapter)),

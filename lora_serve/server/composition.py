@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidRequestError

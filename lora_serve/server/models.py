@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog_entry import CatalogEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.context import CONTEXT

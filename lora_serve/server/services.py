@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registry import Registry
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.background import BackgroundTasks, WorkerThread
+from lora_serve.server.background import BackgroundTasks, Call, WorkerThread
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.metrics import Metrics
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Built by the wiring on the event loop's thread; `registry` is called on `registry_thread` only."""
+    """Built by the wiring on the event loop's thread; registrations run on `registry_thread`, short edits beside it."""
 
     client: EngineClient
     catalog: Catalog
@@ -35,6 +39,10 @@ class Services:
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+    async def edit(self, change: Call[T], name: str) -> T:
+        """A short change of the catalog, to its end even if the caller leaves. Raises what `change` raises."""
+        return await self.background.complete(asyncio.to_thread(change), name)
 
     def text_of(self, adapter: AdapterRef | None) -> TextModel:
         """The base's tokenizer, with the tokens that the adapter adds to it."""

@@ -12,7 +12,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
@@ -54,7 +55,7 @@ def config(tmp_path: Path) -> AdapterConfig:
 
 @pytest.fixture
 def catalog(config: AdapterConfig) -> Iterator[Catalog]:
-    catalog = Catalog(config.store)
+    catalog = open_catalog(config.store)
     yield catalog
     catalog.close()
 

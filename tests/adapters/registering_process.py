@@ -17,7 +17,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -41,7 +42,7 @@ class Trial:
 
 def open_registry(store: Path, spec: ModelSpec) -> tuple[Registry, Catalog, DiskStore]:
     config = AdapterConfig(store, (), None, 4, 64, None, 10**8, None, 10**7)
-    catalog, disk = Catalog(store), DiskStore(store)
+    catalog, disk = open_catalog(store), DiskStore(store)
     registry = Registry(config, spec, catalog, disk, Trial())
     registry.sweep()
     return registry, catalog, disk
@@ -88,7 +89,7 @@ def kill_oneself_at(step: int, catalog: Catalog) -> None:
         if event.startswith(("open", "os.", "shutil.")) and event != "os.kill":
             count()
 
-    catalog._db._db.set_trace_callback(count)
+    catalog._journal._db.set_trace_callback(count)
     sys.addaudithook(audit)
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.rank_rules import RankRules
 from lora_serve.adapters.fetch import fetch_adapter
@@ -34,7 +35,7 @@ NO_NUMBER = ProbeResult(math.nan, 0.0, 9.0)
 
 @pytest.fixture
 def make_registry(config: AdapterConfig, spec: ModelSpec) -> Iterator[MakeRegistry]:
-    catalog, store = Catalog(config.store), DiskStore(config.store)
+    catalog, store = open_catalog(config.store), DiskStore(config.store)
 
     def make(result: ProbeResult) -> tuple[Registry, FakeTrial, Catalog, DiskStore]:
         trial = FakeTrial(result)
@@ -72,7 +73,7 @@ def test_adapter_without_effect_is_refused_and_leaves_nothing(
     assert len(trial.probed) == 1
     assert catalog.snapshot.names == ()
     assert blobs(config) == []
-    assert catalog.strays() == frozenset()
+    assert catalog.holds.all() == frozenset()
 
 
 def test_adapter_without_effect_is_taken_if_that_is_asked_for(
@@ -171,7 +172,7 @@ def test_traits_survive_a_restart(
     ref = registry.register_folder("a", make_adapter(settings={"alora_invocation_tokens": [3, 4]})).ref
     assert ref.traits.invocation_tokens == (3, 4)
     catalog.close()
-    again = Catalog(config.store)
+    again = open_catalog(config.store)
     assert again.resolve("a") == ref
     again.close()
 

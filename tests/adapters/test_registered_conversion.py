@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.registry import Registry

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import CHUNK_BYTES, RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from tests.redis_server import free_port
 
 CONFIG, WEIGHTS, TOKENS = "adapter_config.json", "adapter_model.safetensors", "lora_serve_added_tokens.json"
 
@@ -37,37 +36,9 @@ def contents(store: AdapterStore, digest: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A redis-server of our own on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log) as server:
-        client = redis.Redis(port=port, socket_connect_timeout=1)
-        wait_for(client)
-        client.close()
-        yield f"redis://127.0.0.1:{port}/0"
-        server.terminate()
-
-
-def wait_for(client: redis.Redis) -> None:
-    for _ in range(200):
-        try:
-            client.ping()
-        except redis.ConnectionError:
-            threading.Event().wait(0.05)
-        else:
-            return
-    raise TimeoutError("redis-server did not come up")
-
-
 @pytest.fixture
 def redis_store(redis_url: str) -> Iterator[RedisStore]:
     store = RedisStore(redis_url)
-    store._redis.flushdb()
     yield store
     store.close()
 
@@ -239,9 +210,7 @@ class TestRedisStore(AdapterStoreContract):
             pass
 
     def test_server_that_is_away_is_told_without_its_password(self, tmp_path: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            url = f"redis://:secret@127.0.0.1:{free.getsockname()[1]}/0"
+        url = f"redis://:secret@127.0.0.1:{free_port()}/0"
         store = RedisStore(url, timeout=0.2)
         digest = make_folder(tmp_path / "a", b"x")
         for call in (store.digests, lambda: store.has(digest), lambda: store.put(digest, tmp_path / "a")):

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 from openai import AsyncOpenAI
 from safetensors.numpy import save_file
 
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -118,7 +119,7 @@ def auth_required() -> bool:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path / "store")
+    catalog = open_catalog(tmp_path / "store")
     yield catalog
     catalog.close()
 

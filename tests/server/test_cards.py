@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.server.admin.card import adapter_card
@@ -62,7 +62,7 @@ async def test_pin_that_failed_is_a_warning_beside_the_registrations_own(
 
 def test_version_registered_before_probes_were_made_still_has_a_card() -> None:
     version = VersionEntry(1, "sha256:00", 2, 10, {"r": 2, "targets": ["q_proj"]}, "folder x", 0.0)
-    card = adapter_card(CatalogEntry("a", "default", False, 0.0, {}, 1, (version,)), None)
+    card = adapter_card(CatalogEntry("a", "default", False, 0.0, {}, 1, Route(1), (version,)), None)
     assert (card["probe"], card["kinds"], card["warnings"], card["base_fingerprint"]) == (None, [], [], None)
     assert card["config"] == {"r": 2}
 

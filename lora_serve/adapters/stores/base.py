@@ -35,3 +35,9 @@ class AdapterStore(Protocol):
 
     def digests(self) -> frozenset[str]:
         """Everything that is here."""
+
+    def release(self, digest: str) -> None:
+        """Drop a copy that is this machine's own beside one that others may need; a no-op without such a copy."""
+
+    def sweep(self, named: frozenset[str]) -> None:
+        """At start: remove what a crash left on this machine and what is not in `named`, set broken blobs aside."""

@@ -75,8 +75,11 @@ class DiskStore:
         with _readable_errors():
             return frozenset("sha256:" + blob.name for blob in self._blobs.iterdir() if _HEX.match(blob.name))
 
+    def release(self, digest: str) -> None:
+        """See AdapterStore. There is no other copy."""
+
     def sweep(self, named: frozenset[str]) -> None:
-        """At start: remove what a crash left over and what no one names, set broken blobs aside. Raises OSError.
+        """See AdapterStore. Raises OSError.
 
         The check is of the files' form only; their digests are checked whenever they are loaded.
         """

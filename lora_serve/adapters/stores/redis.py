@@ -79,6 +79,12 @@ class RedisStore:
             keys = [key.decode() for key in self._redis.scan_iter(match=f"{self._prefix}*:manifest", count=1000)]
         return frozenset("sha256:" + key[start:].partition(":")[0] for key in keys)
 
+    def release(self, digest: str) -> None:
+        """See AdapterStore. There is no copy on this machine."""
+
+    def sweep(self, named: frozenset[str]) -> None:
+        """See AdapterStore. There is nothing on this machine, and others may name what is in Redis."""
+
     def close(self) -> None:
         """Give the connections back."""
         self._redis.close()

@@ -44,6 +44,21 @@ class TieredStore:
         """See AdapterStore."""
         return self._near.digests() | self._far.digests()
 
+    def release(self, digest: str) -> None:
+        """See AdapterStore."""
+        self._near.delete(digest)
+
+    def sweep(self, named: frozenset[str]) -> None:
+        """See AdapterStore. The far store's other blobs may be named by others."""
+        self._near.sweep(named)
+
+    def replenish(self, digests: frozenset[str]) -> None:
+        """Give the far store back what it has lost of these and is here: it was emptied, or dropped keys."""
+        for digest in digests & self._near.digests():
+            if not self._far.has(digest) and self._has_sound_copy(digest):
+                with self._near.open(digest) as folder:
+                    self._far.put(digest, folder)
+
     def _has_sound_copy(self, digest: str) -> bool:
         if not self._near.has(digest):
             return False

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats
 
 
-def adapter_card(entry: CatalogEntry, stats: EngineStats | None) -> dict[str, Any]:
+def adapter_card(entry: CatalogEntry, stats: EngineStats | None, aliases: Sequence[str] = ()) -> dict[str, Any]:
     """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked."""
+    canary = entry.route.canary
     return {
         "id": entry.name,
         "object": "adapter",
@@ -19,6 +21,12 @@ def adapter_card(entry: CatalogEntry, stats: EngineStats | None) -> dict[str, An
         "created": int(entry.created),
         "metadata": dict(entry.metadata),
         "version": entry.default_version,
+        "route": {
+            "version": entry.default_version,
+            "canary": None if canary is None else {"version": canary.version, "percent": canary.percent},
+            "history": list(entry.history),
+        },
+        "aliases": list(aliases),
         **_version_card(entry.default, stats),
         "versions": [
             {"version": version.version, "created": int(version.created), **_version_card(version, stats)}

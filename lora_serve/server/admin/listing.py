@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog_entry import CatalogEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.stats import EngineStats
@@ -29,7 +30,7 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     return web.json_response(
         {
             "object": "list",
-            "data": [adapter_card(entry, stats) for entry in page],
+            "data": [adapter_card(entry, stats, services.catalog.snapshot.aliases_of(entry.name)) for entry in page],
             "has_more": len(found) > limit,
             "last_id": page[-1].name if page else None,
         }
@@ -48,7 +49,12 @@ async def get_engine(request: web.Request) -> web.StreamResponse:
 async def card_response(services: Services, name: str, status: int = 200) -> web.Response:
     """The card of `name`. Raises AdapterNotFoundError."""
     entry = services.catalog.entry(name)
-    return web.json_response(adapter_card(entry, await engine_stats(services)), status=status)
+    return web.json_response(await card_of(services, entry), status=status)
+
+
+async def card_of(services: Services, entry: CatalogEntry) -> dict[str, Any]:
+    """With the engine's figures of this moment."""
+    return adapter_card(entry, await engine_stats(services), services.catalog.snapshot.aliases_of(entry.name))
 
 
 async def engine_stats(services: Services) -> EngineStats | None:

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from aiohttp import web
 
 from lora_serve.adapters.registry import Registration
-from lora_serve.core.adapter import AdapterRef, check_adapter_id
-from lora_serve.core.commands import Pin, Unpin
-from lora_serve.core.errors import AdapterNotFoundError, ConflictError, InvalidRequestError, LoraServeError
-from lora_serve.server.admin.card import adapter_card
-from lora_serve.server.admin.listing import engine_stats
-from lora_serve.server.admin.residency import is_pinned, set_pinned
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.commands import Pin
+from lora_serve.core.errors import ConflictError, InvalidRequestError, LoraServeError
+from lora_serve.server.admin.listing import card_of
+from lora_serve.server.admin.residency import set_pinned
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
@@ -33,7 +32,13 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
         services,
         fields.id,
         lambda: services.registry.register_folder(
-            fields.id, fields.source, fields.tenant, fields.pin, fields.metadata, fields.allow_noop
+            fields.id,
+            fields.source,
+            fields.tenant,
+            fields.pin,
+            fields.metadata,
+            fields.allow_noop,
+            activate=fields.activate,
         ),
     )
 
@@ -49,7 +54,7 @@ async def complete_registration(
 ) -> web.StreamResponse:
     """Run `register` on the registry's thread and answer with the card."""
     registration, warnings = await register_and_pin(services, adapter_id, register)
-    card = adapter_card(services.catalog.entry(adapter_id), await engine_stats(services))
+    card = await card_of(services, services.catalog.entry(adapter_id))
     card["warnings"] = [*card["warnings"], *warnings]
     return web.json_response(card, status=201 if registration.created else 200)
 
@@ -60,33 +65,21 @@ async def register_and_pin(
     """Both to their end, even if the client leaves. What went wrong after the registration comes as warnings."""
 
     async def work() -> tuple[Registration, list[str]]:
-        before = _default_of(services, adapter_id)
-        was_pinned = before is not None and services.catalog.entry(adapter_id).pinned
+        known = services.catalog.snapshot.entries.get(adapter_id)
         registration = await services.registry_thread.run(register)
-        return registration, await _move_pin(services, registration, before, was_pinned)
+        return registration, await _pin(services, registration, known is not None and known.pinned)
 
     return await services.background.complete(work(), f"registering {adapter_id}")
 
 
-async def _move_pin(
-    services: Services, registration: Registration, before: AdapterRef | None, was_pinned: bool
-) -> list[str]:
-    """A pinned id stays pinned: its new version comes onto the device, its old one may leave."""
-    if not registration.entry.pinned:
+async def _pin(services: Services, registration: Registration, was_pinned: bool) -> list[str]:
+    """A pinned id's new version comes onto the device; the reconciler lets the old one go."""
+    if not registration.entry.pinned or registration.ref.version != registration.entry.default_version:
         return []
     try:
         await services.client.adapters(Pin(registration.ref))
-        if before is not None and not is_pinned(services, before.digest):
-            await services.client.adapters(Unpin(before.digest))
     except LoraServeError as error:
         logger.warning("%s is registered but could not be pinned: %s", registration.ref.label, error)
         await set_pinned(services, registration.ref.name, was_pinned)
         return [f"It is registered, but could not be pinned: {error}"]
     return []
-
-
-def _default_of(services: Services, adapter_id: str) -> AdapterRef | None:
-    try:
-        return services.catalog.resolve(adapter_id)
-    except AdapterNotFoundError:
-        return None

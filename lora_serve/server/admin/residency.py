@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog_entry import CatalogEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.errors import ConflictError, LoraServeError
 from lora_serve.server.admin.listing import card_response
+from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import SERVICES, Services
 
 
@@ -27,7 +28,9 @@ async def unpin(request: web.Request) -> web.StreamResponse:
 async def prefetch(request: web.Request) -> web.StreamResponse:
     """Answers when it is on the device."""
     services, name = request.app[SERVICES], request.match_info["id"]
-    await services.client.adapters(Prefetch(services.catalog.entry(name).ref()))
+    entry = services.catalog.entry(name)
+    for version in entry.routed:
+        await services.client.adapters(Prefetch(entry.ref(version)))
     return await card_response(services, name)
 
 
@@ -35,7 +38,8 @@ async def evict(request: web.Request) -> web.StreamResponse:
     """Off device and host once no row holds it; it stays registered."""
     services, name = request.app[SERVICES], request.match_info["id"]
     entry = services.catalog.entry(name)
-    if is_pinned(services, entry.default.digest):
+    pinned = pinned_refs(services.catalog.snapshot)
+    if any(version.digest in pinned for version in entry.routed):
         raise ConflictError(f"The adapter `{name}` is pinned: unpin it first.")
     for version in entry.versions:
         await services.client.adapters(Evict(version.digest))
@@ -47,7 +51,8 @@ async def pin_adapter(services: Services, name: str) -> None:
     before = services.catalog.entry(name)
     entry = await set_pinned(services, name, True)
     try:
-        await services.client.adapters(Pin(entry.ref()))
+        for version in entry.routed:
+            await services.client.adapters(Pin(entry.ref(version)))
     except LoraServeError:
         await set_pinned(services, name, before.pinned)
         raise
@@ -55,16 +60,12 @@ async def pin_adapter(services: Services, name: str) -> None:
 
 async def set_pinned(services: Services, name: str, pinned: bool) -> CatalogEntry:
     """Durable on return. Raises AdapterNotFoundError."""
-    return await services.registry_thread.run(lambda: services.registry.set_pinned(name, pinned))
-
-
-def is_pinned(services: Services, digest: str) -> bool:
-    """Whether any pinned id means this content."""
-    entries = services.catalog.snapshot.entries.values()
-    return any(entry.pinned and entry.default.digest == digest for entry in entries)
+    return await services.edit(lambda: services.registry.set_pinned(name, pinned), f"noting the pin of {name}")
 
 
 async def _unpin(services: Services, name: str) -> None:
     entry = await set_pinned(services, name, False)
-    if not is_pinned(services, entry.default.digest):
-        await services.client.adapters(Unpin(entry.default.digest))
+    still_pinned = pinned_refs(services.catalog.snapshot)
+    for version in entry.routed:
+        if version.digest not in still_pinned:
+            await services.client.adapters(Unpin(version.digest))

@@ -35,7 +35,7 @@ MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
 FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
-TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop")
+TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop", "activate")
 
 
 @dataclass(slots=True)
@@ -57,8 +57,8 @@ class Upload:
 
 
 async def upload_adapter(request: web.Request) -> web.StreamResponse:
-    """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata` and `allow_noop` are
-    form fields or query parameters.
+    """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata`, `allow_noop` and
+    `activate` are form fields or query parameters.
     """
     services, adapter_id = request.app[SERVICES], request.match_info["id"]
     check_new_id(services, adapter_id)
@@ -73,7 +73,13 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
             services,
             adapter_id,
             lambda: services.registry.register_upload(
-                adapter_id, upload.folder, fields.tenant, fields.pin, fields.metadata, fields.allow_noop
+                adapter_id,
+                upload.folder,
+                fields.tenant,
+                fields.pin,
+                fields.metadata,
+                fields.allow_noop,
+                fields.activate,
             ),
         )
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from lora_serve.server.schemas.fields import Fields, Name
+
+Version = Annotated[int, Field(ge=1)]
 
 
 class RegisterFields(Fields):
@@ -16,6 +20,27 @@ class RegisterFields(Fields):
     pin: bool = False
     metadata: dict[str, Any] | None = None
     allow_noop: bool = False
+    activate: bool = True  # the bare id means this version from now on
+
+
+class CanaryFields(Fields):
+    """Of RouteFields."""
+
+    version: Version
+    percent: float = Field(ge=0, le=100)
+
+
+class RouteFields(Fields):
+    """PUT /admin/adapters/{id}/route"""
+
+    version: Version | None = None
+    canary: CanaryFields | None = None
+
+
+class AliasFields(Fields):
+    """PUT /admin/aliases/{alias}"""
+
+    target: Name
 
 
 class LoadLoraFields(Fields):

@@ -25,6 +25,11 @@ def without_null(value: Any) -> Any:
     return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
+def as_user(value: Any) -> str | None:
+    """Whoever the caller says the end user is; what is no name is nobody."""
+    return str(value) if isinstance(value, str | int) else None
+
+
 def as_stops(value: Any) -> tuple[str, ...]:
     """One stop string or a list of them -> tuple. Raises ValueError."""
     stops = [value] if isinstance(value, str) else value
@@ -62,6 +67,7 @@ def _as_bias(key: str, bias: Any) -> tuple[int, float]:
 
 
 Name = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH)]
+User = Annotated[str | None, BeforeValidator(as_user)]
 Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops)]
 Biases = Annotated[tuple[tuple[int, float], ...], BeforeValidator(as_biases)]
 TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import Biases, Fields, Name, StopIds, Stops, without_null
+from lora_serve.server.schemas.fields import Biases, Fields, Name, StopIds, Stops, User, without_null
 
 MAX_N = 16
 MAX_ADAPTERS = 8  # composed in one request
@@ -40,6 +40,7 @@ class SamplingFields(Fields):
     model: Name | None = None
     adapters: AdapterScales | None = None
     adapter_id: Name | None = None
+    user: User = None  # the end user: with the tenant, who always gets the same side of a canary
 
     n: int = Field(1, ge=1, le=MAX_N)
     stream: bool = False

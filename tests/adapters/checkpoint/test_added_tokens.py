@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
 from lora_serve.adapters.archive import unpack
-from lora_serve.adapters.catalog import Catalog
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint import tokenizer_file
 from lora_serve.adapters.checkpoint.added_tokens import (
     BaseTokens,
@@ -183,7 +184,7 @@ def test_a_registered_adapter_keeps_its_tokens_in_the_store_and_the_catalog(
     assert (ref.traits.vocab_size, ref.traits.added_tokens) == (GROWN, (AddedToken(V, "<ticket>"),))
     assert not ref.traits.is_additive
     catalog.close()
-    again = Catalog(config.store)
+    again = open_catalog(config.store)
     assert again.resolve("acme/a").traits == ref.traits
     again.close()
     with DiskStore(config.store).open(ref.digest) as blob:

@@ -1,4 +1,4 @@
-"""One adapter id as the catalog knows it, and how it is written into rows."""
+"""One adapter id as the catalog knows it: its versions, and which of them the id means."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ class VersionEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """A version that gets a part of an id's requests."""
+
+    version: int
+    percent: float  # 0 to 100
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the bare id means."""
+
+    version: int
+    canary: Canary | None = None
+    history: tuple[int, ...] = ()  # the versions it meant before, the last one last
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogEntry:
     """One adapter id with its versions, oldest first; at least one."""
 
@@ -49,13 +66,32 @@ class CatalogEntry:
     pinned: bool
     created: float
     metadata: Mapping[str, Any]
-    default_version: int
+    last_version: int  # the largest number ever given
+    route: Route
     versions: tuple[VersionEntry, ...]
 
     @property
+    def default_version(self) -> int:
+        """The number of what the bare id means."""
+        return self.route.version
+
+    @property
     def default(self) -> VersionEntry:
-        """What the bare id means."""
-        return next(version for version in self.versions if version.version == self.default_version)
+        """What the bare id means, canary aside."""
+        return self.version(self.route.version)
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The versions that the bare id meant before, the last one last."""
+        return self.route.history
+
+    def version(self, number: int) -> VersionEntry:
+        """The version of this number, which must exist."""
+        return next(version for version in self.versions if version.version == number)
+
+    def has_version(self, number: int) -> bool:
+        """Whether there is one of this number."""
+        return any(version.version == number for version in self.versions)
 
     def ref(self, version: VersionEntry | None = None) -> AdapterRef:
         """The reference that travels with requests."""
@@ -64,25 +100,16 @@ class CatalogEntry:
             self.tenant, self.name, found.version, found.digest, found.rank, found.num_bytes, found.traits
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The catalog at one moment."""
-
-    entries: Mapping[str, CatalogEntry]
-    names: tuple[str, ...]  # sorted
-    digests: frozenset[str]  # named by any version
+    @property
+    def routed(self) -> tuple[VersionEntry, ...]:
+        """The versions that requests for the bare id may get."""
+        canary = self.route.canary
+        return (self.default,) if canary is None else (self.default, self.version(canary.version))
 
 
 def tenant_of(name: str, tenant: str | None = None) -> str:
     """Who owns an adapter: as given, else the part before the first "/", else "default"."""
     return tenant or (name.partition("/")[0] if "/" in name else "default")
-
-
-def make_snapshot(entries: Mapping[str, CatalogEntry]) -> Snapshot:
-    """The snapshot of these entries."""
-    digests = frozenset(version.digest for entry in entries.values() for version in entry.versions)
-    return Snapshot(entries, tuple(sorted(entries)), digests)
 
 
 def check_tenant(tenant: str | None) -> None:
@@ -91,37 +118,11 @@ def check_tenant(tenant: str | None) -> None:
         raise InvalidRequestError(f"A tenant's name must match {_TENANT.pattern[:-2]}.", param="tenant")
 
 
-def check_metadata(metadata: Mapping[str, Any] | None) -> str:
-    """The metadata as JSON text. Raises InvalidRequestError."""
+def check_metadata(metadata: Mapping[str, Any] | None) -> None:
+    """Raises InvalidRequestError."""
     try:
         text = json.dumps(dict(metadata or {}), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise InvalidRequestError("metadata must be a JSON object.", param="metadata") from None
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidRequestError(f"metadata must not exceed {MAX_METADATA_BYTES} bytes.", param="metadata")
-    return text
-
-
-def adapter_row(entry: CatalogEntry) -> tuple[Any, ...]:
-    """As CatalogDb.save takes it."""
-    metadata = check_metadata(entry.metadata)
-    return entry.name, entry.tenant, int(entry.pinned), entry.created, metadata, entry.default_version
-
-
-def version_row(entry: VersionEntry) -> tuple[Any, ...]:
-    """As CatalogDb.save takes it, without the adapter's name."""
-    summary = json.dumps(dict(entry.summary))
-    return entry.version, entry.digest, entry.rank, entry.num_bytes, summary, entry.source, entry.created
-
-
-def entry_of(rows: tuple[tuple[Any, ...], list[tuple[Any, ...]]]) -> CatalogEntry:
-    """The entry of an adapter's row and its versions' rows."""
-    (name, tenant, pinned, created, metadata, default), versions = rows
-    table = tuple(_version_of(*row) for row in versions)
-    return CatalogEntry(name, tenant, bool(pinned), created, json.loads(metadata), default, table)
-
-
-def _version_of(
-    version: int, digest: str, rank: int, num_bytes: int, summary: str, source: str, created: float
-) -> VersionEntry:
-    return VersionEntry(version, digest, rank, num_bytes, json.loads(summary), source, created)

@@ -1,0 +1,284 @@
+"""Which adapters there are: records in a journal, and an immutable snapshot of them for readers.
+
+Readers, on any thread, take `snapshot`, which is replaced as a whole. Two threads bring changes: the registry's, which
+writes, and the follower's, which brings what other replicas wrote; so replacing the snapshot stands under a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from io import FileIO
+from typing import Any, TypeVar
+
+from lora_serve.adapters.catalog import edits, routes
+from lora_serve.adapters.catalog.entry import (
+    Canary,
+    CatalogEntry,
+    VersionEntry,
+    check_metadata,
+    check_tenant,
+    tenant_of,
+)
+from lora_serve.adapters.catalog.holds import Holds
+from lora_serve.adapters.catalog.journals.base import Journal, Page
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Changes, noted, saved
+from lora_serve.core.adapter import AdapterRef, check_adapter_id
+from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
+
+T = TypeVar("T")
+_MAX_TRIES = 50  # others' commits that may come between
+_PATIENCE = 2.0  # seconds without the journal, after which an unknown id may be one that we have not heard of
+
+
+class Catalog:
+    """Readers: `resolve`, `entry`, `entries`, `snapshot`. Everything else is for the registry and the follower."""
+
+    def __init__(self, journal: Journal, replica: str, lock: FileIO | None = None, is_shared: bool = False) -> None:
+        """`replica`: a name of this server that outlives it. `lock`: of the store folder, given back by `close`.
+
+        Raises AdapterUnavailableError.
+        """
+        self._journal = journal
+        self._store_lock = lock
+        self.is_shared = is_shared
+        self._lock = threading.RLock()
+        self._listeners: list[Callable[[], None]] = []
+        self._away_since: float | None = None
+        self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
+        self._state = CatalogState.of(journal.load())
+        self.holds = Holds(replica, self._change)
+
+    # -- readers -----------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is known now."""
+        return self._state.snapshot
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the shared journal cannot be reached, so that others' changes are not known."""
+        return self._away_since is not None
+
+    def resolve(self, name: str, tenant: str | None = None, sticky_key: str | None = None) -> AdapterRef:
+        """`id`, `id@3`, `id@sha256:<hex>` or an alias -> reference. With `tenant`, others' adapters do not exist.
+
+        `sticky_key`: who asks, for the canary. Raises AdapterNotFoundError with the name as given;
+        AdapterUnavailableError for an unknown name while the shared registry is away.
+        """
+        found = routes.find(self.snapshot, name, tenant, sticky_key)
+        if found is not None:
+            return found
+        if self._away_since is not None and time.monotonic() - self._away_since > _PATIENCE:
+            raise AdapterUnavailableError(
+                f"The shared adapter registry cannot be reached, and `{name}` is not known here; try again.",
+                retry_after=5,
+            )
+        raise AdapterNotFoundError(name)
+
+    def entry(self, name: str) -> CatalogEntry:
+        """Raises AdapterNotFoundError."""
+        return _entry_in(self._state, name)
+
+    def entries(
+        self, tenant: str | None = None, after: str | None = None, limit: int = 100
+    ) -> tuple[CatalogEntry, ...]:
+        """Entries by name, those after `after`, at most `limit`."""
+        return self.snapshot.page(tenant, after, limit)
+
+    # -- adapters ----------------------------------------------------------------------------------------------
+
+    def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
+        """Refuse early what `add` would refuse. Raises InvalidRequestError, ConflictError."""
+        _check_new(self._state, name, tenant, metadata)
+
+    def add(
+        self,
+        name: str,
+        version: VersionEntry,
+        tenant: str | None = None,
+        pinned: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        activate: bool = True,
+        holder: str = "",
+    ) -> tuple[CatalogEntry, VersionEntry, bool]:
+        """Note a version, durably; `holder`'s hold of its blob ends. (entry, version, whether it is new.)
+
+        The number is chosen here. The same content keeps its old number. `pinned=False` and `metadata=None` leave an
+        old entry's values; `activate=False` leaves what the id means.
+        """
+
+        def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
+            _check_new(state, name, tenant, metadata)
+            old = state.snapshot.entries.get(name)
+            if old is None:
+                entry = edits.new_entry(name, tenant_of(name, tenant), version, pinned, metadata)
+            else:
+                entry = edits.with_version(old, version, pinned, metadata, activate)
+            added = next(v for v in entry.versions if v.digest == version.digest)
+            released = noted(version.digest, state.note(version.digest).without(holder)) if holder else {}
+            is_new = old is None or not old.has_version(added.version)
+            return {**saved(entry), **released}, (entry, added, is_new)
+
+        return self._change(edit)
+
+    def edit(self, name: str, change: Callable[[CatalogEntry], CatalogEntry]) -> CatalogEntry:
+        """Replace an entry by what `change` makes of it, durably. Raises AdapterNotFoundError, what `change` raises."""
+
+        def edit(state: CatalogState) -> tuple[Changes, CatalogEntry]:
+            old = _entry_in(state, name)
+            new = change(old)
+            return ({} if new == old else saved(new)), new
+
+        return self._change(edit)
+
+    def set_pinned(self, name: str, pinned: bool) -> CatalogEntry:
+        """Raises AdapterNotFoundError."""
+        return self.edit(name, lambda entry: replace(entry, pinned=pinned))
+
+    def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
+        """Which version the id means, and which one a part of its requests gets. `version` None: as it is."""
+        return self.edit(name, lambda entry: edits.routed(entry, version, canary))
+
+    def roll_back(self, name: str) -> CatalogEntry:
+        """A canary ends; without one, the version before is back. Raises AdapterNotFoundError, ConflictError."""
+        return self.edit(name, edits.rolled_back)
+
+    def remove(self, name: str, version: int | None = None) -> tuple[str, ...]:
+        """Remove one version, or all, durably; the digests that nothing names any more, each held as by `drain`.
+
+        Aliases that would lead nowhere go too. Raises AdapterNotFoundError.
+        """
+
+        def edit(state: CatalogState) -> tuple[Changes, tuple[str, ...]]:
+            entry = _entry_in(state, name)
+            gone = [v for v in entry.versions if version in (None, v.version)]
+            if not gone:
+                raise AdapterNotFoundError(f"{name}@{version}")
+            left = edits.without(entry, gone)
+            changes: Changes = {ADAPTER + name: None} if left is None else saved(left)
+            others = [e for e in (*state.snapshot.entries.values(), left) if e is not None and e is not entry]
+            named = {v.digest for other in others for v in other.versions}
+            strays = tuple(v.digest for v in gone if v.digest not in named)
+            for digest in strays:
+                changes |= noted(digest, state.note(digest).held_by(self.holds.drainer, time.time()))
+            return changes | _dangling(state.snapshot, name, left), strays
+
+        return self._change(edit)
+
+    # -- aliases -----------------------------------------------------------------------------------------------
+
+    def set_alias(self, alias: str, target: str) -> None:
+        """`alias` means `target` (`id` or `id@selector`) from now on.
+
+        Raises InvalidRequestError, AdapterNotFoundError, ConflictError if `alias` is an adapter's id.
+        """
+        check_adapter_id(alias)
+
+        def edit(state: CatalogState) -> tuple[Changes, None]:
+            if alias in state.snapshot.entries:
+                raise ConflictError(f"`{alias}` is an adapter's id.")
+            if target.partition("@")[0] not in state.snapshot.entries:
+                raise AdapterNotFoundError(target)
+            if routes.find(state.snapshot, target, None, None) is None:
+                raise AdapterNotFoundError(target)
+            return {ALIAS + alias: target}, None
+
+        self._change(edit)
+
+    def remove_alias(self, alias: str) -> None:
+        """Raises AdapterNotFoundError."""
+
+        def edit(state: CatalogState) -> tuple[Changes, None]:
+            if alias not in state.snapshot.aliases:
+                raise AdapterNotFoundError(alias)
+            return {ALIAS + alias: None}, None
+
+        self._change(edit)
+
+    # -- what others wrote -------------------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it, on whichever thread, after each change of the snapshot."""
+        self._listeners.append(listener)
+
+    def wait(self, seconds: float) -> None:
+        """Return once others may have written something, or after so many seconds. Raises AdapterUnavailableError."""
+        self._journal.wait(self.snapshot.position, seconds)
+
+    def refresh(self) -> None:
+        """Bring in what others wrote. Raises AdapterUnavailableError."""
+        with self._lock:
+            try:
+                self._refresh()
+            except AdapterUnavailableError:
+                self._away_since = self._away_since or time.monotonic()
+                raise
+            self._away_since = None
+
+    def close(self) -> None:
+        """Let another server have the store."""
+        self._journal.close()
+        if self._store_lock is not None:
+            self._store_lock.close()
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
+        """Commit what `edit` wants, on the newest state: again whenever another replica was first."""
+        with self._lock:
+            for _ in range(_MAX_TRIES):
+                changes, result = edit(self._state)
+                if not changes:
+                    return result
+                position = self._journal.commit(self.snapshot.position, changes)
+                if position is not None:
+                    self._publish(self._state.after(Page(position, changes)))
+                    return result
+                self._refresh()
+        raise AdapterUnavailableError("The adapter registry is being changed by too many at once; try again.")
+
+    def _refresh(self) -> None:
+        page = None if self.is_away else self._journal.since(self.snapshot.position)
+        if page is None:
+            self._publish(CatalogState.of(self._journal.load()))
+            self.num_reloads += 1
+        elif page.position != self.snapshot.position:
+            self._publish(self._state.after(page))
+
+    def _publish(self, state: CatalogState) -> None:
+        self._state = state
+        for listener in self._listeners:
+            listener()
+
+
+def _entry_in(state: CatalogState, name: str) -> CatalogEntry:
+    entry = state.snapshot.entries.get(name)
+    if entry is None:
+        raise AdapterNotFoundError(name)
+    return entry
+
+
+def _check_new(state: CatalogState, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
+    check_adapter_id(name)
+    entry = state.snapshot.entries.get(name)
+    if entry is not None and tenant is not None and entry.tenant != tenant:
+        raise ConflictError(f"The adapter `{name}` belongs to another tenant.")
+    if name in state.snapshot.aliases:
+        raise ConflictError(f"`{name}` is an alias of `{state.snapshot.aliases[name]}`.")
+    check_tenant(tenant)
+    check_metadata(metadata)
+
+
+def _dangling(snapshot: Snapshot, name: str, left: CatalogEntry | None) -> Changes:
+    """Takes away the aliases of `name` that lead to nothing once only `left` is left."""
+    changes: Changes = {}
+    for alias in snapshot.aliases_of(name):
+        _, at, selector = snapshot.aliases[alias].partition("@")
+        if left is None or (at and routes.select(left, selector) is None):
+            changes[ALIAS + alias] = None
+    return changes

@@ -1,0 +1,82 @@
+"""What may be done to a catalog entry: an entry goes in, the changed one comes out. Nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry
+from lora_serve.core.errors import ConflictError, InvalidRequestError
+
+MAX_HISTORY = 20
+
+
+def new_entry(
+    name: str, tenant: str, version: VersionEntry, pinned: bool, metadata: Mapping[str, Any] | None
+) -> CatalogEntry:
+    """The entry of an id that was not known."""
+    first = replace(version, version=1)
+    return CatalogEntry(name, tenant, pinned, version.created, dict(metadata or {}), 1, Route(1), (first,))
+
+
+def with_version(
+    entry: CatalogEntry, version: VersionEntry, pinned: bool, metadata: Mapping[str, Any] | None, activate: bool
+) -> CatalogEntry:
+    """The entry with this content; known content keeps its number. `activate`: the bare id means it from now on."""
+    known = next((old for old in entry.versions if old.digest == version.digest), None)
+    number = entry.last_version + 1 if known is None else known.version
+    changed = replace(
+        entry,
+        pinned=entry.pinned or pinned,
+        metadata=entry.metadata if metadata is None else dict(metadata),
+        last_version=max(entry.last_version, number),
+        versions=entry.versions if known else (*entry.versions, replace(version, version=number)),
+    )
+    return routed(changed, number, None) if activate else changed
+
+
+def routed(entry: CatalogEntry, version: int | None, canary: Canary | None) -> CatalogEntry:
+    """The entry with another route; `version` None: the one it has. Raises InvalidRequestError."""
+    new = entry.route.version if version is None else version
+    for number in (new, *([canary.version] if canary else ())):
+        if not entry.has_version(number):
+            known = ", ".join(str(other.version) for other in entry.versions)
+            raise InvalidRequestError(f"`{entry.name}` has no version {number}; it has {known}.", param="version")
+    if canary is not None and canary.version == new:
+        raise InvalidRequestError("The canary must be another version than the default.", param="canary")
+    return replace(entry, route=Route(new, canary, _history(entry, new)))
+
+
+def rolled_back(entry: CatalogEntry) -> CatalogEntry:
+    """A canary ends; without one, the version that the id meant before is back. Raises ConflictError."""
+    route = entry.route
+    if route.canary is not None:
+        return replace(entry, route=replace(route, canary=None))
+    if not route.history:
+        raise ConflictError(f"`{entry.name}` has no version to go back to.")
+    return replace(entry, route=Route(route.history[-1], None, route.history[:-1]))
+
+
+def without(entry: CatalogEntry, gone: Sequence[VersionEntry]) -> CatalogEntry | None:
+    """The entry without some versions; None if none is left.
+
+    If the default goes, the version before it in the history is back, or else the newest that is left.
+    """
+    left = tuple(version for version in entry.versions if version not in gone)
+    if not left:
+        return None
+    numbers = {version.version for version in left}
+    history = tuple(number for number in entry.route.history if number in numbers)
+    canary = entry.route.canary if entry.route.canary and entry.route.canary.version in numbers else None
+    if entry.route.version in numbers:
+        return replace(entry, versions=left, route=Route(entry.route.version, canary, history))
+    default = history[-1] if history else left[-1].version
+    kept = canary if canary and canary.version != default else None
+    return replace(entry, versions=left, route=Route(default, kept, history[:-1]))
+
+
+def _history(entry: CatalogEntry, new: int) -> tuple[int, ...]:
+    if new == entry.route.version:
+        return entry.route.history
+    return (*(number for number in entry.route.history if number != new), entry.route.version)[-MAX_HISTORY:]

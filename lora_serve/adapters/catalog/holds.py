@@ -1,0 +1,93 @@
+"""Who is writing, or still using, a blob that no version names: noted before it is written.
+
+A blob is deleted only when no version names it and nobody holds it, and nobody can begin to hold it while it is being
+deleted. So no crash leaves bytes behind for good, and no replica takes away what another is about to name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from lora_serve.adapters.catalog.blob_notes import BlobNote
+from lora_serve.adapters.catalog.state import CatalogState, Changes, noted
+from lora_serve.core.errors import AdapterUnavailableError
+
+T = TypeVar("T")
+
+
+class Change(Protocol):
+    """Commits what `edit` makes of the newest state; see Catalog."""
+
+    def __call__(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T: ...
+
+
+class Holds:
+    """This server's holds. Every method may be called from any thread, and raises AdapterUnavailableError."""
+
+    def __init__(self, replica: str, change: Change) -> None:
+        """`replica`: the server's name, which outlives it."""
+        self.drainer = f"{replica}:drain"  # holds what was removed, until no row here uses it
+        self._replica = replica
+        self._change = change
+        self._born = time.time_ns()
+        self._numbers = itertools.count(self._born)
+
+    def take(self, digest: str) -> str:
+        """Note that the store is about to get `digest`; the hold's name. Refused while it is being deleted."""
+
+        def edit(state: CatalogState) -> tuple[Changes, str]:
+            note, holder = state.note(digest), f"{self._replica}:{next(self._numbers)}"
+            if note.condemned:
+                raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
+            return noted(digest, note.held_by(holder, time.time())), holder
+
+        return self._change(edit)
+
+    def drain(self, digest: str) -> None:
+        """Hold what nothing names any more, as `drainer`, until this server has no use for it."""
+
+        def edit(state: CatalogState) -> tuple[Changes, None]:
+            note = state.note(digest)
+            if note.condemned or self.drainer in note.holders or digest in state.snapshot.digests:
+                return {}, None
+            return noted(digest, note.held_by(self.drainer, time.time())), None
+
+        self._change(edit)
+
+    def condemn(self, digest: str, holder: str) -> bool:
+        """End a hold. True: nobody names or holds the blob, so that it is to be deleted, then forgotten."""
+
+        def edit(state: CatalogState) -> tuple[Changes, bool]:
+            note = state.note(digest).without(holder)
+            is_free = digest not in state.snapshot.digests and not note.is_held(time.time())
+            left = BlobNote({holder: time.time()}, condemned=True) if is_free else note
+            return noted(digest, left), is_free
+
+        return self._change(edit)
+
+    def forget(self, digest: str) -> None:
+        """The store no longer has `digest`."""
+        self._change(lambda state: (noted(digest, BlobNote({})), None))
+
+    def all(self) -> frozenset[str]:
+        """Digests that somebody holds or deletes."""
+        return self._change(lambda state: ({}, frozenset(state.notes)))
+
+    def leftovers(self) -> dict[str, str]:
+        """Once at start: digests of this server's earlier life, or of a replica long gone; a holder of each."""
+        return self._change(lambda state: ({}, self._left_over(state)))
+
+    def _left_over(self, state: CatalogState) -> dict[str, str]:
+        now, found = time.time(), {}
+        for digest, note in state.notes.items():
+            own = [holder for holder in note.holders if self._is_earlier(holder)]
+            if own or not note.is_held(now):
+                found[digest] = own[0] if own else ""
+        return found
+
+    def _is_earlier(self, holder: str) -> bool:
+        replica, _, number = holder.partition(":")
+        return replica == "schema-1" or (replica == self._replica and (number == "drain" or int(number) < self._born))

@@ -1,0 +1,115 @@
+"""Records in a local SQLite file in WAL mode, every commit flushed to disk before it is acknowledged."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.journals.sqlite_schema import MAX_CHANGES, prepare
+from lora_serve.adapters.stores.files import FILE_MODE, make_private
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+_SAVE = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text"
+
+
+class SqliteJournal:
+    """See Journal. One process at a time: the store's lock file sees to that (`stores/lock.py`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file. Raises ConfigError if it cannot be used."""
+        try:
+            make_private(path.parent)
+            self._db = _connect(path)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"--store {path.parent}: the adapter catalog cannot be used: {error}") from None
+
+    def load(self) -> Page:
+        """See Journal."""
+        with self._transaction():
+            return Page(self._position(), dict(self._db.execute("SELECT key, text FROM records")))
+
+    def since(self, position: Position) -> Page | None:
+        """See Journal."""
+        with self._transaction():
+            now = self._position()
+            if now.epoch != position.epoch or now.generation < position.generation:
+                return None
+            changes = self._db.execute("SELECT key FROM changes WHERE generation > ?", (position.generation,))
+            keys = {row[0] for row in changes}
+            if now.generation - position.generation > MAX_CHANGES:
+                return None
+            return Page(now, {key: self._text(key) for key in keys})
+
+    def commit(
+        self, expected: Position, changes: Mapping[str, str | None], becomes: Position | None = None
+    ) -> Position | None:
+        """See Journal."""
+        with self._transaction():
+            if self._position() != expected:
+                return None
+            position = becomes or Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1)
+            self._write(position, changes)
+            return position
+
+    def replace(self, page: Page) -> None:
+        """Become a copy of another journal at this page, which holds all of its records."""
+        with self._transaction():
+            self._db.execute("DELETE FROM records")
+            self._db.execute("DELETE FROM changes")
+            self._write(page.position, page.records)
+
+    def apply(self, page: Page) -> None:
+        """Follow another journal to this page, whose records changed there."""
+        with self._transaction():
+            self._write(page.position, page.records)
+
+    def wait(self, position: Position, seconds: float) -> None:
+        """See Journal. Nobody else writes, so that there is nothing to wait for."""
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """See Journal."""
+        self._db.close()
+
+    def _position(self) -> Position:
+        return Position(*self._db.execute("SELECT epoch, generation FROM position").fetchone())
+
+    def _text(self, key: str) -> str | None:
+        row = self._db.execute("SELECT text FROM records WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _write(self, position: Position, changes: Mapping[str, str | None]) -> None:
+        self._db.executemany("DELETE FROM records WHERE key = ?", [(k,) for k, text in changes.items() if text is None])
+        self._db.executemany(_SAVE, [(key, text) for key, text in changes.items() if text is not None])
+        self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(position.generation, key) for key in changes])
+        self._db.execute("DELETE FROM changes WHERE generation <= ?", (position.generation - MAX_CHANGES,))
+        self._db.execute("UPDATE position SET epoch = ?, generation = ?", (position.epoch, position.generation))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+        except sqlite3.Error as error:  # disk full, read-only file system, damaged file
+            raise AdapterUnavailableError(f"The adapter catalog cannot be written at present: {error}.") from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    # Used by one thread at a time, which the catalog's lock sees to, but not always by the same.
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        prepare(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -1,0 +1,58 @@
+"""Opens the catalog that the settings name: this server's own, or the one that replicas share."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from pathlib import Path
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.base import Journal
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
+from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
+from lora_serve.adapters.stores.files import FILE_MODE, flush
+from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.core.errors import ConfigError
+
+CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
+
+
+def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = "lora_serve") -> Catalog:
+    """Hold the store folder and open its catalog; with `redis_url`, the shared one.
+
+    A shared registry that cannot be reached now is served from the folder's mirror of it. Raises ConfigError.
+    """
+    lock = lock_store(store)
+    try:
+        if redis_url is None:
+            return Catalog(SqliteJournal(store / CATALOG_NAME), replica_name(store), lock)
+        journal = MirroredJournal(_redis_journal(redis_url, redis_prefix), SqliteJournal(store / MIRROR_NAME))
+        return Catalog(journal, replica_name(store), lock, is_shared=True)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _redis_journal(url: str, prefix: str) -> Journal:
+    """Raises ConfigError."""
+    try:
+        redis = importlib.import_module("lora_serve.adapters.catalog.journals.redis")
+    except ImportError:
+        raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'") from None
+    journal: Journal = redis.RedisJournal(url, prefix)
+    return journal
+
+
+def replica_name(store: Path) -> str:
+    """A random name that the folder keeps: so a server knows after a crash what was its own. Raises ConfigError."""
+    path = store / "replica"
+    try:
+        if path.exists() and (name := path.read_text().strip()):
+            return name
+        name = uuid.uuid4().hex
+        path.touch(FILE_MODE)
+        path.write_text(name)
+        flush(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--store {store}: the folder cannot be used: {error}") from None
+    return name

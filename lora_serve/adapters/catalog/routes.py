@@ -1,0 +1,54 @@
+"""From a name in a request to one version of one adapter."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.adapter import AdapterRef
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
+
+
+def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> AdapterRef | None:
+    """`id`, `id@3`, `id@sha256:<hex>`, or an alias in place of the id; None: there is none that `tenant` may see.
+
+    `sticky_key`: who asks, for the canary; None: the default version.
+    """
+    adapter_id, at, selector = name.partition("@")
+    target = snapshot.aliases.get(adapter_id)
+    if target is not None:
+        adapter_id, has_own, own = target.partition("@")
+        if has_own and at:  # two selectors: at most one can be meant
+            return None
+        at, selector = at or has_own, selector or own
+    entry = snapshot.entries.get(adapter_id)
+    if entry is None or (tenant is not None and entry.tenant != tenant):
+        return None
+    version = select(entry, selector) if at else split(entry, sticky_key)
+    return None if version is None else entry.ref(version)
+
+
+def select(entry: CatalogEntry, selector: str) -> VersionEntry | None:
+    """A version by number or digest."""
+    if _NUMBER.match(selector):
+        return next((version for version in entry.versions if version.version == int(selector)), None)
+    return next((version for version in entry.versions if version.digest == selector), None)
+
+
+def split(entry: CatalogEntry, sticky_key: str | None) -> VersionEntry:
+    """The default version, or the canary for its part of the keys: the same key always gets the same answer."""
+    canary = entry.route.canary
+    if canary is None or sticky_key is None or share_of(entry.name, canary.version, sticky_key) >= canary.percent:
+        return entry.default
+    return entry.version(canary.version)
+
+
+def share_of(name: str, canary_version: int, sticky_key: str) -> float:
+    """Where a key lies between 0 and 100. It does not depend on the percentage, so that a canary that grows keeps its
+    users; it does on the version, so that not always the same users try what is new.
+    """
+    text = f"{name}\0{canary_version}\0{sticky_key}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) * (100 / 2**64)

@@ -1,0 +1,74 @@
+"""A journal's records, understood: entries, aliases and notes about blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_serve.adapters.catalog.blob_notes import BlobNote, note_of
+from lora_serve.adapters.catalog.documents import document_of, entry_of
+from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.snapshot import Snapshot
+
+Changes = dict[str, str | None]
+ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogState:
+    """What the catalog's only writer works on: the snapshot that readers see, and the notes that they do not."""
+
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
+    notes: Mapping[str, BlobNote] = field(default_factory=dict)  # by digest
+
+    @staticmethod
+    def of(page: Page) -> CatalogState:
+        """The state of a page that holds all records."""
+        return CatalogState().after(page)
+
+    def after(self, page: Page) -> CatalogState:
+        """The state once these records have changed. A record that cannot be read changes nothing."""
+        entries, aliases, notes = dict(self.snapshot.entries), dict(self.snapshot.aliases), dict(self.notes)
+        for key, text in page.records.items():
+            kind, colon, name = key.partition(":")
+            _put(kind + colon, name, text, entries, aliases, notes)
+        if entries == self.snapshot.entries and aliases == self.snapshot.aliases:
+            old = self.snapshot
+            return CatalogState(Snapshot(page.position, old.entries, old.aliases, old.names, old.digests), notes)
+        return CatalogState(Snapshot.of(page.position, entries, aliases), notes)
+
+    def note(self, digest: str) -> BlobNote:
+        return self.notes.get(digest, BlobNote({}))
+
+
+def saved(entry: CatalogEntry) -> Changes:
+    """The change that writes an entry."""
+    return {ADAPTER + entry.name: document_of(entry)}
+
+
+def noted(digest: str, note: BlobNote) -> Changes:
+    """The change that writes a note; one that says nothing is taken away."""
+    return {BLOB + digest: note.text if note.holders or note.condemned else None}
+
+
+def _put(
+    kind: str,
+    name: str,
+    text: str | None,
+    entries: dict[str, CatalogEntry],
+    aliases: dict[str, str],
+    notes: dict[str, BlobNote],
+) -> None:
+    if text is None:
+        tables: dict[str, dict[str, Any]] = {ADAPTER: entries, ALIAS: aliases, BLOB: notes}
+        tables.get(kind, {}).pop(name, None)
+    elif kind == ADAPTER:
+        entry = entry_of(text)
+        if entry is not None and entry.name == name:
+            entries[name] = entry
+    elif kind == ALIAS:
+        aliases[name] = text
+    elif kind == BLOB:
+        notes[name] = note_of(text)

@@ -1,0 +1,50 @@
+"""PUT /admin/adapters/{id}/route, POST .../rollback, and /admin/aliases: which version a name means."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from lora_serve.adapters.catalog.entry import Canary
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.errors import ConflictError
+from lora_serve.server.admin.listing import card_response
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.schemas.admin import AliasFields, RouteFields
+from lora_serve.server.services import SERVICES
+
+
+async def set_route(request: web.Request) -> web.StreamResponse:
+    """`version`: the default (left out: as it is); `canary`: {"version", "percent"}, or none."""
+    services, name = request.app[SERVICES], request.match_info["id"]
+    fields = check_fields(RouteFields, await read_json(request))
+    canary = None if fields.canary is None else Canary(fields.canary.version, fields.canary.percent)
+    await services.edit(lambda: services.registry.set_route(name, fields.version, canary), f"routing {name}")
+    return await card_response(services, name)
+
+
+async def roll_back(request: web.Request) -> web.StreamResponse:
+    """A canary ends; without one, the version before is back. 409 if there is none."""
+    services, name = request.app[SERVICES], request.match_info["id"]
+    await services.edit(lambda: services.registry.roll_back(name), f"rolling back {name}")
+    return await card_response(services, name)
+
+
+async def list_aliases(request: web.Request) -> web.StreamResponse:
+    aliases = request.app[SERVICES].catalog.snapshot.aliases
+    data = [{"alias": alias, "target": aliases[alias]} for alias in sorted(aliases)]
+    return web.json_response({"object": "list", "data": data})
+
+
+async def set_alias(request: web.Request) -> web.StreamResponse:
+    services, alias = request.app[SERVICES], request.match_info["id"]
+    target = check_fields(AliasFields, await read_json(request)).target
+    if check_adapter_id(alias) == services.base_name:
+        raise ConflictError(f"`{alias}` is the base model's name.")
+    await services.edit(lambda: services.registry.set_alias(alias, target), f"naming {alias}")
+    return web.json_response({"alias": alias, "target": target})
+
+
+async def remove_alias(request: web.Request) -> web.StreamResponse:
+    services, alias = request.app[SERVICES], request.match_info["id"]
+    await services.edit(lambda: services.registry.remove_alias(alias), f"removing {alias}")
+    return web.json_response({"alias": alias, "deleted": True})

@@ -1,0 +1,247 @@
+"""Catalogs of several servers on one real redis-server: what one writes the others know, whatever happens to Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.entry import Canary
+from lora_serve.adapters.catalog.follower import Follower
+from lora_serve.adapters.catalog.journals import redis as redis_journal
+from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError
+from tests.catalog_versions import digest, version
+from tests.redis_server import RedisServer
+
+OpenServer = Callable[[str], Catalog]
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
+    """Seconds until `condition` holds."""
+    start, pause = time.monotonic(), threading.Event()
+    while not condition():
+        assert time.monotonic() - start < seconds, "it did not happen in time"
+        pause.wait(0.01)
+    return time.monotonic() - start
+
+
+@pytest.fixture
+def open_server(own_redis: RedisServer, tmp_path: Path) -> Iterator[OpenServer]:
+    """A catalog with its follower, in a store folder of the given name."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> Catalog:
+            catalog = stack.enter_context(closing(open_catalog(tmp_path / name, own_redis.url)))
+            follower = stack.enter_context(closing(Follower(catalog, lambda: None)))
+            follower.start()
+            return catalog
+
+        yield make
+
+
+@pytest.fixture
+def two(open_server: OpenServer) -> tuple[Catalog, Catalog]:
+    return open_server("a"), open_server("b")
+
+
+def test_what_one_server_changes_the_other_knows_at_once(two: tuple[Catalog, Catalog]) -> None:
+    one, other = two
+    one.add("acme/x", version("a"))
+    assert until(lambda: "acme/x" in other.snapshot.entries) < 2
+    other.add("acme/x", version("b"), activate=False)
+    other.set_route("acme/x", None, Canary(2, 50.0))
+    other.set_alias("live", "acme/x@2")
+    until(lambda: one.snapshot == other.snapshot)
+    assert one.resolve("live").digest == digest("b")
+    one.remove("acme/x")
+    assert until(lambda: not other.snapshot.entries) < 2
+    assert other.snapshot.aliases == {}
+
+
+def test_changes_made_at_the_same_time_are_all_kept_and_numbered_apart(two: tuple[Catalog, Catalog]) -> None:
+    def write(catalog: Catalog, letters: str) -> None:
+        for letter in letters:
+            catalog.add("x", version(letter))
+
+    threads = [threading.Thread(target=write, args=pair) for pair in zip(two, ("abcdef", "012345"), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: two[0].snapshot == two[1].snapshot)
+    versions = two[0].entry("x").versions
+    assert [v.version for v in versions] == list(range(1, 13))
+    assert {v.digest for v in versions} == {digest(letter) for letter in "abcdef012345"}
+
+
+def test_server_that_was_away_catches_up(open_server: OpenServer, own_redis: RedisServer, tmp_path: Path) -> None:
+    one = open_server("a")
+    one.add("x", version("a"))
+    with closing(open_catalog(tmp_path / "b", own_redis.url)) as other:
+        assert other.resolve("x").version == 1
+    one.add("x", version("b"))
+    one.add("y", version("a"))
+    one.remove("y")
+    with closing(open_catalog(tmp_path / "b", own_redis.url)) as other:
+        assert other.snapshot == one.snapshot
+
+
+def test_server_that_was_away_longer_than_the_changes_are_kept_reads_everything(
+    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_journal, "MAX_CHANGES", 1)
+    with (
+        closing(open_catalog(tmp_path / "a", own_redis.url)) as one,
+        closing(open_catalog(tmp_path / "b", own_redis.url)) as other,
+    ):
+        for number in range(250):  # a stream is cut by whole nodes of 100 entries
+            one.add(f"x{number % 3}", version("a" if number % 2 else "b"))
+        other.refresh()
+        assert other.num_reloads == 1
+        assert other.snapshot == one.snapshot
+
+
+def test_while_redis_is_away_what_is_known_is_served_and_changes_are_refused(
+    two: tuple[Catalog, Catalog], own_redis: RedisServer
+) -> None:
+    one, other = two
+    one.add("x", version("a"))
+    until(lambda: "x" in other.snapshot.entries)
+    own_redis.kill()
+    until(lambda: other.is_away)
+    assert other.resolve("x").digest == digest("a")
+    for change in (lambda: other.add("y", version("b")), lambda: other.remove("x"), lambda: other.roll_back("x")):
+        with pytest.raises(AdapterUnavailableError, match="registry in Redis cannot be reached"):
+            change()
+    until(lambda: _kind_of_refusal(other, "y") is AdapterUnavailableError)  # it may have been registered elsewhere
+    own_redis.start()
+    assert until(lambda: not other.is_away) < 5
+    assert _kind_of_refusal(other, "y") is AdapterNotFoundError
+    one.add("y", version("b"))
+    until(lambda: other.snapshot == one.snapshot)
+    assert other.snapshot.digests == {digest("a"), digest("b")}
+
+
+def test_redis_that_answers_nothing_is_away_too(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
+    one, other = two
+    one.add("x", version("a"))
+    own_redis.pause()
+    start = time.monotonic()
+    with pytest.raises(AdapterUnavailableError):
+        one.add("y", version("b"))
+    assert time.monotonic() - start < 6
+    until(lambda: one.is_away and other.is_away, 10)
+    assert one.resolve("x").version == 1
+    own_redis.resume()
+    assert until(lambda: not one.is_away and not other.is_away) < 5
+    until(lambda: one.snapshot == other.snapshot)
+
+
+def test_server_that_starts_while_redis_is_away_serves_what_it_knew(
+    open_server: OpenServer, own_redis: RedisServer, tmp_path: Path
+) -> None:
+    one = open_server("a")
+    one.add("x", version("a"))
+    with closing(open_catalog(tmp_path / "b", own_redis.url)):
+        pass
+    own_redis.kill()
+    other = open_server("b")
+    assert other.resolve("x").digest == digest("a")
+    own_redis.start()
+    until(lambda: not other.is_away)
+    one_again_known = until(lambda: not one.is_away)
+    assert one_again_known < 5
+    one.add("y", version("b"))
+    until(lambda: "y" in other.snapshot.entries)
+
+
+def test_emptied_redis_gets_back_what_the_servers_know(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
+    one, other = two
+    for letter in "abc":
+        one.add("x", version(letter))
+    one.set_alias("live", "x@2")
+    until(lambda: other.snapshot == one.snapshot)
+    known = one.snapshot.entries
+    with own_redis.client() as client:
+        client.flushall()
+        until(lambda: client.exists("lora_serve:registry:records") == 1)
+    until(lambda: one.snapshot == other.snapshot)
+    assert one.snapshot.entries == known
+    assert one.snapshot.aliases == {"live": "x@2"}
+    other.add("y", version("d"))
+    until(lambda: "y" in one.snapshot.entries)
+
+
+def test_redis_set_back_in_time_is_brought_forward_again(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
+    one, other = two
+    one.add("x", version("a"))
+    one.add("gone", version("b"))
+    with own_redis.client() as client:
+        keys = [key for key in client.keys("*") if b"registry" in key]
+        before = {key: client.dump(key) for key in keys}
+        one.add("x", version("c"))
+        one.remove("gone")
+        until(lambda: other.snapshot == one.snapshot)
+        known = one.snapshot.entries
+        pipe = client.pipeline()
+        for key, value in before.items():
+            pipe.restore(key, 0, value, replace=True)
+        pipe.execute()
+        until(lambda: one.num_reloads + other.num_reloads >= 1)
+    until(lambda: one.snapshot == other.snapshot and one.snapshot.entries == known)
+
+
+def test_store_that_is_moved_to_another_registry_does_not_carry_adapters_over(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    with closing(open_catalog(tmp_path / "a", own_redis.url)) as catalog:
+        catalog.add("x", version("a"))
+    with closing(open_catalog(tmp_path / "b", own_redis.url, "elsewhere")) as catalog:
+        catalog.add("y", version("b"))
+    with closing(open_catalog(tmp_path / "a", own_redis.url, "elsewhere")) as catalog:
+        assert set(catalog.snapshot.entries) == {"y"}
+
+
+def test_blob_that_another_server_still_uses_is_deleted_by_the_last_of_them(two: tuple[Catalog, Catalog]) -> None:
+    one, other = two
+    one.add("x", version("a"))
+    until(lambda: "x" in other.snapshot.entries)
+    one.remove("x")
+    until(lambda: "x" not in other.snapshot.entries)
+    other.holds.drain(digest("a"))
+    assert not one.holds.condemn(digest("a"), one.holds.drainer)
+    assert other.holds.condemn(digest("a"), other.holds.drainer)
+
+
+def test_bytes_that_one_server_deletes_cannot_be_named_by_another_meanwhile(two: tuple[Catalog, Catalog]) -> None:
+    one, other = two
+    assert one.holds.condemn(digest("a"), one.holds.take(digest("a")))
+    with pytest.raises(AdapterUnavailableError, match="being deleted"):
+        other.holds.take(digest("a"))
+    one.holds.forget(digest("a"))
+    other.add("x", version("a"), holder=other.holds.take(digest("a")))
+    until(lambda: "x" in one.snapshot.entries)
+    assert not one.holds.condemn(digest("a"), "nobody")
+
+
+def test_record_that_nobody_of_us_wrote_is_left_out(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
+    one, other = two
+    one.add("x", version("a"))
+    until(lambda: "x" in other.snapshot.entries)
+    with own_redis.client() as client:
+        client.hset("lora_serve:registry:records", mapping={"adapter:bad": "{", "adapter:z": "[]", "what:ever": "1"})
+        client.hset("lora_serve:registry:records", "adapter:y", client.hget("lora_serve:registry:records", "adapter:x"))
+    with closing(open_catalog(Path(str(own_redis._folder)) / "c", own_redis.url)) as third:
+        assert set(third.snapshot.entries) == {"x"}
+
+
+def _kind_of_refusal(catalog: Catalog, name: str) -> type[Exception]:
+    with pytest.raises((AdapterNotFoundError, AdapterUnavailableError)) as caught:
+        catalog.resolve(name)
+    return caught.type

@@ -1,0 +1,326 @@
+"""What every catalog must do, wherever its records are kept: embedded in the store, or shared through Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.entry import Canary, Route
+from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError, InvalidRequestError
+from tests.catalog_versions import digest, version
+
+Reopen = Callable[[], Catalog]
+
+
+@pytest.fixture(params=["embedded", "shared"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
+    """Opens the catalog of the test's one server, after closing it if it is open."""
+    url = request.getfixturevalue("redis_url") if request.param == "shared" else None
+    opened: list[Catalog] = []
+
+    def open_again() -> Catalog:
+        for catalog in opened:
+            catalog.close()
+        opened[:] = [open_catalog(tmp_path / "store", url)]
+        return opened[0]
+
+    yield open_again
+    for catalog in opened:
+        catalog.close()
+
+
+@pytest.fixture
+def catalog(reopen: Reopen) -> Catalog:
+    return reopen()
+
+
+def test_new_content_is_a_new_version_and_becomes_what_the_id_means(catalog: Catalog) -> None:
+    first, _, first_is_new = catalog.add("acme/support", version("a"))
+    second, _, second_is_new = catalog.add("acme/support", version("b"))
+    assert (first_is_new, second_is_new) == (True, True)
+    assert [v.version for v in second.versions] == [1, 2]
+    assert first.ref().label == "acme/support@1"
+    assert catalog.resolve("acme/support").digest == digest("b")
+    assert catalog.resolve("acme/support@1").digest == digest("a")
+    assert catalog.resolve(f"acme/support@{digest('a')}").version == 1
+
+
+def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) -> None:
+    catalog.add("a", version("a"))
+    catalog.add("a", version("b"))
+    entry, _, is_new = catalog.add("a", version("a"))
+    assert not is_new
+    assert [v.version for v in entry.versions] == [1, 2]
+    assert catalog.resolve("a").version == 1  # what was sent last is what the id means
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["b", "a@2", "a@0", "a@01", "a@-1", "a@", "a@latest", "a@sha256:00", "a@1@1", "", "@1", "A", "a@" + "9" * 30],
+)
+def test_unknown_names_are_told_back_as_given(catalog: Catalog, name: str) -> None:
+    catalog.add("a", version("a"))
+    with pytest.raises(AdapterNotFoundError) as caught:
+        catalog.resolve(name)
+    assert caught.value.name == name
+
+
+def test_owner_is_given_or_the_first_part_of_the_id_or_default(catalog: Catalog) -> None:
+    catalog.add("acme/support", version("a"))
+    catalog.add("plain", version("a"))
+    catalog.add("x/y", version("a"), tenant="globex")
+    assert [entry.tenant for entry in catalog.entries()] == ["acme", "default", "globex"]
+
+
+def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
+    catalog.add("acme/support", version("a"))
+    assert catalog.resolve("acme/support", tenant="acme").tenant == "acme"
+    foreign, unknown = [], []
+    for name, errors in (("acme/support", foreign), ("acme/nothing", unknown)):
+        with pytest.raises(AdapterNotFoundError) as caught:
+            catalog.resolve(name, tenant="globex")
+        errors.append(str(caught.value).replace(name, "X"))
+    assert foreign == unknown
+
+
+def test_an_id_cannot_change_hands(catalog: Catalog) -> None:
+    catalog.add("acme/support", version("a"))
+    with pytest.raises(ConflictError):
+        catalog.add("acme/support", version("b"), tenant="globex")
+    assert catalog.resolve("acme/support").digest == digest("a")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
+def test_illegal_ids_are_refused(catalog: Catalog, name: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        catalog.add(name, version("a"))
+
+
+@pytest.mark.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
+def test_metadata_that_cannot_be_kept_is_refused(catalog: Catalog, metadata: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match="metadata"):
+        catalog.add("a", version("a"), metadata=metadata)
+
+
+def test_tenant_that_is_no_name_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(InvalidRequestError, match="tenant"):
+        catalog.add("a", version("a"), tenant="../x")
+
+
+def test_pin_and_metadata_stay_when_a_new_version_says_nothing(catalog: Catalog) -> None:
+    catalog.add("a", version("a"), pinned=True, metadata={"team": "x"})
+    entry, _, _ = catalog.add("a", version("b"))
+    assert (entry.pinned, entry.metadata) == (True, {"team": "x"})
+    assert not catalog.set_pinned("a", False).pinned
+    assert catalog.add("a", version("c"), metadata={})[0].metadata == {}
+
+
+def test_removing_the_default_version_falls_back_to_the_newest_left(catalog: Catalog) -> None:
+    for letter in "abc":
+        catalog.add("a", version(letter))
+    assert catalog.remove("a", 3) == (digest("c"),)
+    assert catalog.resolve("a").version == 2
+    assert catalog.remove("a", 1) == (digest("a"),)
+    assert catalog.resolve("a").version == 2
+    assert catalog.remove("a", 2) == (digest("b"),)
+    with pytest.raises(AdapterNotFoundError):
+        catalog.resolve("a")
+
+
+def test_version_numbers_are_not_given_twice(catalog: Catalog) -> None:
+    catalog.add("a", version("a"))
+    catalog.add("a", version("b"))
+    catalog.remove("a", 2)
+    assert catalog.add("a", version("c"))[0].default_version == 3
+
+
+def test_removing_tells_only_digests_that_no_other_id_names(catalog: Catalog) -> None:
+    catalog.add("a", version("a"))
+    catalog.add("a", version("b"))
+    catalog.add("b", version("a"))
+    assert catalog.remove("a") == (digest("b"),)
+    assert catalog.remove("b") == (digest("a"),)
+
+
+@pytest.mark.parametrize(("name", "number"), [("b", None), ("a", 2)])
+def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str, number: int | None) -> None:
+    catalog.add("a", version("a"))
+    with pytest.raises(AdapterNotFoundError):
+        catalog.remove(name, number)
+    assert catalog.resolve("a").version == 1
+
+
+def test_lists_by_name_in_pages(catalog: Catalog) -> None:
+    for number in range(7):
+        catalog.add(f"acme/{number}", version("a"))
+        catalog.add(f"globex/{number}", version("a"))
+    first = catalog.entries(tenant="acme", limit=4)
+    rest = catalog.entries(tenant="acme", after=first[-1].name, limit=4)
+    assert [entry.name for entry in (*first, *rest)] == [f"acme/{number}" for number in range(7)]
+    assert catalog.entries(after="zzz") == ()
+    assert len(catalog.entries()) == 14
+
+
+def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reopen) -> None:
+    catalog.add("a", version("a"), pinned=True, metadata={"x": [1, "é"]})
+    catalog.add("a", version("b"))
+    catalog.add("c", version("a"), tenant="t")
+    catalog.remove("a", 2)
+    before = catalog.snapshot
+    catalog = reopen()
+    assert catalog.snapshot == before
+    assert catalog.holds.leftovers().keys() == {digest("b")}
+    assert catalog.add("a", version("d"))[0].default_version == 3
+
+
+def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> None:
+    first, second = catalog.holds.take(digest("a")), catalog.holds.take(digest("a"))
+    assert not catalog.holds.condemn(digest("a"), first)
+    assert catalog.holds.condemn(digest("a"), second)
+    with pytest.raises(AdapterUnavailableError, match="being deleted"):
+        catalog.holds.take(digest("a"))
+    catalog.holds.forget(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+    assert not catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+    assert catalog.remove("a") == (digest("a"),)
+    assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)
+
+
+def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
+    catalog: Catalog, reopen: Reopen
+) -> None:
+    catalog.holds.take(digest("a"))
+    catalog.holds.drain(digest("b"))
+    assert catalog.holds.condemn(digest("c"), catalog.holds.take(digest("c")))
+    catalog = reopen()
+    catalog.holds.take(digest("d"))
+    left = catalog.holds.leftovers()
+    assert left.keys() == {digest("a"), digest("b"), digest("c")}
+    for one, holder in left.items():
+        assert catalog.holds.condemn(one, holder)
+        catalog.holds.forget(one)
+    assert catalog.holds.leftovers() == {}
+
+
+def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:
+    catalog.add("a", version("a"))
+    entry, added, is_new = catalog.add("a", version("b"), activate=False)
+    assert (added.version, is_new, entry.default_version) == (2, True, 1)
+    assert catalog.resolve("a").version == 1
+    assert catalog.resolve("a@2").digest == digest("b")
+
+
+def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalog) -> None:
+    for letter in "abc":
+        catalog.add("a", version(letter))
+    assert catalog.entry("a").history == (1, 2)
+    catalog.set_route("a", 1, None)
+    assert (catalog.resolve("a").version, catalog.entry("a").history) == (1, (2, 3))
+    catalog.roll_back("a")
+    assert catalog.resolve("a").version == 3
+    catalog.roll_back("a")
+    assert catalog.resolve("a").version == 2
+    with pytest.raises(ConflictError, match="no version to go back to"):
+        catalog.roll_back("a")
+
+
+def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> None:
+    for letter in "ab":
+        catalog.add("a", version(letter), activate=letter == "a")
+    catalog.set_route("a", None, Canary(2, 100.0))
+    assert catalog.resolve("a", sticky_key="x").version == 2
+    assert catalog.resolve("a").version == 1  # nobody in particular asks
+    catalog.roll_back("a")
+    assert catalog.resolve("a", sticky_key="x").version == 1
+
+
+@pytest.mark.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
+def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canary: Canary | None) -> None:
+    for letter in "ab":
+        catalog.add("a", version(letter))
+    with pytest.raises(InvalidRequestError):
+        catalog.set_route("a", number, canary)
+    assert catalog.entry("a").route == Route(2, None, (1,))
+
+
+def test_removed_versions_leave_route_and_history(catalog: Catalog) -> None:
+    for letter in "abcd":
+        catalog.add("a", version(letter))
+    catalog.set_route("a", 3, Canary(2, 10.0))
+    assert catalog.entry("a").history == (1, 2, 4)
+    catalog.remove("a", 2)
+    assert catalog.entry("a").route == Route(3, None, (1, 4))
+    catalog.remove("a", 3)
+    assert catalog.entry("a").route == Route(4, None, (1,))
+
+
+def test_alias_leads_to_an_id_or_to_one_version(catalog: Catalog) -> None:
+    for letter in "ab":
+        catalog.add("acme/a", version(letter))
+    catalog.set_alias("acme/live", "acme/a")
+    catalog.set_alias("acme/old", "acme/a@1")
+    assert catalog.resolve("acme/live").version == 2
+    assert catalog.resolve("acme/live@1").version == 1
+    assert catalog.resolve("acme/old").version == 1
+    assert catalog.snapshot.aliases_of("acme/a") == ("acme/live", "acme/old")
+    for name, tenant in (("acme/old@2", None), ("acme/live@3", None), ("acme/live", "globex")):
+        with pytest.raises(AdapterNotFoundError):
+            catalog.resolve(name, tenant=tenant)
+    catalog.set_alias("acme/old", "acme/a@2")
+    assert catalog.resolve("acme/old").version == 2
+
+
+def test_alias_and_id_cannot_share_a_name_and_an_alias_of_nothing_is_refused(catalog: Catalog) -> None:
+    catalog.add("a", version("a"))
+    catalog.set_alias("b", "a")
+    with pytest.raises(ConflictError):
+        catalog.set_alias("a", "a")
+    with pytest.raises(ConflictError):
+        catalog.add("b", version("b"))
+    for target in ("b", "x", "a@2"):
+        with pytest.raises(AdapterNotFoundError):
+            catalog.set_alias("c", target)
+    with pytest.raises(InvalidRequestError):
+        catalog.set_alias("a@1", "a")
+
+
+def test_aliases_of_what_is_removed_go_with_it(catalog: Catalog) -> None:
+    for letter in "ab":
+        catalog.add("a", version(letter))
+    for alias, target in (("x", "a"), ("y", "a@1"), ("z", "a@2")):
+        catalog.set_alias(alias, target)
+    catalog.remove("a", 1)
+    assert catalog.snapshot.aliases == {"x": "a", "z": "a@2"}
+    catalog.remove_alias("z")
+    with pytest.raises(AdapterNotFoundError):
+        catalog.remove_alias("z")
+    catalog.remove("a")
+    assert catalog.snapshot.aliases == {}
+
+
+def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> None:
+    torn: list[object] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            snapshot = catalog.snapshot
+            named = {version.digest for entry in snapshot.entries.values() for version in entry.versions}
+            if snapshot.digests != named or snapshot.names != tuple(sorted(snapshot.entries)):
+                torn.append(snapshot)
+            torn.extend(entry for entry in catalog.entries() if entry.default not in entry.versions)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(20):
+        catalog.add(f"a{number % 3}", version("a"))
+        newest = catalog.add(f"a{number % 3}", version("b"))[0].default_version
+        catalog.remove(f"a{number % 3}", newest if number % 2 else None)
+    done.set()
+    reader.join()
+    assert torn == []

@@ -1,0 +1,74 @@
+"""A real redis-server of the tests' own, on a free port; it can be killed, paused and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import redis
+
+
+class RedisServer:
+    """Keeps its data in `folder`, with an append-only file if asked: then a killed server forgets nothing."""
+
+    def __init__(self, folder: Path, append_only: bool = False) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._append_only = append_only
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        durable = ["--appendonly", "yes"] if self._append_only else []
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        with (self._folder / "log").open("a") as log:
+            self._process = subprocess.Popen([*command, "--save", "", *durable], stdout=log)
+        self._wait()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+        self._process = None
+
+    def pause(self) -> None:
+        """It takes connections and answers nothing, as behind a broken network."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """For good; does nothing if it is down."""
+        if self._process is not None:
+            self.resume()
+            self.kill()
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, socket_timeout=5)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "it is not running"
+        os.kill(self._process.pid, number)
+
+    def _wait(self) -> None:
+        with self.client() as client:
+            for _ in range(400):
+                try:
+                    client.ping()
+                except (redis.ConnectionError, redis.BusyLoadingError):
+                    threading.Event().wait(0.025)
+                else:
+                    return
+        raise TimeoutError("redis-server did not come up")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
