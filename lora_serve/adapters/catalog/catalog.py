@@ -235,6 +235,8 @@ class Catalog:
                 changes, result = edit(self._state)
                 if not changes:
                     return result
+                if self.is_away:  # the follower will say when it is back; until then nobody waits for a timeout
+                    raise AdapterUnavailableError("The shared adapter registry cannot be reached.", retry_after=5)
                 position = self._journal.commit(self.snapshot.position, changes)
                 if position is not None:
                     self._publish(self._state.after(Page(position, changes)))
