@@ -1,10 +1,11 @@
 """A process that registers adapters until it is killed; imported once, forked for every killing.
 
-Arguments: store folder, a model spec as JSON, folders to register in turn. Each line on standard input starts one
+Arguments: store folder, URL of a Redis that holds the registry ("": the store does), a model spec as JSON, folders to
+register in turn. Each line on standard input starts one
 run: "<number of the first registration> <kill_at>". A run prints "ready <pid>", each acknowledged registration as
 "<label> <digest>", "-<id>" before a deletion, and "ended <exit status>" at last. With `kill_at` it makes one
-registration and one deletion and kills itself at its `kill_at`-th touch of a file or of the database; without (0) it
-goes on for ever.
+registration and one deletion and kills itself at its `kill_at`-th touch of a file, of the database or of Redis (before
+a command leaves, and after); without (0) it goes on for ever.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import redis
+
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.redis import RedisStore
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
@@ -40,12 +46,18 @@ class Trial:
         return ProbeResult(1.0, 0.0, 1.0)
 
 
-def open_registry(store: Path, spec: ModelSpec) -> tuple[Registry, Catalog, DiskStore]:
-    config = AdapterConfig(store, (), None, 4, 64, None, 10**8, None, 10**7)
-    catalog, disk = open_catalog(store), DiskStore(store)
-    registry = Registry(config, spec, catalog, disk, Trial())
+def open_registry(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Registry, Catalog, AdapterStore]:
+    config = AdapterConfig(store, (), redis_url or None, 4, 64, None, 10**8, None, 10**7)
+    catalog, kept = open_catalog(store, config.redis_url), _store_of(config)
+    registry = Registry(config, spec, catalog, kept, Trial())
     registry.sweep()
-    return registry, catalog, disk
+    return registry, catalog, kept
+
+
+def _store_of(config: AdapterConfig) -> AdapterStore:
+    if config.redis_url is None:
+        return DiskStore(config.store)
+    return TieredStore(DiskStore(config.store / "cache"), RedisStore(config.redis_url))
 
 
 def spec_from(text: str) -> ModelSpec:
@@ -64,8 +76,8 @@ def delete(registry: Registry, name: str) -> None:
         registry.collect(digest)
 
 
-def run(store: Path, spec: ModelSpec, folders: Sequence[str], start: int, kill_at: int) -> None:
-    registry, catalog, _ = open_registry(store, spec)
+def run(store: Path, url: str, spec: ModelSpec, folders: Sequence[str], start: int, kill_at: int) -> None:
+    registry, catalog, _ = open_registry(store, spec, url)
     print(f"ready {os.getpid()}", flush=True)
     if kill_at:
         kill_oneself_at(kill_at, catalog)
@@ -89,15 +101,23 @@ def kill_oneself_at(step: int, catalog: Catalog) -> None:
         if event.startswith(("open", "os.", "shutil.")) and event != "os.kill":
             count()
 
-    catalog._journal._db.set_trace_callback(count)
+    def send(connection: object, command: object, check_health: bool = True) -> None:
+        count()
+        really_send(connection, command, check_health)
+        count()
+
+    really_send = redis.connection.Connection.send_packed_command
+    redis.connection.Connection.send_packed_command = send
+    journal = catalog._journal
+    getattr(journal, "_mirror", journal)._db.set_trace_callback(count)
     sys.addaudithook(audit)
 
 
-def main(store: str, spec: str, *folders: str) -> None:
+def main(store: str, url: str, spec: str, *folders: str) -> None:
     for line in sys.stdin:
         start, kill_at = map(int, line.split())
         if (child := os.fork()) == 0:
-            run(Path(store), spec_from(spec), folders, start, kill_at)
+            run(Path(store), url, spec_from(spec), folders, start, kill_at)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)

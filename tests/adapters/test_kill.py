@@ -28,10 +28,11 @@ KILLED = -signal.SIGKILL
 class Victim:
     """The process, and what is known of the adapters that it acknowledged: id -> digest."""
 
-    def __init__(self, process: subprocess.Popen[str], store: Path, spec: ModelSpec) -> None:
+    def __init__(self, process: subprocess.Popen[str], store: Path, spec: ModelSpec, redis_url: str) -> None:
         self._process = process
         self._store = store
         self._spec = spec
+        self._redis_url = redis_url
         self.known: dict[str, str] = {}
         self.num_answers = 0
 
@@ -51,7 +52,7 @@ class Victim:
 
     def check(self) -> None:
         """Restart on the store and look."""
-        _, catalog, disk = open_registry(self._store, self._spec)
+        _, catalog, store = open_registry(self._store, self._spec, self._redis_url)
         named = {entry.name: entry for entry in catalog.entries(limit=10**6)}
         for name, digest in self.known.items():
             assert name in named, f"{name} was acknowledged and is gone"
@@ -60,10 +61,11 @@ class Victim:
         assert len(named.keys() - self.known.keys()) <= 1
         for entry in named.values():
             for version in entry.versions:
-                assert fetch_adapter(disk, self._spec, entry.ref(version)).digest == version.digest
-        assert disk.digests() == catalog.snapshot.digests
+                assert fetch_adapter(store, self._spec, entry.ref(version)).digest == version.digest
+        assert store.digests() == catalog.snapshot.digests
+        assert catalog.holds.all() == set()
         assert os.listdir(self._store / "tmp") == []
-        assert not (self._store / "quarantine").exists()
+        assert list(self._store.glob("**/quarantine")) == []
         self.known = {name: entry.default.digest for name, entry in named.items()}
         catalog.close()
 
@@ -81,15 +83,18 @@ class Victim:
         return self._process.stdin, self._process.stdout
 
 
-@pytest.fixture
-def victim(make_adapter: MakeAdapter, spec: ModelSpec, tmp_path: Path) -> Iterator[Victim]:
+@pytest.fixture(params=["embedded", "shared"])
+def victim(
+    request: pytest.FixtureRequest, make_adapter: MakeAdapter, spec: ModelSpec, tmp_path: Path
+) -> Iterator[Victim]:
+    url = request.getfixturevalue("redis_url") if request.param == "shared" else ""
     folders = [make_adapter(str(seed), seed=seed) for seed in range(9)]
     shapes = {path: [linear.in_features, linear.out_features] for path, linear in spec.linears.items()}
-    command = [sys.executable, SCRIPT, tmp_path / "store", json.dumps(shapes), *folders]
+    command = [sys.executable, SCRIPT, tmp_path / "store", url, json.dumps(shapes), *folders]
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
-        yield Victim(process, tmp_path / "store", spec)
+        yield Victim(process, tmp_path / "store", spec, url)
         assert process.stdin is not None
         process.stdin.close()
 
