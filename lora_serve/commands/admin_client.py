@@ -1,0 +1,82 @@
+"""One server's admin API over HTTP: calls in, JSON or a CommandError out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+
+from lora_serve.commands.failure import CommandError, ExitCode, refusal
+
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server said: `status` below 300, `data` its JSON."""
+
+    status: int
+    data: dict[str, Any]
+
+
+@dataclass(slots=True)
+class AdminClient:
+    """Use it as an async context manager. `timeout`: seconds from the last byte sent to an answer's next byte."""
+
+    url: str
+    admin_key: str | None = field(repr=False)
+    timeout: float
+    _session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        headers = {} if self.admin_key is None else {"Authorization": f"Bearer {self.admin_key}"}
+        connect = min(self.timeout, CONNECT_SECONDS)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=self.timeout)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=limits)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: dict[str, Any] | None = None,
+        form: aiohttp.MultipartWriter | None = None,
+    ) -> Reply:
+        """`path` as the admin API's table has it. Raises CommandError."""
+        assert self._session is not None
+        options: dict[str, Any] = {"json": body} if body is not None else {"data": form}
+        url = self.url + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            async with self._session.request(method, url, allow_redirects=False, **options) as answer:
+                return self._reply(answer, await answer.read())
+        except TimeoutError as error:
+            raise self._unreachable(f"no answer within {self.timeout:g} s (--timeout)") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self._unreachable(str(error) or type(error).__name__) from error
+
+    def _reply(self, answer: aiohttp.ClientResponse, text: bytes) -> Reply:
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = None
+        if answer.status >= 400:
+            raise refusal(answer.status, data, answer.headers)
+        if answer.status >= 300 or not isinstance(data, dict):
+            raise self._unreachable(f"what answers there ({answer.status}) is not lora-serve's admin API")
+        return Reply(answer.status, data)
+
+    def _unreachable(self, reason: str) -> CommandError:
+        return CommandError(ExitCode.UNREACHABLE, f"{self.url} cannot be reached: {reason}")
