@@ -39,6 +39,7 @@ class StubServer:
         self.bodies: list[Any] = []
         self.replies: list[web.Response] = []
         self.gets = 0
+        self.seconds_per_chunk = 0.0  # of an upload
         self.upload_bytes = 0
         self.on_chunk: Callable[[], None] = lambda: None
         self.has_upload_begun = asyncio.Event()
@@ -62,6 +63,7 @@ class StubServer:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self.may_upload_go_on.set()
         await self._runner.cleanup()
 
     @web.middleware
@@ -119,6 +121,7 @@ class StubServer:
         async for chunk in request.content.iter_chunked(2**16):
             self.upload_bytes += len(chunk)
             self.on_chunk()
+            await asyncio.sleep(self.seconds_per_chunk)
             self.has_upload_begun.set()
             await self.may_upload_go_on.wait()
         return web.json_response(make_card(request.match_info["id"], 1, 1), status=201)

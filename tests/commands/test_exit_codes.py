@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,22 @@ async def test_no_answer_in_time_is_3(ask_stub: Adapters, stub: StubServer, make
     ended = await ask_stub("upload", "acme/a", str(folder), "--timeout", "0.2")
     assert ended.code == 3
     assert "no answer within 0.2 s (--timeout)" in ended.err
+
+
+async def test_an_upload_that_nobody_reads_is_3_but_a_slow_one_is_not(
+    ask_stub: Adapters, stub: StubServer, make_adapter: Any
+) -> None:
+    folder = make_adapter("a")
+    with (folder / "adapter_model.safetensors").open("wb") as file:
+        file.truncate(30_000_000)
+    stub.seconds_per_chunk = 0.003  # more than --timeout altogether
+    began = time.monotonic()
+    assert (await ask_stub("upload", "acme/a", str(folder), "--timeout", "0.5")).code == 0
+    assert time.monotonic() - began > 0.6
+    stub.may_upload_go_on.clear()
+    ended = await ask_stub("upload", "acme/a", str(folder), "--timeout", "0.5")
+    assert ended.code == 3
+    assert "no answer within 0.5 s (--timeout)" in ended.err
 
 
 @pytest.mark.parametrize(

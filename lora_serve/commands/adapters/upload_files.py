@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from lora_serve.commands.output import Output, plain
 from lora_serve.core.errors import ConfigError
@@ -34,6 +36,34 @@ class CountedFile(io.FileIO):
         return taken
 
 
+class Patience:
+    """Cancels what is inside, with TimeoutError, `seconds` after it was last renewed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._limit = asyncio.timeout(seconds)
+        self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        await self._limit.__aexit__(kind, error, trace)
+
+    def renew(self) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._renew)
+
+    def _renew(self) -> None:
+        if not self._is_over and not self._limit.expired():
+            self._limit.reschedule(self._loop.time() + self._seconds)
+
+
 def files_of(path: Path) -> dict[str, Path]:
     """By the name each goes under: a folder's own files, or the archive. Raises ConfigError."""
     if path.is_file():
@@ -50,15 +80,30 @@ def files_of(path: Path) -> dict[str, Path]:
 async def send_files(
     client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
 ) -> Reply:
-    """PUT them and the form's texts, with a bar of bytes. Raises ConfigError, CommandError."""
+    """PUT them and the form's texts, with a bar of bytes. Raises ConfigError, CommandError.
+
+    It may take as long as it takes; only when nothing has moved for the client's timeout is it given up.
+    """
+    try:
+        async with Patience(client.timeout) as patience:
+            return await _send(client, path, files, texts, output, patience)
+    except TimeoutError as error:
+        raise client.no_answer() from error
+
+
+async def _send(
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output, patience: Patience
+) -> Reply:
     with ExitStack() as stack:
         progress = stack.enter_context(output.progress())
         total = sum(file.stat().st_size for file in files.values())
         task = progress.add_task(plain(path.rpartition("/")[2]), total=total)
-        opened = {
-            name: stack.enter_context(_open(file, lambda num: progress.advance(task, num)))
-            for name, file in files.items()
-        }
+
+        def on_read(num_bytes: int) -> None:
+            progress.advance(task, num_bytes)
+            patience.renew()
+
+        opened = {name: stack.enter_context(_open(file, on_read)) for name, file in files.items()}
         return await client.call("PUT", path, form=_form(opened.items(), texts))
 
 
