@@ -16,6 +16,7 @@ import aiohttp
 from lora_serve.commands.failure import CommandError, ExitCode, refusal
 
 CONNECT_SECONDS = 10.0
+ANSWERS = {"id", "data", "alias"}  # a card or deletion, a list, an alias: each answer has one of these
 
 if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType
@@ -93,7 +94,7 @@ class AdminClient:
             data = None
         if answer.status >= 400:
             raise refusal(answer.status, data, answer.headers)
-        if answer.status >= 300 or not isinstance(data, dict):
+        if answer.status >= 300 or not (isinstance(data, dict) and ANSWERS & data.keys()):
             raise self._unreachable(f"what answers there ({answer.status}) is not lora-serve's admin API")
         return Reply(answer.status, data)
 

@@ -57,9 +57,10 @@ async def test_nobody_there_is_3(adapters: Adapters) -> None:
     [
         web.Response(text="<html>hello</html>", content_type="text/html"),
         web.json_response([1, 2]),
+        web.json_response({"status": "ok"}),
         web.Response(status=302, headers={"Location": "/elsewhere"}),
     ],
-    ids=["html", "list", "redirect"],
+    ids=["html", "list", "another", "redirect"],
 )
 async def test_something_else_there_is_3(ask_stub: Adapters, stub: StubServer, reply: web.Response) -> None:
     stub.replies.append(reply)
@@ -156,7 +157,7 @@ def test_help_has_examples_and_exit_codes_and_no_subcommand_is_2(capsys: pytest.
     from lora_serve.commands.adapters import VERBS
 
     assert main(["adapters"]) == 2
-    usage = capsys.readouterr().out
+    usage = capsys.readouterr().err
     assert all(f"    {verb.name} " in usage for verb in VERBS)
     for verb in VERBS:
         with pytest.raises(SystemExit) as ended:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from lora_serve.commands.adapters import deletion, listing, registration, residency, routes
 from lora_serve.commands.failure import EXIT_CODES, ExitCode
 from lora_serve.commands.flags import CommandParser, add_common_flags
@@ -22,7 +24,7 @@ def run(arguments: list[str]) -> int:
     parser = make_parser()
     flags = parser.parse_args(arguments)
     if flags.verb is None:
-        parser.print_help()
+        parser.print_help(sys.stderr)
         return ExitCode.WRONG_COMMAND_LINE
     return run_verb(flags.verb, flags)
 

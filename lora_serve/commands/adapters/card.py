@@ -33,10 +33,10 @@ def card_table(card: dict[str, Any]) -> Iterator[Table]:
     for name, value in _facts(card):
         facts.add_row(plain(name), plain(value))
     yield facts
-    versions = _table("version", "digest", "created", "rank", "size", "state", "tiers", "source")
+    versions = _table("version", "created", "rank", "size", "state", "tiers", "source", "digest")
     for version in card["versions"]:
-        cells = [version["version"], version["digest"], _time(version["created"]), version["rank"]]
-        cells += [bytes_text(version["bytes"]), version["state"], ", ".join(version["tiers"]), version["source"]]
+        cells = [version["version"], _time(version["created"]), version["rank"], bytes_text(version["bytes"])]
+        cells += [version["state"], ", ".join(version["tiers"]), version["source"], version["digest"]]
         versions.add_row(*map(plain, cells))
     yield versions
 
