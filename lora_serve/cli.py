@@ -1,6 +1,7 @@
 """`lora-serve`: reads the command line, then imports only what the command needs, so --help and mistakes are fast.
 
-Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model.
+Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model. `adapters` has more: its
+--help lists them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ usage: lora-serve COMMAND [flags]
   serve   --model PATH_OR_HUB_ID [flags]     start the server
   demo    [--port N] [--once]                serve the bundled model and adapters
   check   ADAPTER_DIR --model PATH           validate an adapter offline: what would be rejected, and why
+  adapters SUBCOMMAND [flags]                ask a running server: list, show, register, upload, route, canary, ...
 
 lora-serve COMMAND --help explains a command's flags; lora-serve --version prints the version."""
 
@@ -37,7 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "demo": _demo, "check": _check}
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "serve": _serve,
+        "demo": _demo,
+        "check": _check,
+        "adapters": _adapters,
+    }
     match arguments:
         case []:
             print(USAGE, file=sys.stderr)
@@ -92,3 +99,9 @@ def _check(arguments: list[str]) -> int:
     from lora_serve import adapter_check
 
     return adapter_check.run(folder, settings)
+
+
+def _adapters(arguments: list[str]) -> int:
+    from lora_serve.commands.adapters import run
+
+    return run(arguments)

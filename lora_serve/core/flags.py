@@ -7,11 +7,12 @@ import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from lora_serve.core.errors import ConfigError
+
+if TYPE_CHECKING:  # a client of the admin API starts without it
+    from pydantic.fields import FieldInfo
 
 _METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", Path: "PATH", str: "TEXT"}
 

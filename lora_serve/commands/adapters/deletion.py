@@ -1,0 +1,52 @@
+"""delete."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lora_serve.commands.adapters.paths import adapter_path
+from lora_serve.commands.adapters.waiting import is_gone, wait_for_all
+from lora_serve.commands.failure import CommandError, ExitCode
+from lora_serve.commands.flags import adapter_id, add_wait_flag, count
+from lora_serve.commands.verb import Call, Verb
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", type=adapter_id, metavar="ID")
+    parser.add_argument("--version", type=count, metavar="N", help="only this version (default: all of them)")
+    parser.add_argument("--yes", action="store_true", help="do not ask; nobody is asked where input is no terminal")
+    add_wait_flag(parser)
+
+
+def confirm(flags: argparse.Namespace) -> None:
+    """Raises CommandError if somebody is there and does not say yes."""
+    if flags.yes or not sys.stdin.isatty():
+        return
+    what = "all its versions" if flags.version is None else f"version {flags.version}"
+    sys.stderr.write(f"Delete {flags.id}, {what}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError(ExitCode.REFUSED, "nothing was deleted")
+
+
+async def delete_adapter(call: Call) -> None:
+    flags = call.flags
+    query = None if flags.version is None else {"version": str(flags.version)}
+    reply = await call.client.call("DELETE", adapter_path(flags.id), query=query)
+    if flags.wait:
+        await wait_for_all(call.clients, flags.id, is_gone(flags.version), call.timeout)
+    label = flags.id if flags.version is None else f"{flags.id}@{flags.version}"
+    call.output.show(reply.data, f"{label} deleted")
+
+
+VERBS = (
+    Verb(
+        "delete",
+        "Unregister an adapter, or one version of it; running requests finish.",
+        ("delete acme/support", "delete acme/support --version 2 --yes"),
+        _flags,
+        delete_adapter,
+        check=confirm,
+    ),
+)

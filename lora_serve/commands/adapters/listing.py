@@ -1,0 +1,70 @@
+"""list, show."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from lora_serve.commands.adapters.card import card_table, list_table
+from lora_serve.commands.adapters.paths import adapter_path
+from lora_serve.commands.flags import adapter_id, count
+from lora_serve.commands.verb import Call, Verb
+from lora_serve.core.adapter import AdapterState
+
+MAX_PAGE = 1000  # the server's own limit
+DEFAULT_LIMIT = 100
+
+
+def _list_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tenant", metavar="NAME", help="only this tenant's")
+    parser.add_argument("--state", choices=[state.value for state in AdapterState], help="only those in this state")
+    parser.add_argument("--after", type=adapter_id, metavar="ID", help="begin behind this id")
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument("--limit", type=count, metavar="N", help=f"at most so many (default: {DEFAULT_LIMIT})")
+    number.add_argument("--all", action="store_true", help="all of them, page by page")
+
+
+async def list_adapters(call: Call) -> None:
+    document = await _pages(call)
+    call.output.show(document, list_table(document["data"]))
+    if document["has_more"] and not call.output.as_json:
+        call.output.note(f"there are more: --all, or --after {document['last_id']}")
+
+
+async def _pages(call: Call) -> dict[str, Any]:
+    """One list, as the server would have answered were its pages larger."""
+    flags = call.flags
+    given = {"tenant": flags.tenant, "state": flags.state, "after": flags.after}
+    query = {name: text for name, text in given.items() if text is not None}
+    left = None if flags.all else flags.limit or DEFAULT_LIMIT
+    data: list[dict[str, Any]] = []
+    while True:
+        query["limit"] = str(MAX_PAGE if left is None else min(left - len(data), MAX_PAGE))
+        page = (await call.client.call("GET", "/admin/adapters", query=query)).data
+        data += page["data"]
+        if not page["has_more"] or (left is not None and len(data) >= left):
+            return {**page, "data": data, "last_id": data[-1]["id"] if data else None}
+        query["after"] = page["last_id"]
+
+
+def _show_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", type=adapter_id, metavar="ID")
+
+
+async def show_adapter(call: Call) -> None:
+    card = (await call.client.call("GET", adapter_path(call.flags.id))).data
+    call.output.show(card, *card_table(card))
+
+
+VERBS = (
+    Verb(
+        "list",
+        "List adapters by their ids, with state, tiers and use.",
+        ("list --tenant acme", "list --state on_device --json", "list --all"),
+        _list_flags,
+        list_adapters,
+    ),
+    Verb(
+        "show", "Show an adapter's card.", ("show acme/support", "show acme/support --json"), _show_flags, show_adapter
+    ),
+)

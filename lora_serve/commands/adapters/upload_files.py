@@ -1,0 +1,130 @@
+"""The files of an upload, streamed from disk as multipart: nothing is read before the socket takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lora_serve.commands.output import Output, plain
+from lora_serve.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from lora_serve.commands.admin_client import AdminClient, Reply
+
+REQUIRED = ("adapter_config.json", "adapter_model.safetensors")
+OPTIONAL = ("tokenizer.json",)
+ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
+
+
+class CountedFile(io.FileIO):
+    """Tells `on_read` how many bytes each read took. Reads come from a thread of the HTTP client's."""
+
+    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
+        super().__init__(path, "rb")
+        self._on_read = on_read
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        taken = super().read(-1 if size is None else size)
+        self._on_read(len(taken))
+        return taken
+
+
+class Patience:
+    """Cancels what is inside, with TimeoutError, `seconds` after it was last renewed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._limit = asyncio.timeout(seconds)
+        self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        await self._limit.__aexit__(kind, error, trace)
+
+    def renew(self) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._renew)
+
+    def _renew(self) -> None:
+        if not self._is_over and not self._limit.expired():
+            self._limit.reschedule(self._loop.time() + self._seconds)
+
+
+def files_of(path: Path) -> dict[str, Path]:
+    """By the name each goes under: a folder's own files, or the archive. Raises ConfigError."""
+    if path.is_file():
+        # The server looks at an archive's first bytes; the ending only says that it is one.
+        is_named = path.name.endswith(ARCHIVE_ENDINGS)
+        return {"adapter.tar" if not is_named else "adapter" + _ending(path.name): path}
+    if not path.is_dir():
+        raise ConfigError(f"PATH: {path} is neither a folder nor an archive")
+    if missing := [name for name in REQUIRED if not (path / name).is_file()]:
+        raise ConfigError(f"PATH: {path} holds no {' and no '.join(missing)}")
+    return {name: path / name for name in (*REQUIRED, *OPTIONAL) if (path / name).is_file()}
+
+
+async def send_files(
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
+) -> Reply:
+    """PUT them and the form's texts, with a bar of bytes. Raises ConfigError, CommandError.
+
+    It may take as long as it takes; only when nothing has moved for the client's timeout is it given up.
+    """
+    try:
+        async with Patience(client.timeout) as patience:
+            return await _send(client, path, files, texts, output, patience)
+    except TimeoutError as error:
+        raise client.no_answer() from error
+
+
+async def _send(
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output, patience: Patience
+) -> Reply:
+    with ExitStack() as stack:
+        progress = stack.enter_context(output.progress())
+        total = sum(file.stat().st_size for file in files.values())
+        task = progress.add_task(plain(path.rpartition("/")[2]), total=total)
+
+        def on_read(num_bytes: int) -> None:
+            progress.advance(task, num_bytes)
+            patience.renew()
+
+        opened = {name: stack.enter_context(_open(file, on_read)) for name, file in files.items()}
+        return await client.call("PUT", path, form=_form(opened.items(), texts))
+
+
+def _open(path: Path, on_read: Callable[[int], None]) -> CountedFile:
+    try:
+        return CountedFile(path, on_read)
+    except OSError as error:
+        raise ConfigError(f"PATH: {path} cannot be read: {error.strerror}") from error
+
+
+def _form(files: Iterable[tuple[str, CountedFile]], texts: dict[str, str]) -> aiohttp.MultipartWriter:
+    import aiohttp
+
+    form = aiohttp.MultipartWriter("form-data")
+    for name, text in texts.items():
+        form.append(text).set_content_disposition("form-data", name=name)
+    for name, file in files:
+        part = form.append(file, {"Content-Type": "application/octet-stream"})
+        part.set_content_disposition("form-data", name="files", filename=name)
+    return form
+
+
+def _ending(name: str) -> str:
+    return next(ending for ending in ARCHIVE_ENDINGS if name.endswith(ending))

@@ -1,0 +1,95 @@
+"""--wait: a change is made once every server shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lora_serve.commands.adapters.paths import adapter_path
+from lora_serve.commands.failure import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from lora_serve.commands.admin_client import AdminClient
+
+FIRST_PAUSE = 0.05  # seconds; doubled up to LONGEST_PAUSE
+LONGEST_PAUSE = 1.0
+
+Card = dict[str, Any]
+Condition = Callable[[Card | None], str]  # what is missing in a server's card (None: it has none); "": nothing
+
+
+async def wait_for_all(clients: list[AdminClient], adapter_id: str, condition: Condition, timeout: float) -> None:
+    """Raises CommandError (REFUSED), a line per server that does not show it after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    missing = await asyncio.gather(*(_wait(client, adapter_id, condition, deadline) for client in clients))
+    lines = [f"{client.url}: {reason}" for client, reason in zip(clients, missing, strict=True) if reason]
+    if lines:
+        raise CommandError(ExitCode.REFUSED, f"not everywhere after {timeout:g} s (--timeout):", *lines)
+
+
+async def _wait(client: AdminClient, adapter_id: str, condition: Condition, deadline: float) -> str:
+    """What is still missing at the deadline; a server that is away or not ready may come back until then."""
+    pause, missing = FIRST_PAUSE, "no answer"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            missing = await asyncio.wait_for(_missing(client, adapter_id, condition), left)
+        except TimeoutError:
+            break
+        if not missing:
+            break
+        await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return missing
+
+
+async def _missing(client: AdminClient, adapter_id: str, condition: Condition) -> str:
+    try:
+        return condition((await client.call("GET", adapter_path(adapter_id))).data)
+    except CommandError as error:
+        if error.code is ExitCode.NOT_FOUND:
+            return condition(None)
+        if error.code in (ExitCode.UNREACHABLE, ExitCode.UNAVAILABLE):
+            return error.lines[0]
+        raise
+
+
+def shows(expected: Card) -> Condition:
+    """A card that routes the id as `expected` does, and has all of its versions, by digest."""
+
+    def missing(card: Card | None) -> str:
+        if card is None:
+            return "it does not know the adapter"
+        if unknown := _versions(expected) - _versions(card):
+            return f"it has no version {', '.join(str(version) for version, _ in sorted(unknown))} of this content"
+        if _route(card) != _route(expected):
+            return f"it serves {_route_text(card)} instead of {_route_text(expected)}"
+        return ""
+
+    return missing
+
+
+def is_gone(version: int | None) -> Condition:
+    """No card any more, or one without `version`."""
+
+    def missing(card: Card | None) -> str:
+        if card is None or (version is not None and all(number != version for number, _ in _versions(card))):
+            return ""
+        return "it still has it"
+
+    return missing
+
+
+def _versions(card: Card) -> set[tuple[int, str]]:
+    return {(version["version"], version["digest"]) for version in card.get("versions", [])}
+
+
+def _route(card: Card) -> tuple[Any, ...]:
+    canary = (card.get("route") or {}).get("canary") or {}
+    return card.get("version"), card.get("digest"), canary.get("version"), canary.get("percent")
+
+
+def _route_text(card: Card) -> str:
+    version, _, other, share = _route(card)
+    return f"version {version}" + (f" with {share} % to version {other}" if other is not None else "")

@@ -1,0 +1,102 @@
+"""One server's admin API over HTTP: calls in, JSON or a CommandError out."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+
+from lora_serve.commands.failure import CommandError, ExitCode, refusal
+
+CONNECT_SECONDS = 10.0
+ANSWERS = {"id", "data", "alias"}  # a card or deletion, a list, an alias: each answer has one of these
+
+if TYPE_CHECKING:
+    from aiohttp.connector import AddrInfoType
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server said: `status` below 300, `data` its JSON."""
+
+    status: int
+    data: dict[str, Any]
+
+
+@dataclass(slots=True)
+class AdminClient:
+    """Use it as an async context manager. `timeout`: seconds from the last byte sent to an answer's next byte."""
+
+    url: str
+    admin_key: str | None = field(repr=False)
+    timeout: float
+    _session: aiohttp.ClientSession | None = None
+    _sockets: list[socket.socket] = field(default_factory=list, repr=False)
+
+    async def __aenter__(self) -> Self:
+        headers = {} if self.admin_key is None else {"Authorization": f"Bearer {self.admin_key}"}
+        connect = min(self.timeout, CONNECT_SECONDS)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=self.timeout)
+        connector = aiohttp.TCPConnector(socket_factory=self._new_socket)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=limits, connector=connector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        for one in self._sockets:
+            with suppress(OSError):  # most are closed by now
+                one.shutdown(socket.SHUT_RDWR)  # else what was not sent yet would keep it open
+        await self._session.close()
+
+    def _new_socket(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol = address[:3]
+        made = socket.socket(family, kind, protocol)
+        self._sockets.append(made)
+        return made
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: dict[str, Any] | None = None,
+        form: aiohttp.MultipartWriter | None = None,
+    ) -> Reply:
+        """`path` as the admin API's table has it. Raises CommandError."""
+        assert self._session is not None
+        options: dict[str, Any] = {"json": body} if body is not None else {"data": form}
+        url = self.url + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            async with self._session.request(method, url, allow_redirects=False, **options) as answer:
+                return self._reply(answer, await answer.read())
+        except TimeoutError as error:
+            raise self.no_answer() from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self._unreachable(str(error) or type(error).__name__) from error
+
+    def no_answer(self) -> CommandError:
+        return self._unreachable(f"no answer within {self.timeout:g} s (--timeout)")
+
+    def _reply(self, answer: aiohttp.ClientResponse, text: bytes) -> Reply:
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = None
+        if answer.status >= 400:
+            raise refusal(answer.status, data, answer.headers)
+        if answer.status >= 300 or not (isinstance(data, dict) and ANSWERS & data.keys()):
+            raise self._unreachable(f"what answers there ({answer.status}) is not lora-serve's admin API")
+        return Reply(answer.status, data)
+
+    def _unreachable(self, reason: str) -> CommandError:
+        return CommandError(ExitCode.UNREACHABLE, f"{self.url} cannot be reached: {reason}")

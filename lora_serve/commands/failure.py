@@ -1,0 +1,61 @@
+"""How a command ends when it does not end well: its exit code, and what is said on standard error."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "The adapter cannot be served: "  # what a server's InvalidAdapterError begins with; its reasons follow
+KEY_HINT = "give the server's admin key by --admin-key, LORA_SERVE_ADMIN_KEY or --store"
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    REFUSED = 1
+    WRONG_COMMAND_LINE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    UNAVAILABLE = 5
+    INTERRUPTED = 130
+
+
+EXIT_CODES = """exit codes:
+  0    well
+  1    the server refused (its message and reasons are printed), or --wait ran out of time
+  2    the command line is wrong
+  3    the server cannot be reached, or did not answer within --timeout
+  4    there is no such adapter, version or alias (404)
+  5    the server cannot do it now (503): its Retry-After is printed, try again then
+  130  interrupted (Ctrl-C)"""
+
+
+class CommandError(Exception):
+    """The command ends with `code`; `lines` are for people, on standard error."""
+
+    def __init__(self, code: ExitCode, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.code = code
+        self.lines = lines
+
+
+def refusal(status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
+    """From a server's answer of 400 and above; `body` is its JSON, None if it sent none."""
+    lines = _lines(status, body)
+    if status in (401, 403):
+        lines.append(KEY_HINT)
+    if wait := headers.get("Retry-After"):
+        lines.append(f"try again in {wait[:20]} s (Retry-After)")
+    codes = {404: ExitCode.NOT_FOUND, 503: ExitCode.UNAVAILABLE}
+    return CommandError(codes.get(status, ExitCode.REFUSED), *lines)
+
+
+def _lines(status: int, body: Any) -> list[str]:
+    """The message; an adapter's reasons one per line."""
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(message, str):
+        return [f"the server answered {status}"]
+    if not message.startswith(PREFIX):
+        return message.splitlines() or [f"the server answered {status}"]
+    return [PREFIX.strip(), *(f"- {reason}" for reason in message.removeprefix(PREFIX).split("; "))]

@@ -1,0 +1,129 @@
+"""The flags every command of the admin API takes, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.flags import FlagParser
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT = 120.0  # seconds
+
+
+class CommandParser(FlagParser):
+    """A FlagParser that also refuses unknown flags as a subcommand, and keeps the lines of its epilog."""
+
+    def __init__(self, prog: str, description: str = "", epilog: str | None = None) -> None:
+        super().__init__(prog, description, {})
+        self.epilog = epilog
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Raises ConfigError for what is left over."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        return found, unknown
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """All of them default to SUPPRESS: they may stand before and after the subcommand."""
+    group = parser.add_argument_group("flags of every subcommand")
+
+    def add(flag: str, help_text: str, **options: Any) -> None:
+        group.add_argument(flag, help=help_text, default=argparse.SUPPRESS, **options)
+
+    add("--url", f"the server (LORA_SERVE_URL; default: {DEFAULT_URL}); given more than once, the first is asked "
+        "and --wait waits for all", action="append", type=server_url, metavar="URL")  # fmt: skip
+    add("--admin-key", "the server's admin key (LORA_SERVE_ADMIN_KEY; default: the key file of --store)", metavar="KEY")
+    add("--store", "the server's store on this machine, which holds the key file (LORA_SERVE_STORE; default, for a "
+        "server on this machine: ./adapters_store)", metavar="DIR")  # fmt: skip
+    add("--timeout", f"seconds to wait for an answer, and for --wait altogether (default: {DEFAULT_TIMEOUT:g})",
+        type=seconds, metavar="SECONDS")  # fmt: skip
+    add("--json", "print the server's JSON, one document, and nothing else on standard output", action="store_true")
+
+
+def add_wait_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wait", action="store_true", help="end well only once every --url shows the change, else exit with 1"
+    )
+
+
+def environment_urls() -> list[str]:
+    """LORA_SERVE_URL, comma-separated; the default if there is none. Raises ArgumentTypeError."""
+    texts = [text.strip() for text in os.environ.get("LORA_SERVE_URL", "").split(",")]
+    return [server_url(text) for text in texts if text] or [DEFAULT_URL]
+
+
+def server_url(text: str) -> str:
+    """http(s)://host[:port][/prefix], without its last slash."""
+    try:
+        parts = urlsplit(text)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not is_right or parts.username is not None or parts.query or parts.fragment:
+        _wrong(f"expected http://HOST[:PORT] or https://..., without user, query or fragment (got {text!r})")
+    return text.rstrip("/")
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 86_400:
+        _wrong(f"expected a number of seconds above 0, at most a day (got {text!r})")
+    return value
+
+
+def adapter_id(text: str) -> str:
+    try:
+        return check_adapter_id(text)
+    except InvalidRequestError as error:
+        _wrong(str(error))
+
+
+def count(text: str) -> int:
+    """1, 2, 3, ..."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
+        _wrong(f"expected a number from 1 on (got {text!r})")
+    return int(text)
+
+
+def percent(text: str) -> int | float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        _wrong(f"expected a percentage from 0 to 100 (got {text!r})")
+    return int(value) if value.is_integer() else value
+
+
+def canary(text: str) -> dict[str, int | float]:
+    """VERSION=PERCENT, as the wire has it."""
+    version, equals, share = text.partition("=")
+    if not equals:
+        _wrong(f"expected VERSION=PERCENT, as in 4=10 (got {text!r})")
+    return {"version": count(version), "percent": percent(share)}
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        _wrong(f"expected a JSON object ({error})")
+    if not isinstance(value, dict):
+        _wrong(f"expected a JSON object (got {text[:60]!r})")
+    return value
+
+
+def _wrong(message: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(message)

@@ -1,0 +1,81 @@
+"""Where a command's words go: results to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from lora_serve.commands.failure import CommandError
+
+WIDE = 1000  # columns when the output is no terminal, so that no line is folded
+
+
+def console_on(stream: TextIO) -> Console:
+    """Plain text unless `stream` is a terminal, whatever the environment says of colours."""
+    is_terminal = stream.isatty()
+    width = None if is_terminal else WIDE
+    return Console(
+        file=stream, force_terminal=is_terminal, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """`as_json`: the server's JSON instead of tables and sentences."""
+
+    as_json: bool = False
+    results: Console = field(default_factory=lambda: console_on(sys.stdout))
+    notes: Console = field(default_factory=lambda: console_on(sys.stderr))
+
+    def show(self, document: dict[str, Any], *shown: RenderableType) -> None:
+        """The document as one line of JSON, or what was made of it for people."""
+        if self.as_json:
+            self.results.file.write(json.dumps(document) + "\n")
+            return
+        for part in shown:
+            self.results.print(part, soft_wrap=isinstance(part, str))
+
+    def note(self, *lines: str) -> None:
+        for line in lines:
+            self.notes.print(plain(line), soft_wrap=True)
+
+    def fail(self, error: CommandError) -> None:
+        self.note(f"lora-serve: error: {error.lines[0]}", *error.lines[1:])
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        self.note(*(f"warning: {warning}" for warning in warnings))
+
+    def progress(self) -> AbstractContextManager[Progress]:
+        """A bar of bytes on standard error; silent with --json and where nobody watches."""
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        is_off = self.as_json or not self.notes.is_terminal
+        return Progress(*columns, TimeRemainingColumn(), console=self.notes, transient=True, disable=is_off)
+
+
+def plain(value: object) -> str:
+    """As text that cannot steer a terminal: characters that do not print are shown as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+
+
+def bytes_text(num_bytes: int) -> str:
+    """1234567 -> 1.2 MB"""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

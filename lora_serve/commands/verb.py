@@ -1,0 +1,80 @@
+"""A subcommand: its flags, what is checked before anything is sent, and what is done with the servers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lora_serve.commands.failure import CommandError, ExitCode
+from lora_serve.commands.flags import DEFAULT_TIMEOUT, environment_urls
+from lora_serve.commands.output import Output
+from lora_serve.core.errors import ConfigError
+
+if TYPE_CHECKING:  # --help and mistakes need no HTTP client
+    from lora_serve.commands.admin_client import AdminClient
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a verb works with."""
+
+    flags: argparse.Namespace
+    output: Output
+    clients: list[AdminClient]  # one per --url
+    timeout: float  # seconds
+
+    @property
+    def client(self) -> AdminClient:
+        """The first server, which is asked; the others are only waited for."""
+        return self.clients[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """`examples`: lines for --help, without the program's name. `check` raises ConfigError, CommandError."""
+
+    name: str
+    summary: str
+    examples: tuple[str, ...]
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Call], Awaitable[None]]
+    check: Callable[[argparse.Namespace], None] | None = None
+
+
+def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
+    """The exit code. Raises ConfigError."""
+    given = vars(flags)
+    output = Output(given.get("json", False))
+    try:
+        if verb.check is not None:
+            verb.check(flags)
+        asyncio.run(_run(verb, flags, output, given.get("timeout", DEFAULT_TIMEOUT)))
+    except CommandError as error:
+        output.fail(error)
+        return error.code
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+async def _run(verb: Verb, flags: argparse.Namespace, output: Output, timeout: float) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client) for client in _clients(vars(flags), timeout)]
+        await verb.run(Call(flags, output, clients, timeout))
+
+
+def _clients(given: dict[str, Any], timeout: float) -> list[AdminClient]:
+    from lora_serve.commands.admin_client import AdminClient
+    from lora_serve.commands.admin_key import find_admin_key
+
+    try:
+        urls = given.get("url") or environment_urls()
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"LORA_SERVE_URL: {error}") from error
+    keys = [find_admin_key(given.get("admin_key"), given.get("store"), url) for url in urls]
+    return [AdminClient(url, key, timeout) for url, key in zip(urls, keys, strict=True)]

@@ -1,0 +1,83 @@
+"""`lora-serve adapters ...` in a thread, against the real application or a stub, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lora_serve.cli import main
+from tests.commands.stub_server import StubServer
+from tests.server.conftest import (  # noqa: F401 (fixtures)
+    KEY,
+    auth_required,
+    catalog,
+    house,
+    make_adapter,
+    server_config,
+    services,
+    spec,
+    text_model,
+    trial,
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as one line of JSON."""
+        assert self.out.count("\n") == 1, self.out
+        return json.loads(self.out)
+
+
+Adapters = Callable[..., Awaitable[Ended]]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("URL", "STORE", "ADMIN_KEY"):
+        monkeypatch.delenv(f"LORA_SERVE_{name}", raising=False)
+
+
+@pytest.fixture
+def adapters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Adapters:
+    """adapters("show", "acme/a") -> Ended, with the right key unless the environment is changed."""
+    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
+
+    async def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = await asyncio.to_thread(main, ["adapters", *arguments])
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def ask(adapters: Adapters, house: Any, monkeypatch: pytest.MonkeyPatch) -> Adapters:  # noqa: F811
+    """`adapters`, at the real application."""
+    monkeypatch.setenv("LORA_SERVE_URL", house.url)
+    return adapters
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[StubServer]:
+    async with StubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def ask_stub(adapters: Adapters, stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> Adapters:
+    """`adapters`, at the stub."""
+    monkeypatch.setenv("LORA_SERVE_URL", stub.url)
+    return adapters
