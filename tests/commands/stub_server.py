@@ -1,4 +1,4 @@
-"""A server of the admin API's wire for routes and aliases, in memory; and of answers a real one rarely gives."""
+"""A server that gives the answers a real one rarely gives."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ def _version(number: int) -> Card:
 
 
 class StubServer:
-    """`cards` and `aliases` are its state; `bodies` what it was sent; `replies` is answered first, while it lasts."""
+    """`cards` is its state; `replies` is answered first, while it lasts."""
 
     def __init__(self) -> None:
         self.cards: dict[str, Card] = {"acme/support": make_card()}
-        self.aliases: dict[str, str] = {}
-        self.bodies: list[Any] = []
         self.replies: list[web.Response] = []
         self.gets = 0
         self.seconds_per_chunk = 0.0  # of an upload
@@ -49,10 +47,7 @@ class StubServer:
         app = web.Application(middlewares=[self._answer_first])
         one = "/admin/adapters/{id:.+}"
         app.add_routes([
-            web.put(f"{one}/route", self._put_route), web.post(f"{one}/rollback", self._roll_back),
-            web.put(one, self._upload), web.get(one, self._get), web.get("/admin/aliases", self._list_aliases),
-            web.put("/admin/aliases/{alias:.+}", self._put_alias),
-            web.delete("/admin/aliases/{alias:.+}", self._delete_alias),
+            web.put(f"{one}/route", self._put_route), web.put(one, self._upload), web.get(one, self._get),
         ])  # fmt: skip
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
 
@@ -75,8 +70,7 @@ class StubServer:
 
     async def _put_route(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.bodies.append(body)
-        return self.set_route(request.match_info["id"], body["version"], body["canary"])
+        return self.set_route(request.match_info["id"], body["version"] or 1, body["canary"])
 
     def set_route(self, name: str, version: int, canary: Any = None) -> web.Response:
         old = self.cards[name]
@@ -89,33 +83,10 @@ class StubServer:
         self.cards[name] = card
         return web.json_response(card)
 
-    async def _roll_back(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
-        history = self.cards[name]["route"]["history"]
-        self.cards[name] = make_card(name, history[-1])
-        self.cards[name]["route"]["history"] = history[:-1]
-        return web.json_response(self.cards[name])
-
     async def _get(self, request: web.Request) -> web.Response:
         self.gets += 1
         card = self.cards.get(request.match_info["id"])
         return not_found() if card is None else web.json_response(card)
-
-    async def _list_aliases(self, request: web.Request) -> web.Response:
-        data = [{"alias": alias, "target": target} for alias, target in self.aliases.items()]
-        return web.json_response({"object": "list", "data": data})
-
-    async def _put_alias(self, request: web.Request) -> web.Response:
-        alias, body = request.match_info["alias"], await request.json()
-        self.bodies.append(body)
-        self.aliases[alias] = body["target"]
-        return web.json_response({"alias": alias, "target": body["target"]})
-
-    async def _delete_alias(self, request: web.Request) -> web.Response:
-        alias = request.match_info["alias"]
-        if self.aliases.pop(alias, None) is None:
-            return not_found()
-        return web.json_response({"alias": alias, "deleted": True})
 
     async def _upload(self, request: web.Request) -> web.Response:
         async for chunk in request.content.iter_chunked(2**16):

@@ -45,7 +45,7 @@ def route_text(card: dict[str, Any]) -> str:
     """3, or 3 (4: 10 %) while a canary takes a share."""
     canary = (card.get("route") or {}).get("canary")
     text = str(card["version"])
-    return f"{text} ({canary['version']}: {canary['percent']} %)" if canary else text
+    return f"{text} ({canary['version']}: {canary['percent']:g} %)" if canary else text
 
 
 def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -52,14 +52,13 @@ async def set_route(call: Call) -> None:
 
 
 async def set_canary(call: Call) -> None:
-    """Beside the version that is the default now."""
+    """Beside the version that is the default, whichever that is when the server takes it in."""
     flags = call.flags
-    card = (await call.client.call("GET", adapter_path(flags.id))).data
     share = {"version": flags.version, "percent": flags.percent} if flags.percent else None
-    await _put_route(call, card["version"], share)
+    await _put_route(call, None, share)
 
 
-async def _put_route(call: Call, version: int, share: dict[str, Any] | None) -> None:
+async def _put_route(call: Call, version: int | None, share: dict[str, Any] | None) -> None:
     body = {"version": version, "canary": share}
     await _finish(call, (await call.client.call("PUT", adapter_path(call.flags.id, "route"), body=body)).data)
 
