@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
-from lora_serve.adapters.sources.table import build_sources
+from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -131,6 +131,12 @@ def trial() -> FakeTrial:
 
 
 @pytest.fixture
+def sources() -> Callable[[AdapterConfig], SourceTable]:
+    """How the table of sources is built."""
+    return build_sources
+
+
+@pytest.fixture
 async def services(
     text_model: TextModel,
     spec: ModelSpec,
@@ -139,6 +145,7 @@ async def services(
     tmp_path: Path,
     server_config: ServerConfig,
     auth_required: bool,
+    sources: Callable[[AdapterConfig], SourceTable],
 ) -> AsyncIterator[Services]:
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir(exist_ok=True)
@@ -150,7 +157,7 @@ async def services(
         client=engine,
         catalog=catalog,
         registry=registry,
-        staging=Staging(build_sources(config), registry.new_folder, config.max_upload_bytes),
+        staging=Staging(sources(config), registry.new_folder, config.max_upload_bytes),
         text=text_model,
         spec=spec,
         config=server_config,
