@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -9,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from lora_serve.adapters.registry import Registration
+from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import AdapterRef, check_adapter_id
 from lora_serve.core.commands import Pin, Unpin
-from lora_serve.core.errors import AdapterNotFoundError, ConflictError, LoraServeError
+from lora_serve.core.errors import AdapterNotFoundError, ConflictError, LoraServeError, NotReadyError
 from lora_serve.server.admin.card import adapter_card
 from lora_serve.server.admin.listing import engine_stats
 from lora_serve.server.admin.residency import is_pinned, set_pinned
@@ -69,7 +71,11 @@ async def register_and_pin(
         staged = await stage()
         before = _default_of(services, adapter_id)
         was_pinned = before is not None and services.catalog.entry(adapter_id).pinned
-        registration = await services.registry_thread.run(functools.partial(register, staged))
+        try:
+            registration = await services.registry_thread.run(functools.partial(register, staged))
+        except NotReadyError:  # the thread has ended, so nobody else removes it
+            await asyncio.to_thread(remove_folder, staged.folder)
+            raise
         return registration, await _move_pin(services, registration, before, was_pinned)
 
     return await services.background.complete(work(), f"registering {adapter_id}")
