@@ -588,6 +588,11 @@ class TestHub(AdapterSourceContract):
             fetch(place.put(FILES), limit=1000)
         assert {method for method, _ in place.hub.asked} == {"HEAD"}
 
+    def test_download_itself_can_be_broken_off(self, place: HubPlace, fetch: Callable[..., Any]) -> None:
+        seen: list[int] = []
+        fetch(place.put(FILES), progress=seen.append)
+        assert seen[0] == 0  # before anything came here: the bytes are still on their way to the client's own file
+
     def test_missing_gated_and_unknown_are_told_in_words(self, place: HubPlace, fetch: Callable[..., Any]) -> None:
         source = place.put(FILES)
         with pytest.raises(InvalidRequestError, match="no such revision"):

@@ -117,6 +117,12 @@ def test_nothing_that_is_allowed_leads_elsewhere_for_another_reader_of_urls(piec
         assert path == "/adapters" or path.startswith("/adapters/")
 
 
+def test_credentials_in_a_url_are_refused_in_words_that_do_not_repeat_them() -> None:
+    with pytest.raises(InvalidRequestError, match="holds credentials") as caught:
+        parse_url("https://user:secret@models.acme.com/adapters/a")
+    assert "secret" not in str(caught.value)
+
+
 def test_beginning_without_a_path_allows_the_whole_host() -> None:
     assert is_allowed("http://[::1]:8080/a/b", "http://[::1]:8080")
     assert not is_allowed("http://[::1]:8081/a/b", "http://[::1]:8080")
