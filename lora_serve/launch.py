@@ -30,6 +30,7 @@ from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
 from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
@@ -52,6 +53,7 @@ from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
+from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 from lora_serve.text.tokenizer import TextModel
@@ -69,11 +71,12 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
+    sources = build_sources(settings.adapter_slice())
     with _timed(f"model {settings.model}"):
         parts = build_model(settings.model_slice(), settings.engine_slice(), settings.max_loras)
     text = TextModel.load(settings.model)
     with _open_weights(settings.adapter_slice()) as (catalog, store):
-        await _serve_adapters(settings, listener, stop, parts, text, catalog, store)
+        await _serve_adapters(settings, listener, stop, parts, text, catalog, store, sources)
     _log.info("stopped")
     return 0
 
@@ -86,6 +89,7 @@ async def _serve_adapters(
     text: TextModel,
     catalog: Catalog,
     store: AdapterStore,
+    sources: SourceTable,
 ) -> None:
     admin_key = load_admin_key(settings.admin_key, settings.store)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -102,6 +106,7 @@ async def _serve_adapters(
         client=client,
         catalog=catalog,
         registry=registry,
+        staging=Staging(sources, registry.new_folder, settings.max_upload_size),
         text=text,
         spec=parts.spec,
         config=settings.server_slice(),
@@ -126,6 +131,7 @@ async def _run(services: Services, settings: Settings, listener: socket.socket, 
             if not await services.lifecycle.drain(settings.shutdown_timeout):
                 _log.warning("%d requests did not end in time", services.lifecycle.num_inside)
         finally:
+            services.staging.close()
             await services.background.close()
             await services.client.stop()
             await asyncio.to_thread(services.registry_thread.close)
@@ -144,15 +150,23 @@ async def _listening(services: Services, listener: socket.socket) -> AsyncIterat
 
 
 async def _register_modules(services: Services, modules: tuple[str, ...]) -> None:
-    """`--lora-modules NAME=PATH`: the operator's own, so any path will do. Raises ConfigError."""
+    """`--lora-modules NAME=SOURCE`: the operator's own, so any path will do. Raises ConfigError."""
     for module in modules:
-        name, _, path = module.partition("=")
+        name, _, source = module.partition("=")
         try:
-            await services.registry_thread.run(
-                lambda name=name, path=path: services.registry.register_folder(name, path, trusted=True)
-            )
+            await _register_module(services, name, source)
         except LoraServeError as error:
             raise ConfigError(f"--lora-modules {module}: {error}") from error
+
+
+async def _register_module(services: Services, name: str, source: str) -> None:
+    registry = services.registry
+    if "://" in source:
+        staged = await services.staging.stage(source)
+        call = functools.partial(registry.register_staged, name, staged.folder, staged.source)
+    else:
+        call = functools.partial(registry.register_folder, name, source, trusted=True)
+    await services.registry_thread.run(call)
 
 
 async def _warm_up(services: Services, settings: Settings) -> None:

@@ -82,7 +82,12 @@ def test_version_is_the_packages_own_and_has_a_changelog_entry() -> None:
 
 def test_every_import_of_the_package_is_a_declared_requirement() -> None:
     imported = {name for file in (ROOT / "lora_serve").rglob("*.py") for name in _top_level_imports(file)}
-    modules = {"prometheus-client": "prometheus_client", "pydantic-settings": "pydantic_settings", "pyyaml": "yaml"}
+    modules = {
+        "huggingface-hub": "huggingface_hub",
+        "prometheus-client": "prometheus_client",
+        "pydantic-settings": "pydantic_settings",
+        "pyyaml": "yaml",
+    }
     plain = [Requirement(item).name for item in project()["dependencies"]]
     allowed = {modules.get(name, name) for name in plain} | {"redis", "torchao", "pydantic_core", "lora_serve"}
     assert imported - allowed == set()

@@ -13,12 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.tokenizer_file import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
-from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError, PayloadTooLargeError
-
-NAMES = (CONFIG_NAME, WEIGHTS_NAME)
-_CHUNK_BYTES = 2**20
+from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.intake import CHUNK_BYTES, NAMES, PICKLE_NAME, Intake, Progress, no_progress
+from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError
 
 
 def find_folder(source: str | Path, roots: Sequence[Path]) -> Path:
@@ -43,34 +40,35 @@ def is_inside(path: Path, roots: Sequence[Path]) -> bool:
     return any(path.is_relative_to(root.resolve()) for root in roots)
 
 
-def copy_files(source: Path, target: Path, max_bytes: int, roots: Sequence[Path] | None) -> None:
+def copy_files(
+    source: Path, target: Path, max_bytes: int, roots: Sequence[Path] | None, progress: Progress = no_progress
+) -> None:
     """Copy the adapter's files; those that are missing are left to the later checks. Raises OSError.
 
     `roots`: where the files must really lie (None: anywhere). Raises InvalidAdapterError for what is no regular file
     in there, PayloadTooLargeError beyond `max_bytes`.
     """
-    left = max_bytes
-    for name in (*NAMES, "adapter_model.bin"):
+    intake = Intake(target, max_bytes, progress)
+    for name in (*NAMES, PICKLE_NAME):
         with _opened(source / name, roots) as file:
             if file is None:
                 continue
-            if name not in NAMES:
-                (target / name).touch()  # only the fact counts: artifact.check_files refuses it in words
+            if name == PICKLE_NAME:
+                intake.empty(name)  # artifact.check_files refuses it in words
                 continue
-            left = _copy(file, target / name, left, max_bytes)
-    _copy_tokenizer(source, target, left, roots)
-
-
-def _copy_tokenizer(source: Path, target: Path, left: int, roots: Sequence[Path] | None) -> None:
-    """Few adapters need it, so one that cannot be taken is left empty: refused in words only if it is looked at."""
+            intake.check_size(os.fstat(file.fileno()).st_size)
+            intake.take(name, _chunks(file))
     try:
         with _opened(source / TOKENIZER_NAME, roots) as file:
-            if file is None:
-                return
-            limit = min(left, MAX_TOKENIZER_BYTES)
-            _copy(file, target / TOKENIZER_NAME, limit, limit)
-    except (InvalidAdapterError, PayloadTooLargeError):
-        (target / TOKENIZER_NAME).write_bytes(b"")
+            if file is not None:
+                intake.take_tokenizer(_chunks(file))
+    except InvalidAdapterError:
+        intake.empty(TOKENIZER_NAME)  # refused in words only if it is looked at
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
 
 
 @contextmanager
@@ -86,16 +84,3 @@ def _opened(path: Path, roots: Sequence[Path] | None) -> Iterator[BinaryIO | Non
         if not inside or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise InvalidAdapterError([f"{path.name} is not a regular file in its folder"])
         yield file
-
-
-def _copy(file: BinaryIO, target: Path, left: int, max_bytes: int) -> int:
-    size = os.fstat(file.fileno()).st_size
-    if size > left:
-        raise PayloadTooLargeError(f"The adapter's files exceed --max-upload-size ({max_bytes} bytes).")
-    with target.open("wb") as copy:
-        while left >= 0 and (chunk := file.read(min(_CHUNK_BYTES, left + 1))):
-            copy.write(chunk)
-            left -= len(chunk)
-    if left < 0:  # it grew while we read
-        raise PayloadTooLargeError(f"The adapter's files exceed --max-upload-size ({max_bytes} bytes).")
-    return left

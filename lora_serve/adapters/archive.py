@@ -1,4 +1,4 @@
-"""Reads an uploaded tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
+"""Reads a sent or fetched tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
 
 Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json
 beside them; a README is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
@@ -62,7 +62,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
             else:
                 _take_tar(file, taker, max_bytes)
     except _BROKEN as error:
-        raise InvalidAdapterError([f"the upload is not a sound tar, tar.gz or zip: {str(error)[:200]}"]) from None
+        raise InvalidAdapterError([f"this is not a sound tar, tar.gz or zip: {str(error)[:200]}"]) from None
     taker.check_complete()
 
 

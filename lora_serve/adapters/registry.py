@@ -69,7 +69,10 @@ class Registry:
         self._tmp = config.store / "tmp"
 
     def new_folder(self) -> Path:
-        """A private folder to receive an upload; `register_upload` removes it, or the next sweep. Raises OSError."""
+        """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError.
+
+        The one method that any thread may call.
+        """
         return new_folder(self._tmp)
 
     def register_folder(
@@ -95,21 +98,25 @@ class Registry:
             copy_files(found, copy, self._config.max_upload_bytes, roots)
             return self._register(name, copy, f"folder {found.name}", tenant, pin, metadata, allow_noop, activate)
 
-    def register_upload(
+    def register_staged(
         self,
         name: str,
         staged_folder: Path,
+        source: str = "upload",
         tenant: str | None = None,
         pin: bool = False,
         metadata: Mapping[str, Any] | None = None,
         allow_noop: bool = False,
         activate: bool = True,
     ) -> Registration:
-        """Register what was received into a folder of `new_folder`, which is gone afterwards. Raises as above."""
-        assert staged_folder.parent == self._tmp, "an upload is staged in a folder of new_folder()"
+        """Register what was received or fetched into a folder of `new_folder`, which is gone afterwards.
+
+        `source`: what the card says. Raises as above.
+        """
+        assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with self._private_folder(staged_folder) as folder:
             self._catalog.check_new(name, tenant, metadata)
-            return self._register(name, folder, "upload", tenant, pin, metadata, allow_noop, activate)
+            return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
         """Unregister a version, or all; durable on return. The digests that nothing names any more: once no row

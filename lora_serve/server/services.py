@@ -17,6 +17,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.background import BackgroundTasks, Call, WorkerThread
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.metrics import Metrics
+from lora_serve.server.staging import Staging
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
 
@@ -30,6 +31,7 @@ class Services:
     client: EngineClient
     catalog: Catalog
     registry: Registry
+    staging: Staging
     text: TextModel
     spec: ModelSpec
     config: ServerConfig

@@ -13,6 +13,7 @@ TORCH_FREE = [
     "checkpoint.artifact",
     "archive",
     "admission",
+    "sources.table",
     "stores.disk",
 ]
 

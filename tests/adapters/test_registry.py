@@ -78,7 +78,7 @@ def test_new_content_under_an_old_id_is_the_next_version(registry: Registry, mak
 def test_upload_is_registered_and_its_folder_removed(
     registry: Registry, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
-    done = registry.register_upload("a", staged(registry, make_adapter()))
+    done = registry.register_staged("a", staged(registry, make_adapter()))
     assert done.entry.default.source == "upload"
     assert leftovers(config) == []
 
@@ -87,9 +87,9 @@ def test_refused_upload_leaves_nothing_behind(
     registry: Registry, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
     with pytest.raises(InvalidAdapterError, match="layer replication"):
-        registry.register_upload("a", staged(registry, make_adapter(settings={"layer_replication": [[0, 1]]})))
+        registry.register_staged("a", staged(registry, make_adapter(settings={"layer_replication": [[0, 1]]})))
     with pytest.raises(InvalidRequestError):
-        registry.register_upload("../a", staged(registry, make_adapter("other")))
+        registry.register_staged("../a", staged(registry, make_adapter("other")))
     assert leftovers(config) == []
     assert store.digests() == frozenset()
     assert catalog.entries() == ()

@@ -20,6 +20,7 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -28,6 +29,7 @@ from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
+from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
@@ -130,6 +132,12 @@ def trial() -> FakeTrial:
 
 
 @pytest.fixture
+def sources() -> Callable[[AdapterConfig], SourceTable]:
+    """How the table of sources is built."""
+    return build_sources
+
+
+@pytest.fixture
 async def services(
     text_model: TextModel,
     spec: ModelSpec,
@@ -138,16 +146,19 @@ async def services(
     tmp_path: Path,
     server_config: ServerConfig,
     auth_required: bool,
+    sources: Callable[[AdapterConfig], SourceTable],
 ) -> AsyncIterator[Services]:
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir(exist_ok=True)
     config = AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
+    registry = Registry(config, spec, catalog, DiskStore(store), trial, BaseTokens(text_model.vocabulary()))
     made = Services(
         client=engine,
         catalog=catalog,
-        registry=Registry(config, spec, catalog, DiskStore(store), trial, BaseTokens(text_model.vocabulary())),
+        registry=registry,
+        staging=Staging(sources(config), registry.new_folder, config.max_upload_bytes),
         text=text_model,
         spec=spec,
         config=server_config,
@@ -157,6 +168,7 @@ async def services(
     )
     made.lifecycle.ready()
     yield made
+    made.staging.close()
     await made.background.close()
     made.registry_thread.close()
 

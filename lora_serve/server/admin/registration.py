@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from lora_serve.adapters.registry import Registration
+from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.commands import Pin
-from lora_serve.core.errors import ConflictError, InvalidRequestError, LoraServeError
+from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError
 from lora_serve.server.admin.listing import card_of
 from lora_serve.server.admin.residency import set_pinned
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.staging import Staged
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +29,8 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     fields = check_fields(RegisterFields, await read_json(request))
     check_new_id(services, fields.id)
-    if "://" in fields.source:
-        message = "`source` must be a folder inside an --adapter-root; hubs and buckets come in a later version."
-        raise InvalidRequestError(message, param="source")
-    return await complete_registration(
-        services,
-        fields.id,
-        lambda: services.registry.register_folder(
-            fields.id,
-            fields.source,
-            fields.tenant,
-            fields.pin,
-            fields.metadata,
-            fields.allow_noop,
-            activate=fields.activate,
-        ),
-    )
+    services.catalog.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
+    return await complete_registration(services, fields, lambda: services.staging.stage(fields.source))
 
 
 def check_new_id(services: Services, adapter_id: str) -> None:
@@ -50,23 +40,47 @@ def check_new_id(services: Services, adapter_id: str) -> None:
 
 
 async def complete_registration(
-    services: Services, adapter_id: str, register: Callable[[], Registration]
+    services: Services, fields: RegisterFields, stage: Callable[[], Awaitable[Staged]]
 ) -> web.StreamResponse:
-    """Run `register` on the registry's thread and answer with the card."""
-    registration, warnings = await register_and_pin(services, adapter_id, register)
-    card = await card_of(services, services.catalog.entry(adapter_id))
+    """Bring the files here, register them and answer with the card."""
+
+    def register(staged: Staged) -> Registration:
+        return services.registry.register_staged(
+            fields.id,
+            staged.folder,
+            staged.source,
+            fields.tenant,
+            fields.pin,
+            fields.metadata,
+            fields.allow_noop,
+            fields.activate,
+        )
+
+    registration, warnings = await register_and_pin(services, fields.id, stage, register)
+    card = await card_of(services, services.catalog.entry(fields.id))
     card["warnings"] = [*card["warnings"], *warnings]
     return web.json_response(card, status=201 if registration.created else 200)
 
 
 async def register_and_pin(
-    services: Services, adapter_id: str, register: Callable[[], Registration]
+    services: Services,
+    adapter_id: str,
+    stage: Callable[[], Awaitable[Staged]],
+    register: Callable[[Staged], Registration],
 ) -> tuple[Registration, list[str]]:
-    """Both to their end, even if the client leaves. What went wrong after the registration comes as warnings."""
+    """All to its end, even if the client leaves. What went wrong after the registration comes as warnings.
+
+    `register` runs on the registry's thread and disposes of the staged folder.
+    """
 
     async def work() -> tuple[Registration, list[str]]:
+        staged = await stage()
         known = services.catalog.snapshot.entries.get(adapter_id)
-        registration = await services.registry_thread.run(register)
+        try:
+            registration = await services.registry_thread.run(functools.partial(register, staged))
+        except NotReadyError:  # the thread has ended, so nobody else removes it
+            await asyncio.to_thread(remove_folder, staged.folder)
+            raise
         return registration, await _pin(services, registration, known is not None and known.pinned)
 
     return await services.background.complete(work(), f"registering {adapter_id}")

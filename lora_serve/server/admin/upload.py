@@ -28,6 +28,7 @@ from lora_serve.server.admin.registration import check_new_id, complete_registra
 from lora_serve.server.json_body import check_fields, parse_json
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.staging import Staged
 
 CHUNK_BYTES = 2**18
 MAX_PARTS = 16
@@ -49,6 +50,10 @@ class Upload:
     is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
     fields: dict[str, str] = field(default_factory=dict)
 
+    async def staged(self) -> Staged:
+        """What is to be registered."""
+        return Staged(self.folder, "upload")
+
     def count(self, chunk: bytes) -> None:
         """Raises PayloadTooLargeError."""
         self.num_bytes += len(chunk)
@@ -69,19 +74,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
         if upload.archive.exists():
             await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
         upload.is_handed_over = True
-        return await complete_registration(
-            services,
-            adapter_id,
-            lambda: services.registry.register_upload(
-                adapter_id,
-                upload.folder,
-                fields.tenant,
-                fields.pin,
-                fields.metadata,
-                fields.allow_noop,
-                fields.activate,
-            ),
-        )
+        return await complete_registration(services, fields, upload.staged)
 
 
 @asynccontextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from aiohttp import web
 
-from lora_serve.adapters.admission import copy_files, find_folder
+from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
@@ -15,6 +17,7 @@ from lora_serve.server.errors import WireError
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.staging import Staged
 
 
 class AlreadyLoadedError(Exception):
@@ -30,7 +33,13 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
         return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
     check_new_id(services, name)
     try:
-        await register_and_pin(services, name, lambda: _register(services, fields))
+        services.catalog.check_new(name, None, None)
+        await register_and_pin(
+            services,
+            name,
+            lambda: services.staging.stage(fields.lora_path),
+            lambda staged: _register(services, fields, staged),
+        )
     except AlreadyLoadedError:
         message = (
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
@@ -40,8 +49,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
     except InvalidRequestError as error:
         if error.param != "source":
             raise
-        message = f"Loading lora {name} failed: No adapter found for {fields.lora_path[:200]}"
-        return _refused(404, message, "NotFoundError")
+        return _refused(404, _not_found(fields, error), "NotFoundError")
     return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -57,27 +65,30 @@ async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _register(services: Services, fields: LoadLoraFields) -> Registration:
+def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Registration:
     """On the registry's thread. Other content under a known name must never be served, not even for a moment."""
     known = services.catalog.snapshot.entries.get(fields.lora_name)
-    if known is not None and not fields.load_inplace:
-        digest = _digest_of(services, fields.lora_path)
-        if digest is not None and all(version.digest != digest for version in known.versions):
-            raise AlreadyLoadedError
-    return services.registry.register_folder(fields.lora_name, fields.lora_path, allow_noop=fields.allow_noop)
+    if known is not None and not fields.load_inplace and not _is_version(known, staged.folder):
+        remove_folder(staged.folder)
+        raise AlreadyLoadedError
+    return services.registry.register_staged(
+        fields.lora_name, staged.folder, staged.source, allow_noop=fields.allow_noop
+    )
 
 
-def _digest_of(services: Services, source: str) -> str | None:
-    """Of a private copy, as the registry would make it. None if a file is missing, which the registry will say."""
-    config = services.adapter_config
-    copy = services.registry.new_folder()
-    try:
-        copy_files(find_folder(source, config.roots), copy, config.max_upload_bytes, config.roots)
-        return adapter_digest(copy)
-    except FileNotFoundError:
-        return None
-    finally:
-        remove_folder(copy)
+def _is_version(entry: CatalogEntry, folder: Path) -> bool:
+    """Whether these very files are one of the versions already, as they are or as they were before a conversion."""
+    digest = adapter_digest(folder)
+    return any(
+        digest in (version.digest, version.summary.get("converted_from", {}).get("digest"))
+        for version in entry.versions
+    )
+
+
+def _not_found(fields: LoadLoraFields, error: InvalidRequestError) -> str:
+    """vLLM's words for a path; a URL, which may hold a signature, is not repeated."""
+    reason = f"{error}" if "://" in fields.lora_path else f"No adapter found for {fields.lora_path[:200]}"
+    return f"Loading lora {fields.lora_name} failed: {reason}"
 
 
 def _refused(status: int, message: str, kind: str) -> web.Response:

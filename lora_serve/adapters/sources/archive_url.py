@@ -1,0 +1,145 @@
+"""A tar, tar.gz or zip behind an http(s) URL that begins as --adapter-url allows.
+
+The standard library's client: it blocks, as this floor does, and does nothing by itself (no redirects, no proxies, no
+cookies, no decoding), so that every hop is checked here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lora_serve.adapters.archive import unpack
+from lora_serve.adapters.intake import CHUNK_BYTES, Intake, Progress
+from lora_serve.adapters.sources.base import refuse
+from lora_serve.adapters.sources.url_rules import Url, join_url, parse_url
+from lora_serve.adapters.stores.files import scratch_folder
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidRequestError
+
+MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = {"User-Agent": "lora-serve", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
+_log = logging.getLogger(__name__)
+
+
+class ArchiveUrlSource:
+    """See AdapterSource. `source`: an http(s) URL; its query may hold a signature, which is not kept."""
+
+    def __init__(self, beginnings: Sequence[str], timeout: float = 20.0, total_timeout: float = 3600.0) -> None:
+        """`timeout`: seconds to connect and for each piece; `total_timeout`: for all. Raises ConfigError."""
+        self._allowed = tuple(map(_beginning, beginnings))
+        self._timeout = timeout
+        self._total_timeout = total_timeout
+        self._tls = ssl.create_default_context()
+
+    def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
+        """See AdapterSource."""
+        url = self._checked(source)
+        with scratch_folder(target.parent) as scratch:
+            archive = scratch / "archive"
+            self._download(url, archive, Intake(scratch, limit, progress))
+            unpack(archive, target, limit)
+        return str(url)
+
+    def _checked(self, source: str) -> Url:
+        if not self._allowed:
+            raise refuse("URLs are not taken: start the server with --adapter-url PREFIX to allow some.")
+        try:
+            url = parse_url(source)
+        except InvalidRequestError as error:
+            raise refuse(f"`source`: {error}.") from None
+        return self._allow(url)
+
+    def _allow(self, url: Url) -> Url:
+        if not any(url.is_below(beginning) for beginning in self._allowed):
+            raise refuse("The URL does not lie below an allowed one (--adapter-url).")
+        return url
+
+    def _download(self, url: Url, archive: Path, intake: Intake) -> None:
+        deadline = time.monotonic() + self._total_timeout
+        for _ in range(MAX_REDIRECTS + 1):
+            with self._answer(url) as answer:
+                if answer.status not in _REDIRECTS:
+                    _check_status(answer.status)
+                    _receive(answer, archive, intake, deadline)
+                    return
+                url = self._next(url, answer.getheader("Location"))
+        raise refuse(f"The URL leads over more than {MAX_REDIRECTS} redirects.")
+
+    def _next(self, url: Url, location: str | None) -> Url:
+        try:
+            return self._allow(join_url(url, location or ""))
+        except InvalidRequestError as error:
+            raise refuse(f"The URL redirects to where it may not: {error}") from None
+
+    @contextmanager
+    def _answer(self, url: Url) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a GET of `url`, its body not read yet."""
+        connection = self._connection(url)
+        try:
+            connection.request("GET", url.target, headers=_HEADERS)
+            answer = connection.getresponse()
+            with answer:
+                yield answer
+        except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+            raise _unreachable(error) from None
+        finally:
+            connection.close()
+
+    def _connection(self, url: Url) -> http.client.HTTPConnection:
+        host = url.host.strip("[]")
+        if url.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, url.port, timeout=self._timeout, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(host, url.port, timeout=self._timeout)
+        try:
+            connection.connect()
+        except OSError as error:  # also a name that is not resolved
+            connection.close()
+            raise _unreachable(error) from None
+        return connection
+
+
+def _receive(answer: http.client.HTTPResponse, archive: Path, intake: Intake, deadline: float) -> None:
+    expected = answer.length  # None: chunked, or until the connection ends; then the archive's own form tells
+    intake.check_size(expected or 0)
+    num_bytes = intake.write(archive, _chunks(answer, deadline))
+    if expected is not None and num_bytes != expected:
+        raise AdapterUnavailableError("The URL's answer was cut short; try again.")
+
+
+def _chunks(answer: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
+    while chunk := answer.read1(CHUNK_BYTES):
+        if time.monotonic() > deadline:
+            raise AdapterUnavailableError("The URL's answer takes too long.")
+        yield chunk
+
+
+def _check_status(status: int) -> None:
+    if status == 200:
+        return
+    if status >= 500 or status in (408, 425, 429):
+        raise AdapterUnavailableError(f"The URL answers with status {status} at present.")
+    raise refuse(f"The URL answers with status {status}.")
+
+
+def _beginning(text: str) -> Url:
+    try:
+        url = parse_url(text)
+    except InvalidRequestError as error:
+        raise ConfigError(f"--adapter-url {text}: {error}") from None
+    if url.query:
+        raise ConfigError(f"--adapter-url {text}: a beginning has no query")
+    return url
+
+
+def _unreachable(error: Exception) -> AdapterUnavailableError:
+    _log.warning("adapter URL: %r", error)
+    return AdapterUnavailableError(f"The URL cannot be reached, or broke off ({type(error).__name__}); try again.")
