@@ -15,6 +15,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.stats import AdapterCounters, TierStats
 from lora_serve.engine.counters import CacheCounters
+from lora_serve.engine.load_estimate import LoadEstimate
 from lora_serve.engine.slots import SlotTable
 
 V = TypeVar("V")
@@ -45,6 +46,7 @@ class AdapterResidency(Generic[V]):
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
+        self._estimate = LoadEstimate()
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
@@ -102,6 +104,16 @@ class AdapterResidency(Generic[V]):
             return
         self._load(adapter)
 
+    def retry_after(self, adapters: Sequence[AdapterRef]) -> float:
+        """Seconds after which these will probably be in host memory."""
+        cold = [adapter for adapter in adapters if not self.is_here(adapter.digest)]
+        return self._estimate.retry_after(cold, self._in_flight, time.monotonic())
+
+    def place_ahead(self, adapter: AdapterRef) -> bool:
+        """Give it a slot before it is asked for, if one is free and nobody has to go; whether it was done."""
+        is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
+        return is_possible and self._to_device(adapter)
+
     def take_changes(self) -> tuple[SlotChange[V], ...]:
         """What the runner must do before the next batch, in order."""
         changes, self._changes = tuple(self._changes), []
@@ -120,6 +132,7 @@ class AdapterResidency(Generic[V]):
             evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes, self._favoured)
         except AdapterUnavailableError as error:
             return error
+        self._estimate.learn(adapter.num_bytes, message.seconds)
         self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted))
         return None
 
@@ -132,6 +145,10 @@ class AdapterResidency(Generic[V]):
         if pin:
             self.slots.set_pinned(adapter.digest, True)
         return True
+
+    def prefetch_to_host(self, adapter: AdapterRef) -> bool:
+        """Towards host memory; True once it is there or already further."""
+        return adapter.digest in self.slots or self.fetched(adapter) is not None
 
     def fetched(self, adapter: AdapterRef) -> V | None:
         """Its weights in host memory; None, and a load under way, if they are not there."""
