@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -201,3 +202,16 @@ async def test_run_that_ends_before_it_was_warm_does_not_forget_what_was_hot(
         pass
     assert read_warm_set(tmp_path / FILE_NAME) == before
     assert json.loads((tmp_path / FILE_NAME).read_text())["adapters"][0] == {"digest": "sha256:a", "tier": "device"}
+
+
+async def test_warm_up_off_neither_warms_nor_notes(tmp_path: Path, engine: MockEngineClient, catalog: Catalog) -> None:
+    from lora_serve import launch
+    from lora_serve.core.settings import Settings
+
+    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a")))
+    services = SimpleNamespace(client=engine, catalog=catalog)
+    for warmup in ("off", "auto"):
+        settings = Settings(model="fake", store=tmp_path, warmup=warmup)
+        async with await launch._hot_adapters(services, settings):
+            pass
+        assert warmed(engine) == ([] if warmup == "off" else [("a", "device")])
