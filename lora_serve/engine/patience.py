@@ -37,7 +37,7 @@ class ColdPatience:
         """A new sequence; the error if it does not even begin to wait."""
         self._answers.setdefault(_answer_id(sequence), _Answer()).num_sequences += 1
         self._want(sequence, sequence.refs)
-        sequence.was_cold = bool(self.cold(sequence.adapters))
+        self.is_cold(sequence, now)
         self.settle(sequence, now)
         ends_at = self.ends_at(sequence)
         return self.end(sequence, now) if ends_at is not None and now >= ends_at else None
@@ -87,18 +87,18 @@ class ColdPatience:
             self._fall_back(sequence, sequence.fallback, now)
 
     def ask(self, sequence: Sequence) -> bool:
-        """Ask for the loads of what it waits for; whether its own adapters are cold."""
-        cold = self.cold(sequence.adapters)
-        if cold:
-            sequence.was_cold, sequence.cold_until = True, None
-            for ref in sequence.wanted:
-                self._residency.request(ref)
-        return bool(cold)
+        """Ask for the loads of all that it wants; False: the host has no room for some of it yet."""
+        asked = [self._residency.request(ref) for ref in sequence.wanted]
+        return all(asked)
 
-    def arrived(self, sequence: Sequence, now: float) -> None:
-        """A load is done; perhaps it was the last one that it waited for."""
-        if sequence.was_cold and sequence.cold_until is None and not self.cold(sequence.adapters):
+    def is_cold(self, sequence: Sequence, now: float) -> bool:
+        """Whether it must wait for its adapters; when it last had to is noted, for its `load` time."""
+        if self.cold(sequence.adapters):
+            sequence.was_cold, sequence.cold_until = True, None
+            return True
+        if sequence.was_cold and sequence.cold_until is None:
             sequence.cold_until = now
+        return False
 
     def load_failed(self, sequence: Sequence, digest: str, error: LoraServeError, now: float) -> LoraServeError | None:
         """What it wants cannot be had; None: somebody else can still answer."""
@@ -135,8 +135,8 @@ class ColdPatience:
         sequence.adapters, sequence.fallback, sequence.fell_back = fallback, None, True
         sequence.block_keys.clear()
         self._want(sequence, sequence.refs)
-        sequence.cold_until = now
         self.ask(sequence)
+        self.is_cold(sequence, now)
 
     def _want(self, sequence: Sequence, refs: tuple[AdapterRef, ...]) -> None:
         """Want exactly these from now on."""

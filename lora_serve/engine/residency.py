@@ -95,14 +95,15 @@ class AdapterResidency(Generic[V]):
         """The row has ended."""
         self.slots.release(slot)
 
-    def request(self, adapter: AdapterRef) -> None:
-        """Start a load unless it is here, under way, or the host has no room for it yet."""
+    def request(self, adapter: AdapterRef) -> bool:
+        """Start a load unless it is here or under way; False: the host has no room for it yet."""
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
-            return
+            return True
         if digest not in self._favoured and not self._has_room(adapter):
-            return
+            return False
         self._load(adapter)
+        return True
 
     def retry_after(self, adapters: Sequence[AdapterRef]) -> float:
         """Seconds after which these will probably be in host memory."""

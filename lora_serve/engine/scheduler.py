@@ -100,7 +100,7 @@ class Scheduler:
         """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
         self._look_ahead_is_due = True
         for sequence in self._waiting_for(digest):
-            self._patience.arrived(sequence, now)
+            self._patience.is_cold(sequence, now)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
         """End every request: the engine stops, or failed in a way that leaves no block to be trusted."""
@@ -198,27 +198,24 @@ class Scheduler:
         return events
 
     def _acquire(self, sequence: Sequence, now: float) -> bool:
-        """Slots for all of the sequence's adapters; False: not now, and what is missing is being loaded."""
-        if self._patience.ask(sequence):
+        """Slots for all of the sequence's adapters; False: not now."""
+        if self._patience.is_cold(sequence, now):
             return False
-        self._patience.arrived(sequence, now)
         sequence.slots = self._residency.acquire(sequence.refs)
         return bool(sequence.slots)
 
     def _look_ahead(self, now: float) -> None:
-        """Loads for the next in the queue, and free slots, before it is their turn; nobody has to go for that."""
+        """The adapters of the next in the queue are loaded, and put into free slots, before it is their turn."""
         if not self._look_ahead_is_due:
             return
-        self._look_ahead_is_due = False
-        num_placed = 0
+        num_placed, has_room = 0, True
         for sequence in self.waiting[:_LOOK_AHEAD]:
             self._patience.settle(sequence, now)
-            if self._patience.ask(sequence):
-                continue
+            if has_room:  # nobody further back overtakes whoever the host has no room for
+                has_room = self._patience.ask(sequence)
             for ref in sequence.refs:
-                if num_placed < _PLACE_AHEAD and self._residency.place_ahead(ref):
-                    num_placed += 1
-        self._look_ahead_is_due = num_placed == _PLACE_AHEAD  # there may be more
+                num_placed += num_placed < _PLACE_AHEAD and self._residency.place_ahead(ref)
+        self._look_ahead_is_due = num_placed > 0  # there is more room now
 
     def _waiting_for(self, digest: str) -> list[Sequence]:
         return [s for s in self.waiting if any(ref.digest == digest for ref in s.wanted)]

@@ -203,6 +203,16 @@ def test_neither_version_can_be_loaded() -> None:
     world.check_nothing_held()
 
 
+def test_previous_that_could_not_be_loaded_is_not_tried_again_when_the_adapter_cannot_either() -> None:
+    world = World(auto_load=False)
+    world.add("r", [1], NEW, **PREVIOUS)
+    world.step()
+    world.finish_load(OLD, AdapterUnavailableError("old is gone"))
+    world.finish_load(NEW, AdapterUnavailableError("new is gone"))
+    assert str(world.error("r")) == "new is gone"
+    world.check_nothing_held()
+
+
 def test_choices_of_one_answer_fall_back_together_even_if_the_adapter_arrives_between_them() -> None:
     world = World(auto_load=False)
     world.add("c0", [1, 2], NEW, answer_id="c", max_tokens=20, **BASE)
