@@ -226,16 +226,21 @@ def test_choices_of_one_answer_fall_back_together_even_if_the_adapter_arrives_be
     world.check_nothing_held()
 
 
-def test_choice_does_not_fall_back_once_another_runs_with_the_adapter() -> None:
-    world = World(auto_load=False, max_loras=2, max_cpu_loras=1, max_num_seqs=1)
+def test_choice_does_not_fall_back_once_another_ran_with_the_adapter() -> None:
+    world = World(auto_load=False, max_num_seqs=1)
     warm(world, "new")
-    world.add("c0", [1], NEW, answer_id="c", max_tokens=3, **BASE)
+    world.add("c0", [1], NEW, answer_id="c", **BASE)
     world.step()
     world.add("c1", [1], NEW, answer_id="c", **BASE)
     world.scheduler.abort("c0")
-    assert world.residency.evict("sha256:new") is False, "the second choice wants it"
+    world.residency.host.drop(NEW.digest)
+    world.residency._drop(world.residency.slots.remove(NEW.digest))
+    world.step()
+    assert "c1" not in world.prompts
+    world.finish_load(NEW)
     world.run()
     assert not world.prompts["c1"].fell_back
+    world.check_answers()
     world.check_nothing_held()
 
 
