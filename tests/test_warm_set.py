@@ -129,7 +129,7 @@ async def test_no_more_is_warmed_than_there_is_room_for_now(
 
 
 async def test_pinned_adapters_keep_their_places(tmp_path: Path, engine: MockEngineClient, catalog: Catalog) -> None:
-    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("abc")))
+    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("bac")))
     catalog.set_pinned("b", True)
     await keeper(engine, catalog, tmp_path, max_loras=2).warm_device()
     assert warmed(engine) == [("a", "device")]
@@ -171,7 +171,19 @@ async def test_what_is_hot_is_noted_at_the_end_most_recently_used_first(
     assert not caplog.text
 
 
-async def test_it_is_noted_while_the_server_runs_and_only_if_it_changed(
+async def test_what_has_not_changed_is_not_written_again(
+    tmp_path: Path, engine: MockEngineClient, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[WarmSet] = []
+    monkeypatch.setattr("lora_serve.warm_set.write_warm_set", lambda path, warm_set: written.append(warm_set))
+    kept = keeper(engine, catalog, tmp_path)
+    for name in "aab":
+        await engine.adapters(Prefetch(catalog.entry(name).ref()))
+        await kept._note()
+    assert written == [WarmSet(digests("a")), WarmSet(digests("ba"))]
+
+
+async def test_it_is_noted_while_the_server_runs(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lora_serve.warm_set.NOTE_SECONDS", 0.001)

@@ -40,6 +40,33 @@ def test_no_more_is_asked_for_than_the_host_has_room_for() -> None:
     assert names(world) == ["a2", "a3"], "a1 stays in host memory until a slot is free"
 
 
+def test_small_adapter_does_not_overtake_one_that_the_host_has_no_room_for() -> None:
+    world = World(auto_load=False, max_num_seqs=1, adapter_host_memory=35)
+    world.add("runs", [1], max_tokens=100)
+    world.step()
+    for index in range(4):
+        world.add(f"r{index}", [1], adapter(f"a{index}"))
+    world.add("small", [1], adapter("small", num_bytes=5))
+    world.step()
+    assert names(world) == ["a0", "a1", "a2"]
+
+
+def test_slots_are_filled_a_few_a_step_until_none_is_free() -> None:
+    world = World(auto_load=False, max_num_seqs=1, max_loras=4)
+    world.add("runs", [1], max_tokens=100)
+    world.step()
+    for index in range(5):
+        world.add(f"r{index}", [1], adapter(f"a{index}"))
+    world.step()
+    for ref in list(world.loading):
+        world.finish_load(ref)
+    filled = []
+    for _ in range(3):
+        world.step()
+        filled.append(len(world.runner.slots))
+    assert filled == [2, 4, 4]
+
+
 def test_free_slots_are_filled_ahead_and_nobody_is_evicted_for_it() -> None:
     world = World(auto_load=False, max_num_seqs=1, max_loras=2)
     world.add("resident", [1], adapter("resident"), max_tokens=2)
