@@ -1,6 +1,6 @@
 """Start and stop order: the only place that knows every concrete class.
 
-Up: log, port, model, store, engine, HTTP (health answers, /ready says 503), warm-up, pinned adapters, ready.
+Up: log, port, model, store, engine, HTTP (health answers, /ready says 503), warm-up, pinned and hot adapters, ready.
 Down: /ready says 503, running requests end, HTTP closes, the engine stops, the loader's threads end.
 """
 
@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 
 from aiohttp import web
 from rich.console import Console
@@ -57,6 +57,7 @@ from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 from lora_serve.text.tokenizer import TextModel
+from lora_serve.warm_set import WarmSetKeeper
 
 _log = logging.getLogger(__name__)
 
@@ -124,12 +125,13 @@ async def _run(services: Services, settings: Settings, listener: socket.socket, 
         try:
             await _register_modules(services, settings.lora_modules)
             await _warm_up(services, settings)
-            services.lifecycle.ready()
-            _log.info("ready: http://%s:%d (base model `%s`)", *listener.getsockname()[:2], services.base_name)
-            await stop.wait()
-            _log.info("draining %d requests", services.lifecycle.num_inside)
-            if not await services.lifecycle.drain(settings.shutdown_timeout):
-                _log.warning("%d requests did not end in time", services.lifecycle.num_inside)
+            async with await _hot_adapters(services, settings):
+                services.lifecycle.ready()
+                _log.info("ready: http://%s:%d (base model `%s`)", *listener.getsockname()[:2], services.base_name)
+                await stop.wait()
+                _log.info("draining %d requests", services.lifecycle.num_inside)
+                if not await services.lifecycle.drain(settings.shutdown_timeout):
+                    _log.warning("%d requests did not end in time", services.lifecycle.num_inside)
         finally:
             services.staging.close()
             await services.background.close()
@@ -188,6 +190,16 @@ async def _warm_up(services: Services, settings: Settings) -> None:
             progress.update(task, description=f"warm-up: {ref.label}")
             await _pin(client, ref)
             progress.advance(task)
+
+
+async def _hot_adapters(services: Services, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """The last run's hot adapters onto the device; while the context lasts, host memory follows and both are noted."""
+    if settings.warmup == "off":
+        return nullcontext()
+    keeper = WarmSetKeeper(services.client, services.catalog, settings.adapter_slice())
+    with _timed("hot adapters of the last run"):
+        await keeper.warm_device()
+    return keeper.keeping()
 
 
 async def _exhaust(client: EngineClient, request: GenerateRequest) -> None:

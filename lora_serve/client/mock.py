@@ -35,6 +35,7 @@ class MockReply:
     finish: FinishReason | None = None  # None: by stop ids, then by max_tokens
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    fell_back: bool = False  # the request's fallback answers
 
 
 @dataclass(slots=True)
@@ -131,7 +132,8 @@ class MockEngineClient:
                 raise reply.error
             row.waiting = False
             self._resident.update({ref.digest: ref for ref in request.refs})
-            yield PromptEvent(request.request_id, TIMINGS, _prompt_logprobs(request), reply.num_cached_tokens)
+            prompt = _prompt_logprobs(request)
+            yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back)
             for token_id in self._tokens(request, reply):
                 if reply.error is not None and row.produced == reply.error_after:
                     ended = True
@@ -158,16 +160,17 @@ class MockEngineClient:
         limit = request.sampling.max_tokens
         if reply.token_ids is not None:
             return list(reply.token_ids)[:limit]
-        return [derived_token_id(request, position, self.vocab_size) for position in range(limit)]
+        return [derived_token_id(request, position, self.vocab_size, reply.fell_back) for position in range(limit)]
 
     def _logprobs(self, request: GenerateRequest, token_id: int) -> TokenLogprobs | None:
         count = request.sampling.logprobs
         return None if count is None else token_logprobs(token_id, count, self.vocab_size)
 
 
-def derived_token_id(request: GenerateRequest, position: int, vocab_size: int) -> int:
+def derived_token_id(request: GenerateRequest, position: int, vocab_size: int, fell_back: bool = False) -> int:
     """The unscripted token at `position` of the answer."""
-    adapters = "+".join(f"{use.scale}*{use.ref.digest}" for use in request.adapters) or "base"
+    uses = request.fallback or () if fell_back else request.adapters
+    adapters = "+".join(f"{use.scale}*{use.ref.digest}" for use in uses) or "base"
     words = f"{request.prompt_token_ids}|{adapters}|{request.sampling.seed}|{position}"
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % vocab_size
 

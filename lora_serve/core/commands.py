@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lora_serve.core.adapter import AdapterRef
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Bring the adapter onto the device if a slot is free or evictable; done when it is there."""
+    """Bring the adapter onto the device if a slot is free or evictable, or to host memory; done when it is there."""
 
     adapter: AdapterRef
+    to: Literal["device", "host"] = "device"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class PromptEvent:
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # one per prompt token, the first is None
     num_cached_tokens: int = 0  # prompt tokens whose K and V were found, not computed
+    fell_back: bool = False  # the request's `fallback` answers, not its `adapters`
 
 
 @dataclass(frozen=True, slots=True)

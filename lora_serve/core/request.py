@@ -9,10 +9,15 @@ from lora_serve.core.adapter import AdapterRef
 
 
 class OnCold(enum.StrEnum):
-    """What to do when a request's adapter is not on the device yet."""
+    """What to do when an adapter of a request is neither on the device nor in host memory, and `max_cold_wait` is over.
 
-    WAIT = "wait"  # wait, at most `max_cold_wait` seconds if that is given
-    FAIL = "fail"  # refuse at once with AdapterUnavailableError, and load the adapter for the next caller
+    Whatever is done, the adapter's load goes on for the next caller.
+    """
+
+    WAIT = "wait"  # AdapterUnavailableError; without `max_cold_wait` it waits for ever
+    BASE = "base"  # the base model answers
+    PREVIOUS = "previous"  # the version before answers; if it is cold too, whichever of the two is here first
+    FAIL = "fail"  # AdapterUnavailableError
 
 
 class FinishReason(enum.StrEnum):
@@ -70,7 +75,16 @@ class GenerateRequest:
     arrival_time: float = 0.0
     deadline: float | None = None
     on_cold: OnCold = OnCold.WAIT
-    max_cold_wait: float | None = None  # seconds
+    max_cold_wait: float | None = None  # seconds; None: for ever with WAIT, else 0
+    fallback: tuple[AdapterUse, ...] | None = None  # who answers in their place: () with BASE; None: nobody
+    answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds from its arrival that it waits for cold adapters; None: for ever."""
+        if self.max_cold_wait is None:
+            return None if self.on_cold is OnCold.WAIT else 0.0
+        return self.max_cold_wait
 
     @property
     def refs(self) -> tuple[AdapterRef, ...]:

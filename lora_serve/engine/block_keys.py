@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from lora_serve.core.request import AdapterUse, GenerateRequest
+from lora_serve.core.request import AdapterUse
 
 _DIGEST_BYTES = 32
 
@@ -27,14 +27,14 @@ class BlockKeys:
         self._block_size = block_size
         self._secret = secrets.token_bytes(_DIGEST_BYTES)
 
-    def extend(self, keys: list[bytes], request: GenerateRequest, token_ids: Sequence[int]) -> None:
-        """Append to a request's `keys` those of the full blocks of `token_ids` that are missing in it."""
+    def extend(self, keys: list[bytes], tenant: str, adapters: Sequence[AdapterUse], token_ids: Sequence[int]) -> None:
+        """Append to a sequence's `keys` those of the full blocks of `token_ids` that are missing in it."""
         size = self._block_size
         for index in range(len(keys), len(token_ids) // size):
             start = index * size
-            parent = keys[-1] if keys else self._root(request.tenant)
+            parent = keys[-1] if keys else self._root(tenant)
             tokens = array("q", token_ids[start : start + size]).tobytes()
-            identity = repr(acting_in(request.adapters, start, start + size)).encode()
+            identity = repr(acting_in(adapters, start, start + size)).encode()
             keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
 
     def _root(self, tenant: str) -> bytes:

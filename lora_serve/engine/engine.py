@@ -75,6 +75,7 @@ class Engine:
         """A loader is done; requests of an adapter that cannot be had end here."""
         error = self.residency.load_finished(message)
         if error is None:
+            self.scheduler.adapter_arrived(message.digest, time.monotonic())
             return []
         failed = [
             c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin | Probe)
@@ -82,7 +83,7 @@ class Engine:
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
             command.reply(error)
-        return self.scheduler.fail_adapter(message.digest, error)
+        return self.scheduler.fail_adapter(message.digest, error, time.monotonic())
 
     def command(self, command: Command) -> None:
         """Take a residency command in; it is answered when it is done."""
@@ -99,7 +100,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot."""
         residency, slots = self.residency, tuple(self.residency.slots.infos())
-        waiting = {ref.name for sequence in self.scheduler.waiting for ref in sequence.request.refs}
+        waiting = {ref.name for sequence in self.scheduler.waiting for ref in sequence.refs}
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
@@ -160,7 +161,9 @@ class Engine:
         command = message.command
         outcome: Outcome = None
         try:
-            if isinstance(command, Prefetch | Pin):
+            if isinstance(command, Prefetch) and command.to == "host":
+                is_done = self.residency.prefetch_to_host(command.adapter)
+            elif isinstance(command, Prefetch | Pin):
                 is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
             elif isinstance(command, Probe):
                 outcome = self._probe(command)

@@ -69,5 +69,5 @@ class PrefixCache:
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
         """Of all full blocks of its known tokens; worked out once each."""
-        self._keys.extend(sequence.block_keys, sequence.request, sequence.token_ids)
+        self._keys.extend(sequence.block_keys, sequence.request.tenant, sequence.adapters, sequence.token_ids)
         return sequence.block_keys

@@ -15,6 +15,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.stats import AdapterCounters, TierStats
 from lora_serve.engine.counters import CacheCounters
+from lora_serve.engine.load_estimate import LoadEstimate
 from lora_serve.engine.slots import SlotTable
 
 V = TypeVar("V")
@@ -45,6 +46,7 @@ class AdapterResidency(Generic[V]):
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
+        self._estimate = LoadEstimate()
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
@@ -93,14 +95,25 @@ class AdapterResidency(Generic[V]):
         """The row has ended."""
         self.slots.release(slot)
 
-    def request(self, adapter: AdapterRef) -> None:
-        """Start a load unless it is here, under way, or the host has no room for it yet."""
+    def request(self, adapter: AdapterRef) -> bool:
+        """Start a load unless it is here or under way; False: the host has no room for it yet."""
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
-            return
+            return True
         if digest not in self._favoured and not self._has_room(adapter):
-            return
+            return False
         self._load(adapter)
+        return True
+
+    def retry_after(self, adapters: Sequence[AdapterRef]) -> float:
+        """Seconds after which these will probably be in host memory."""
+        cold = [adapter for adapter in adapters if not self.is_here(adapter.digest)]
+        return self._estimate.retry_after(cold, self._in_flight, time.monotonic())
+
+    def place_ahead(self, adapter: AdapterRef) -> bool:
+        """Give it a slot before it is asked for, if one is free and nobody has to go; whether it was done."""
+        is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
+        return is_possible and self._to_device(adapter)
 
     def take_changes(self) -> tuple[SlotChange[V], ...]:
         """What the runner must do before the next batch, in order."""
@@ -120,6 +133,7 @@ class AdapterResidency(Generic[V]):
             evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes, self._favoured)
         except AdapterUnavailableError as error:
             return error
+        self._estimate.learn(adapter.num_bytes, message.seconds)
         self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted))
         return None
 
@@ -132,6 +146,10 @@ class AdapterResidency(Generic[V]):
         if pin:
             self.slots.set_pinned(adapter.digest, True)
         return True
+
+    def prefetch_to_host(self, adapter: AdapterRef) -> bool:
+        """Towards host memory; True once it is there or already further."""
+        return adapter.digest in self.slots or self.fetched(adapter) is not None
 
     def fetched(self, adapter: AdapterRef) -> V | None:
         """Its weights in host memory; None, and a load under way, if they are not there."""

@@ -25,8 +25,7 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
         start=start,
         block_table=tuple(sequence.blocks),
         adapters=tuple(
-            RowAdapter(slot, use.scale, use.start)
-            for slot, use in zip(sequence.slots, sequence.request.adapters, strict=True)
+            RowAdapter(slot, use.scale, use.start) for slot, use in zip(sequence.slots, sequence.adapters, strict=True)
         ),
         sample=_sample_input(sequence, eos_token_ids) if end == len(sequence.token_ids) else None,
         prompt_targets=tuple(sequence.token_ids[start + 1 : end + 1]) if wants_targets else None,

@@ -9,7 +9,6 @@ import bisect
 import random
 from typing import Any
 
-from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import (
@@ -19,13 +18,17 @@ from lora_serve.core.errors import (
     RequestTimeoutError,
 )
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import FinishReason, GenerateRequest, OnCold
+from lora_serve.core.request import FinishReason, GenerateRequest
 from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.patience import ColdPatience
 from lora_serve.engine.policies import Policy
 from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
+
+_LOOK_AHEAD = 64  # waiting sequences whose adapters are asked for before their turn
+_PLACE_AHEAD = 2  # adapters put into free slots before their turn, in one step
 
 
 class Scheduler:
@@ -45,6 +48,7 @@ class Scheduler:
         self._blocks = blocks
         self.prefix_cache = prefix_cache
         self._residency = residency
+        self._patience = ColdPatience(residency)
         self._policy = policy
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
@@ -54,6 +58,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # in the policy's order
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.num_preemptions = 0
+        self._look_ahead_is_due = False
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -66,19 +71,15 @@ class Scheduler:
                     QueueFullError(f"The queue is full ({self._config.max_queue} requests wait); try again later."),
                 )
             ]
-        cold = self._cold(request)
-        if cold and request.on_cold is OnCold.FAIL:
-            for ref in cold:
-                self._residency.request(ref)
-            return [ErrorEvent(request.request_id, _cold_error(cold))]
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
-        sequence = Sequence(self._num_added, request, seed, list(request.prompt_token_ids), was_cold=bool(cold))
+        sequence = Sequence(
+            self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback
+        )
         self._num_added += 1
         self._by_request[request.request_id] = sequence
-        for ref in request.refs:
-            self._residency.want(ref)
         self._enqueue(sequence)
-        return []
+        error = self._patience.join(sequence, request.arrival_time)
+        return [] if error is None else [self._fail(sequence, error)]
 
     def abort(self, request_id: str) -> None:
         """End a request nobody waits for; an unknown id ended meanwhile."""
@@ -86,10 +87,20 @@ class Scheduler:
         if sequence is not None:
             self._release(sequence)
 
-    def fail_adapter(self, digest: str, error: LoraServeError) -> list[Event]:
-        """End every waiting request of an adapter that cannot be had."""
-        failed = [s for s in self.waiting if digest in {ref.digest for ref in s.request.refs}]
-        return [self._fail(sequence, error) for sequence in failed]
+    def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
+        """End every waiting request of an adapter that cannot be had, unless somebody else may answer it."""
+        self._look_ahead_is_due = True
+        return [
+            self._fail(sequence, final)
+            for sequence in self._waiting_for(digest)
+            if (final := self._patience.load_failed(sequence, digest, error, now)) is not None
+        ]
+
+    def adapter_arrived(self, digest: str, now: float) -> None:
+        """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
+        self._look_ahead_is_due = True
+        for sequence in self._waiting_for(digest):
+            self._patience.is_cold(sequence, now)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
         """End every request: the engine stops, or failed in a way that leaves no block to be trusted."""
@@ -106,8 +117,9 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next, in seconds of time.monotonic()."""
-        times = [t for sequence in self._by_request.values() for t in self._deadlines(sequence)]
-        return min(times, default=None)
+        sequences = self._by_request.values()
+        times = [time for s in sequences for time in (s.request.deadline, self._patience.ends_at(s))]
+        return min((time for time in times if time is not None), default=None)
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -116,7 +128,10 @@ class Scheduler:
         rows: dict[int, Row] = {}
         preempted = self.num_preemptions
         budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
+        first = next((sequence for sequence in self.waiting if sequence.adapters), None)
+        self._residency.favour(() if first is None else first.refs)
         events = self._admit(rows, budget, now) if self.num_preemptions == preempted else []
+        self._look_ahead(now)
         if not rows:
             return None, events
         return Batch(tuple(rows.values()), self._blocks.take_fresh()), events
@@ -151,17 +166,16 @@ class Scheduler:
 
     def _admit(self, rows: dict[int, Row], budget: int, now: float) -> list[Event]:
         """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
-        first = next((sequence for sequence in self.waiting if sequence.request.adapters), None)
-        self._residency.favour(() if first is None else first.request.refs)
         events: list[Event] = []
         slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
         passed_over: list[Sequence] = []
         for sequence in list(self.waiting):
             if len(self.running) >= self._config.max_num_seqs or budget == 0:
                 break
+            self._patience.settle(sequence, now)
             if self.running and not self.prefix_cache.has_room(sequence):
                 break
-            if sequence.request.adapters:
+            if sequence.adapters:
                 if slot_is_owed:
                     continue
                 try:
@@ -172,7 +186,7 @@ class Scheduler:
                 if not has_slots:
                     passed_over.append(sequence)
                     waited_long = sequence.num_passed_over >= self._config.max_num_seqs
-                    slot_is_owed = waited_long and not self._cold(sequence.request)
+                    slot_is_owed = waited_long and not self._patience.cold(sequence.adapters)
                     continue
                 for older in passed_over:
                     older.num_passed_over += 1
@@ -184,23 +198,31 @@ class Scheduler:
         return events
 
     def _acquire(self, sequence: Sequence, now: float) -> bool:
-        """Slots for all of the sequence's adapters; False: not now, and what is missing is being loaded."""
-        cold = self._cold(sequence.request)
-        if cold:
-            sequence.was_cold, sequence.cold_until = True, None
-            for ref in cold:
-                self._residency.request(ref)
+        """Slots for all of the sequence's adapters; False: not now."""
+        if self._patience.is_cold(sequence, now):
             return False
-        if sequence.was_cold and sequence.cold_until is None:
-            sequence.cold_until = now
-        sequence.slots = self._residency.acquire(sequence.request.refs)
+        sequence.slots = self._residency.acquire(sequence.refs)
         return bool(sequence.slots)
 
-    def _cold(self, request: GenerateRequest) -> list[AdapterRef]:
-        """Those of its adapters that are neither on the device nor in host memory."""
-        return [ref for ref in request.refs if not self._residency.is_here(ref.digest)]
+    def _look_ahead(self, now: float) -> None:
+        """The adapters of the next in the queue are loaded, and put into free slots, before it is their turn."""
+        if not self._look_ahead_is_due:
+            return
+        num_placed, has_room = 0, True
+        for sequence in self.waiting[:_LOOK_AHEAD]:
+            self._patience.settle(sequence, now)
+            if has_room:  # nobody further back overtakes whoever the host has no room for
+                has_room = self._patience.ask(sequence)
+            for ref in sequence.refs:
+                num_placed += num_placed < _PLACE_AHEAD and self._residency.place_ahead(ref)
+        self._look_ahead_is_due = num_placed > 0  # there is more room now
+
+    def _waiting_for(self, digest: str) -> list[Sequence]:
+        return [s for s in self.waiting if any(ref.digest == digest for ref in s.wanted)]
 
     def _start(self, sequence: Sequence, now: float) -> None:
+        self._patience.start(sequence)
+        self._look_ahead_is_due = True
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self.prefix_cache.attach(sequence)
@@ -226,7 +248,9 @@ class Scheduler:
         if sequence.num_output == 0:
             wanted = request.sampling.prompt_logprobs is not None
             prompt = (None, *sequence.prompt_logprobs) if wanted else None
-            events.append(PromptEvent(request.request_id, sequence.timings(now), prompt, sequence.num_cached))
+            events.append(
+                PromptEvent(request.request_id, sequence.timings(now), prompt, sequence.num_cached, sequence.fell_back)
+            )
         if request.sampling.max_tokens > 0:
             sequence.token_ids.append(token)
             events.append(TokenEvent(request.request_id, token, output.logprobs))
@@ -259,8 +283,8 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        for ref in sequence.request.refs:
-            self._residency.unwant(ref.digest)
+        self._patience.leave(sequence)
+        self._look_ahead_is_due = True
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -280,30 +304,14 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=self._policy.key)
+        self._look_ahead_is_due = True
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _deadlines(self, sequence: Sequence) -> list[float]:
-        request = sequence.request
-        times = [] if request.deadline is None else [request.deadline]
-        if request.max_cold_wait is not None and self._waits_for_loads(sequence):
-            times.append(request.arrival_time + request.max_cold_wait)
-        return times
-
-    def _waits_for_loads(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting and sequence.num_output == 0 and bool(self._cold(sequence.request))
-
     def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
-        if not any(now >= time for time in self._deadlines(sequence)):
-            return None
-        request = sequence.request
-        if request.deadline is not None and now >= request.deadline:
+        """Why the request ends now, if it does. A patience that is over may also make another answer it."""
+        deadline = sequence.request.deadline
+        if deadline is not None and now >= deadline:
             return RequestTimeoutError("The request's timeout_ms passed before it was done.")
-        return _cold_error(self._cold(request))
-
-
-def _cold_error(cold: list[AdapterRef]) -> AdapterUnavailableError:
-    names = ", ".join(f"`{ref.name}`" for ref in cold)
-    what = "adapter" if len(cold) == 1 else "adapters"
-    verb = "is" if len(cold) == 1 else "are"
-    return AdapterUnavailableError(f"The {what} {names} {verb} still being loaded; try again.", retry_after=1)
+        ends_at = self._patience.ends_at(sequence)
+        return self._patience.end(sequence, now) if ends_at is not None and now >= ends_at else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.events import Timings, TokenLogprobs
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import AdapterUse, GenerateRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -17,16 +18,26 @@ class Sequence:
     request: GenerateRequest
     seed: int
     token_ids: list[int]  # prompt, then output
+    adapters: tuple[AdapterUse, ...]  # that answer: the request's own, or its fallback
+    fallback: tuple[AdapterUse, ...] | None = None  # that may still answer in their place
+    wanted: tuple[AdapterRef, ...] = ()  # of the residency, until they are given back
     num_computed: int = 0  # tokens whose K and V are cached
     num_cached: int = 0  # of those, found in the prefix cache at the first admission
     blocks: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
-    slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter of the request, in its order
+    slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter, in their order
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_passed_over: int = 0  # younger adapter rows admitted while this one waited for slots
+    fell_back: bool = False
+    patience_is_over: bool = False  # with its own cold adapters
     was_cold: bool = False
     cold_until: float | None = None  # when its adapters were first seen on this host; None while one is not
     first_scheduled: float | None = None
+
+    @property
+    def refs(self) -> tuple[AdapterRef, ...]:
+        """The adapters it needs on the device."""
+        return tuple(use.ref for use in self.adapters)
 
     @property
     def num_prompt(self) -> int:

@@ -74,6 +74,11 @@ class SlotTable:
                 retry_after=30,
             )
 
+    def has_free(self, adapter: AdapterRef) -> bool:
+        """Whether an adapter that has no slot could be placed without another's going."""
+        fits = self.max_bytes is None or self.num_bytes + adapter.num_bytes <= self.max_bytes
+        return bool(self._free) and fits
+
     def place(self, adapter: AdapterRef, keep: Set[str] = frozenset()) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
         """A slot for an adapter that has none, and the slots evicted for it; None: all are in use or in `keep`."""
         assert adapter.digest not in self._entries

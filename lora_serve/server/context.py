@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from aiohttp import web
@@ -13,6 +13,7 @@ from aiohttp import web
 from lora_serve.core.events import Timings
 from lora_serve.core.request import GenerateRequest
 from lora_serve.server.adapter_set import AdapterSet
+from lora_serve.server.fallback import Fallback
 from lora_serve.tenancy.tenant import Tenant
 
 BASE_VERSION = "0"  # X-Adapter-Version of the base model
@@ -28,6 +29,7 @@ class Answerer:
     digests: tuple[str, ...]
     scales: tuple[str, ...] = ()  # empty: one adapter as it was trained
     active: tuple[str, ...] = ()  # empty: no adapter has invocation tokens
+    fallback: str = ""  # "base" or "previous": it answers for adapters that were cold
 
     @classmethod
     def of(cls, adapters: AdapterSet, base_name: str, requests: Sequence[GenerateRequest] = ()) -> Answerer:
@@ -43,6 +45,16 @@ class Answerer:
             active=_active(adapters, requests) if requests and adapters.has_activated else (),
         )
 
+    def replaced_by(self, fallback: Fallback, base_name: str) -> Answerer:
+        """Who answers in this one's place. Its invocation tokens are the same, so it acts in the same prompts."""
+        other = Answerer.of(fallback.adapters, base_name)
+        return replace(other, active=self.active, fallback=fallback.on_cold.value)
+
+    @property
+    def model(self) -> str:
+        """`model` of the answer."""
+        return "+".join(self.names)
+
     @property
     def label(self) -> str:
         """`a@1+b@2`, for the log."""
@@ -56,6 +68,7 @@ class Answerer:
             "X-Adapter-Digest": self.digests,
             "X-Adapter-Scale": self.scales,
             "X-Adapter-Active": self.active,
+            "X-Adapter-Fallback": [self.fallback] if self.fallback else [],
         }
         return {name: ",".join(parts) for name, parts in values.items() if parts}
 
@@ -74,13 +87,16 @@ class RequestContext:
     started: float = field(default_factory=time.monotonic)
     tenant: Tenant | None = None
     answerer: Answerer | None = None
+    fallback_answerer: Answerer | None = None  # who is the answerer if the engine says so
     timings: Timings | None = None  # the slowest of the request's sequences, part by part
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
 
-    def admitted(self, timings: Timings) -> None:
-        """One of the sequences has its prompt computed."""
+    def admitted(self, timings: Timings, fell_back: bool = False) -> None:
+        """One of the sequences has its prompt computed, by the fallback if it `fell_back`."""
+        if fell_back and self.fallback_answerer is not None:
+            self.answerer = self.fallback_answerer
         known = self.timings or Timings(0.0, 0.0, 0.0)
         self.timings = Timings(
             max(known.queue, timings.queue), max(known.load, timings.load), max(known.prefill, timings.prefill)

@@ -60,19 +60,24 @@ def requests_for(
     prompts: list[tuple[int, ...]],
     adapters: AdapterSet,
     caller: Caller,
+    fallback: AdapterSet | None = None,
 ) -> list[GenerateRequest]:
-    """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
+    """`fields.n` requests for each prompt, in the order of the choices; `fallback` may answer for cold adapters.
+
+    Raises InvalidRequestError.
+    """
     params = sampling_params(fields, spec, limits)
     requests: list[GenerateRequest] = []
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, spec.max_model_len)
         _check_min_tokens(fields.min_tokens, room)
         uses = adapters.uses_in(prompt)
+        other_uses = fallback.uses_in(prompt) if fallback is not None and uses else None
         for index in range(fields.n):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
             sampling = replace(params, max_tokens=room, seed=seed)
             name = f"{caller.request_id}-{len(requests)}"
-            requests.append(_request(fields, name, prompt, sampling, uses, caller))
+            requests.append(_request(fields, name, prompt, sampling, uses, other_uses, caller))
     return requests
 
 
@@ -118,6 +123,7 @@ def _request(
     prompt: tuple[int, ...],
     sampling: SamplingParams,
     uses: tuple[AdapterUse, ...],
+    other_uses: tuple[AdapterUse, ...] | None,
     caller: Caller,
 ) -> GenerateRequest:
     timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
@@ -132,4 +138,6 @@ def _request(
         deadline=None if timeout is None else caller.arrival + timeout / 1000,
         on_cold=OnCold(fields.on_cold),
         max_cold_wait=None if cold_wait is None else cold_wait / 1000,
+        fallback=other_uses,
+        answer_id=caller.request_id,
     )

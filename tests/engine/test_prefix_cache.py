@@ -137,8 +137,8 @@ def test_keys_are_this_processs_own() -> None:
     world = World()
     request = world.add("r", PROMPT)
     first, second = list[bytes](), list[bytes]()
-    BlockKeys(4).extend(first, request, PROMPT)
-    BlockKeys(4).extend(second, request, PROMPT)
+    BlockKeys(4).extend(first, request.tenant, request.adapters, PROMPT)
+    BlockKeys(4).extend(second, request.tenant, request.adapters, PROMPT)
     assert len(first) == len(second) == 5
     assert not set(first) & set(second)
 

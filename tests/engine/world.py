@@ -25,7 +25,11 @@ def adapter(name: str, num_bytes: int = 10) -> AdapterRef:
 
 def key_of(request: GenerateRequest) -> object:
     """What the fake runner answers with: a digest, None, or a set of digests with their scales and starts."""
-    return key_of_uses(sorted((use.ref.digest, use.scale, use.start) for use in request.adapters))
+    return key_of_adapters(request.adapters)
+
+
+def key_of_adapters(adapters: tuple[AdapterUse, ...]) -> object:
+    return key_of_uses(sorted((use.ref.digest, use.scale, use.start) for use in adapters))
 
 
 class World:
@@ -89,10 +93,15 @@ class World:
                 return
         raise AssertionError("it does not come to an end")
 
-    def finish_load(self, ref: AdapterRef, error: LoraServeError | None = None) -> None:
+    def run_until(self, request_id: str) -> None:
+        """Steps until this request has ended."""
+        while request_id not in self.ends:
+            assert self.step(), "it stands still"
+
+    def finish_load(self, ref: AdapterRef, error: LoraServeError | None = None, seconds: float = 0.0) -> None:
         """What a loader thread would post."""
         self.loading.remove(ref)
-        message = LoadFinished(ref.digest, None if error else ref.digest, error, 0.0)
+        message = LoadFinished(ref.digest, None if error else ref.digest, error, seconds)
         self.take(self.engine.load_finished(message))
 
     def take(self, events: list[Event]) -> None:
@@ -115,9 +124,11 @@ class World:
     def expected(self, request_id: str) -> list[int]:
         """The tokens the request must get, whoever ran beside it."""
         request = self._requests[request_id]
+        fell_back = request_id in self.prompts and self.prompts[request_id].fell_back
+        key = key_of_adapters(request.fallback or ()) if fell_back else key_of(request)
         history = list(request.prompt_token_ids)
         for _ in range(request.sampling.max_tokens):
-            history.append(next_token(key_of(request), history))
+            history.append(next_token(key, history))
         return history[len(request.prompt_token_ids) :]
 
     def check_answers(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -101,6 +103,19 @@ async def test_ids_are_checked_against_the_adapters_vocabulary(
     ):
         own = json.loads(json.dumps(fields).replace("5", str(token_id)))
         assert (await post(http, "/v1/completions", model=model, max_tokens=2, **own))[0] == status
+
+
+@pytest.mark.parametrize("on_cold", ["base", "previous"])
+async def test_nobody_with_another_vocabulary_answers_while_the_adapter_is_cold(
+    http: aiohttp.ClientSession, services: Services, tickets: AdapterRef, on_cold: str
+) -> None:
+    plain = VersionEntry(0, "sha256:plain", 2, 10, {}, "test", 0.0)
+    services.catalog.add("acme/tickets", plain)
+    newest = replace(services.catalog.entry("acme/tickets").versions[0], digest="sha256:newest")
+    services.catalog.add("acme/tickets", newest)
+    status, body = await post(http, "/v1/completions", model="acme/tickets", prompt="x", on_cold=on_cold)
+    assert (status, body["error"]["param"]) == (400, "on_cold")
+    assert "vocabularies differ" in body["error"]["message"]
 
 
 async def test_the_prompt_and_its_log_probabilities_spell_the_new_token(

@@ -135,8 +135,6 @@ COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"timeout_ms": 0}, "timeout_ms"),
     ({"max_cold_wait_ms": -1}, "max_cold_wait_ms"),
     ({"on_cold": "panic"}, "on_cold"),
-    ({"on_cold": "base"}, "on_cold"),
-    ({"on_cold": "previous"}, "on_cold"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"response_format": {"type": "yaml"}}, "response_format"),

@@ -36,5 +36,6 @@ def _entry(document: dict[str, Any]) -> CatalogEntry:
         route=Route(int(route["version"]), canary and Canary(**canary), tuple(map(int, route["history"]))),
         versions=versions,
     )
-    assert entry.routed  # StopIteration if the route leads nowhere
+    # A route that leads nowhere raises StopIteration.
+    assert all((entry.routed, *map(entry.version, entry.history)))
     return entry

@@ -85,6 +85,11 @@ class CatalogEntry:
         """The versions that the bare id meant before, the last one last."""
         return self.route.history
 
+    @property
+    def previous(self) -> VersionEntry | None:
+        """What the bare id meant before its default version."""
+        return self.version(self.history[-1]) if self.history else None
+
     def version(self, number: int) -> VersionEntry:
         """The version of this number, which must exist."""
         return next(version for version in self.versions if version.version == number)

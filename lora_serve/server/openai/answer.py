@@ -18,6 +18,8 @@ class Admitted:
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     num_cached_tokens: int = 0
+    fell_back: bool | None = None  # whether the fallback answers; None: the request has none
+    model: str = ""  # who answers
 
 
 @dataclass(frozen=True, slots=True)

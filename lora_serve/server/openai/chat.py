@@ -89,6 +89,7 @@ class ChatBody:
     def add(self, number: int, event: Admitted | Piece) -> None:
         choice = self.choices[number]
         if isinstance(event, Admitted):
+            self.model = event.model
             self.usage.admit(number, event.num_cached_tokens)
             if event.prompt_logprobs is not None:
                 self.prompt_logprobs = prompt_logprobs(self.speller.text, event.prompt_logprobs)
@@ -105,6 +106,7 @@ class ChatBody:
 
     def chunks(self, choice: int, event: Admitted | Piece) -> Iterator[dict[str, Any]]:
         if isinstance(event, Admitted):
+            self.model = event.model
             self.usage.admit(choice, event.num_cached_tokens)
             yield self._chunk(choice, {"role": "assistant", "content": ""}, Piece())
             if self.prefix:

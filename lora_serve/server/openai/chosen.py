@@ -10,6 +10,7 @@ from lora_serve.core.request import GenerateRequest
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import CONTEXT, Answerer, RequestContext
+from lora_serve.server.fallback import fallback_for
 from lora_serve.server.json_body import read_json
 from lora_serve.server.openai.answer import StopRules
 from lora_serve.server.sampling import Caller, Limits, requests_for
@@ -46,11 +47,19 @@ def make_requests(
     prompts: list[tuple[int, ...]],
     adapters: AdapterSet,
 ) -> list[GenerateRequest]:
-    """`fields.n` requests for each prompt; where the adapters act is noted. Raises InvalidRequestError."""
+    """`fields.n` requests for each prompt; where the adapters act, and who may answer for them, is noted.
+
+    Raises InvalidRequestError.
+    """
     services, context = request.app[SERVICES], request[CONTEXT]
     caller = Caller(context.request_id, tenant_of(context).name, context.started)
-    requests = requests_for(fields, services.spec_of(adapters.vocabulary_of), limits, prompts, adapters, caller)
+    spec = services.spec_of(adapters.vocabulary_of)
+    fallback = fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config)
+    other = None if fallback is None else fallback.adapters
+    requests = requests_for(fields, spec, limits, prompts, adapters, caller, other)
     context.answerer = Answerer.of(adapters, services.base_name, requests[:: fields.n])
+    if fallback is not None:
+        context.fallback_answerer = context.answerer.replaced_by(fallback, services.base_name)
     return requests
 
 

@@ -70,6 +70,7 @@ class CompletionBody:
         if isinstance(event, Piece):
             self.usage.add(choice, len(event.token_ids))
         else:
+            self.model = event.model
             self.usage.admit(choice, event.num_cached_tokens)
         self.choices[choice].add(event)
 

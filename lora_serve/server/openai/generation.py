@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import cast
 
-from lora_serve.core.errors import InternalError
+from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent
 from lora_serve.core.request import GenerateRequest
 from lora_serve.server.context import RequestContext
@@ -24,19 +25,31 @@ async def run_choices(
 ) -> ChoiceEvents:
     """(number of the choice, Admitted or Piece) as they come; each choice ends with a Piece with a finish_reason.
 
-    Leaving early, or an error of one choice, aborts all of them.
+    Leaving early, or an error of one choice, aborts all of them. The engine lets the same adapters answer all choices
+    that may fall back; should it ever not, no answer is given, as its headers could not tell who it is of.
     """
     sources = [_run_choice(services, context, request, rules) for request in requests]
     admitted_at: float | None = None
+    outcomes: set[bool] = set()
     async with aclosing(merge(sources)) as events:
         async for number, event in events:
             if isinstance(event, Admitted):
-                context.admitted(event.timings)
                 admitted_at = admitted_at or time.monotonic()
+                yield number, _admitted(context, event, outcomes)
             else:
                 context.num_output_tokens += len(event.token_ids)
-            yield number, event
+                yield number, event
     context.decode = time.monotonic() - (admitted_at or time.monotonic())
+
+
+def _admitted(context: RequestContext, event: Admitted, outcomes: set[bool]) -> Admitted:
+    """Note who answers; `outcomes` collects whether the choices fell back."""
+    if event.fell_back is not None:
+        outcomes.add(event.fell_back)
+    if len(outcomes) > 1:
+        raise AdapterUnavailableError("The adapter arrived while its fallback was answering; try again.")
+    context.admitted(event.timings, event.fell_back is True)
+    return replace(event, model=context.answerer.model if context.answerer else "")
 
 
 async def _run_choice(
@@ -48,7 +61,7 @@ async def _run_choice(
         # Leaving the engine's iterator is the abort, so it must be closed here and now, not by the garbage collector.
         async with aclosing(cast(AsyncGenerator[Event, None], services.client.generate(request))) as events:
             async for event in events:
-                made = _made_of(event, answer, timer)
+                made = _made_of(request, event, answer, timer)
                 yield made
                 if isinstance(made, Piece) and made.finish_reason is not None:
                     timer.finished(made.finish_reason)
@@ -56,11 +69,12 @@ async def _run_choice(
     raise InternalError(f"The engine left {request.request_id} without an end.")
 
 
-def _made_of(event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | Piece:
+def _made_of(request: GenerateRequest, event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | Piece:
     match event:
         case PromptEvent():
             timer.admitted(event.timings)
-            return Admitted(event.timings, event.prompt_logprobs, event.num_cached_tokens)
+            fell_back = None if request.fallback is None else event.fell_back
+            return Admitted(event.timings, event.prompt_logprobs, event.num_cached_tokens, fell_back)
         case FinishEvent():
             return answer.finish(event)
         case ErrorEvent():

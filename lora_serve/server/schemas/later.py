@@ -11,14 +11,12 @@ _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "st
 
 
 def refuse_later(fields: Mapping[str, Any]) -> None:
-    """Raises InvalidRequestError if `fields` ask for structured output, tools, a template or a later cold policy."""
+    """Raises InvalidRequestError if `fields` ask for structured output, tools or a template."""
     for name in _GUIDED:
         if fields.get(name):
             raise _later(name, "structured output")
     _check_response_format(fields.get("response_format"))
     _check_tools(fields)
-    if fields.get("on_cold") in ("base", "previous"):
-        raise _later("on_cold", f"on_cold: {fields['on_cold']}")
     if fields.get("chat_template"):
         message = "`chat_template` is not accepted: the base model's own template is always used."
         raise InvalidRequestError(message, param="chat_template")

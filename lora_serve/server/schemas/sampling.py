@@ -68,7 +68,7 @@ class SamplingFields(Fields):
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     timeout_ms: int | None = Field(None, ge=1, le=DAY_MS)
     max_cold_wait_ms: int | None = Field(None, ge=0, le=DAY_MS)
-    on_cold: Literal["wait", "fail"] = "wait"
+    on_cold: Literal["wait", "base", "previous", "fail"] = "wait"
 
     @model_validator(mode="after")
     def _check_together(self) -> Any:

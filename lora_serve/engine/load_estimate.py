@@ -1,0 +1,65 @@
+"""How long a load will take, learned from past ones: for Retry-After."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lora_serve.core.adapter import AdapterRef
+
+MIN_RETRY_AFTER = 1.0  # seconds
+MAX_RETRY_AFTER = 120.0
+UNKNOWN_SECONDS = 1.0  # before anything was learned
+_WEIGHT = 0.2  # of the newest load
+
+
+class LoadEstimate:
+    """seconds = per_load + per_byte * bytes, by least squares over the past loads with exponentially falling weights.
+
+    Kept are four weighted means (of bytes, seconds, bytes^2, bytes * seconds), which suffice for the fit. Where all
+    loads were equally large, or a fit would have a negative part, one of the two figures explains everything.
+    """
+
+    def __init__(self) -> None:
+        self._means: tuple[float, float, float, float] | None = None
+
+    def learn(self, num_bytes: int, seconds: float) -> None:
+        """A load of `num_bytes` bytes took `seconds`, not counting the wait for a thread."""
+        sample = (float(num_bytes), seconds, float(num_bytes) ** 2, num_bytes * seconds)
+        if self._means is None:
+            self._means = sample
+            return
+        x, y, xx, xy = (old + _WEIGHT * (new - old) for old, new in zip(self._means, sample, strict=True))
+        self._means = (x, y, xx, xy)
+
+    def seconds(self, num_bytes: int) -> float:
+        """Of one load."""
+        if self._means is None:
+            return UNKNOWN_SECONDS
+        x, y, xx, xy = self._means
+        variance = xx - x * x
+        slope = max(0.0, (xy - x * y) / variance) if variance > 1e-9 * xx else 0.0
+        per_load = y - slope * x
+        if per_load < 0:
+            slope, per_load = y / x, 0.0
+        return per_load + slope * num_bytes
+
+    def retry_after(
+        self, adapters: Sequence[AdapterRef], in_flight: Mapping[str, tuple[AdapterRef, float]], now: float
+    ) -> float:
+        """Seconds, 1 to 120, until all of `adapters` are here: their own loads and those that stand before them.
+
+        `in_flight`: loads under way and since when, oldest first. What takes longer than expected is expected to take
+        as long again.
+        """
+        wanted = {adapter.digest: adapter for adapter in adapters}
+        loads = list(in_flight.values())
+        if wanted.keys() <= in_flight.keys():  # whatever was asked for later does not stand before them
+            last = max((list(in_flight).index(digest) for digest in wanted), default=-1)
+            loads = loads[: last + 1]
+        total = sum(self._left(adapter, now - since) for adapter, since in loads)
+        total += sum(self.seconds(ref.num_bytes) for digest, ref in wanted.items() if digest not in in_flight)
+        return min(max(total, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
+
+    def _left(self, adapter: AdapterRef, elapsed: float) -> float:
+        expected = self.seconds(adapter.num_bytes)
+        return expected - elapsed if elapsed < expected else elapsed

@@ -1,0 +1,170 @@
+"""Hot adapters over a restart: which were on the device and in host memory is kept in STORE/hot.json."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.stores.files import FILE_MODE, flush
+from lora_serve.client.base import EngineClient
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import Prefetch
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.stats import EngineStats
+
+FILE_NAME = "hot.json"
+NOTE_SECONDS = 60.0  # between two looks at what is hot
+DEVICE_SECONDS = 30.0  # that /ready waits for the adapters of the device at most
+_MAX_FILE_BYTES = 16 * 2**20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSet:
+    """Digests, the most valuable (most recently used) first."""
+
+    device: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()  # in host memory only
+
+    @classmethod
+    def of(cls, stats: EngineStats, known: frozenset[str]) -> WarmSet:
+        """What an engine holds now, of what the catalog knows."""
+        device = [slot.digest for slot in reversed(stats.slots) if slot.digest in known]
+        host = [digest for digest in reversed(stats.host_digests) if digest in known and digest not in device]
+        return cls(tuple(device), tuple(host))
+
+
+def read_warm_set(path: Path) -> WarmSet:
+    """What the last run noted; empty if there is no file, or, with a line in the log, if it is broken."""
+    try:
+        with path.open("rb") as file:
+            return _parsed(json.loads(file.read(_MAX_FILE_BYTES)))
+    except FileNotFoundError:
+        return WarmSet()
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        _log.warning("%s is ignored, as it cannot be read: %r", path.name, error)
+        return WarmSet()
+
+
+def write_warm_set(path: Path, warm_set: WarmSet) -> None:
+    """The whole file or the old one, whatever happens meanwhile. Raises OSError."""
+    tiers = (("device", warm_set.device), ("host", warm_set.host))
+    adapters = [{"digest": digest, "tier": tier} for tier, digests in tiers for digest in digests]
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(json.dumps({"adapters": adapters}, indent=1))
+    temporary.chmod(FILE_MODE)
+    flush(temporary)
+    os.replace(temporary, path)
+    flush(path.parent)
+
+
+class WarmSetKeeper:
+    """Warms what the last run noted, and notes what is hot in this one."""
+
+    def __init__(self, client: EngineClient, catalog: Catalog, config: AdapterConfig) -> None:
+        self._path = config.store / FILE_NAME
+        self._client = client
+        self._catalog = catalog
+        self._config = config
+        self._noted = read_warm_set(self._path)
+        self._is_warm = False  # before that, what is hot is not what was hot
+
+    async def warm_device(self) -> None:
+        """The device's adapters, beside the pinned ones; whatever is not here after 30 s goes on coming."""
+        refs = self._for_device()
+        try:
+            async with asyncio.timeout(DEVICE_SECONDS):
+                await asyncio.gather(*(self._warm(ref, "device") for ref in refs))
+        except TimeoutError:
+            _log.warning("not all of the %d hot adapters are on the device yet", len(refs))
+
+    @asynccontextmanager
+    async def keeping(self) -> AsyncIterator[None]:
+        """While the block runs, warm host memory, then note every minute what is hot; and once more at its end."""
+        is_over = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._keep(is_over), name="warm set")
+        try:
+            yield
+        finally:
+            is_over.set()
+            if not self._is_warm:  # once it is, it may be writing, and is waited for
+                task.cancel()
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                _log.error("hot adapters were no longer noted", exc_info=outcome)
+
+    async def _keep(self, is_over: asyncio.Event) -> None:
+        for ref in self._for_host():  # one after the other: the other loader threads are the callers'
+            await self._warm(ref, "host")
+        self._is_warm = True
+        while not is_over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), NOTE_SECONDS)
+            await self._note()
+
+    async def _note(self) -> None:
+        try:
+            warm_set = WarmSet.of(await self._client.stats(), self._catalog.snapshot.digests)
+            if warm_set != self._noted:
+                await asyncio.to_thread(write_warm_set, self._path, warm_set)
+                self._noted = warm_set
+        except (OSError, LoraServeError) as error:
+            _log.warning("hot adapters could not be noted in %s: %s", self._path.name, error)
+
+    def _for_device(self) -> list[AdapterRef]:
+        pinned = [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]
+        refs = [ref for ref in self._known(self._noted.device) if ref not in pinned]
+        max_bytes = self._config.device_bytes
+        left = None if max_bytes is None else max_bytes - sum(ref.num_bytes for ref in pinned)
+        return _fitting(refs, self._config.max_loras - len(pinned), left)
+
+    def _for_host(self) -> list[AdapterRef]:
+        """What fits beside the device's adapters, which have come through host memory."""
+        first = self._for_device()
+        refs = first + self._known(self._noted.host)
+        return _fitting(refs, self._config.max_cpu_loras, self._config.host_bytes)[len(first) :]
+
+    def _known(self, digests: Iterable[str]) -> list[AdapterRef]:
+        """References of those that the catalog still has."""
+        entries = self._catalog.snapshot.entries.values()
+        refs = {version.digest: entry.ref(version) for entry in entries for version in entry.versions}
+        return [refs[digest] for digest in digests if digest in refs]
+
+    async def _warm(self, ref: AdapterRef, tier: Literal["device", "host"]) -> None:
+        try:
+            await self._client.adapters(Prefetch(ref, to=tier))
+        except LoraServeError as error:
+            _log.warning("the hot adapter %s cannot be loaded: %s", ref.label, error)
+
+
+def _fitting(refs: list[AdapterRef], max_items: int | None, max_bytes: int | None) -> list[AdapterRef]:
+    """The first of them that are within both limits (None: no limit) together."""
+    fitting: list[AdapterRef] = []
+    num_bytes = 0
+    for ref in refs:
+        num_bytes += ref.num_bytes
+        is_full = max_items is not None and len(fitting) >= max_items
+        if is_full or (max_bytes is not None and num_bytes > max_bytes):
+            break
+        fitting.append(ref)
+    return fitting
+
+
+def _parsed(value: Any) -> WarmSet:
+    """Raises TypeError, LookupError or ValueError for what `write_warm_set` has not written."""
+    tiers: dict[str, list[str]] = {"device": [], "host": []}
+    for item in value["adapters"]:
+        if not isinstance(item["digest"], str):
+            raise TypeError("a digest is no text")
+        tiers[item["tier"]].append(item["digest"])
+    return WarmSet(tuple(dict.fromkeys(tiers["device"])), tuple(dict.fromkeys(tiers["host"])))
