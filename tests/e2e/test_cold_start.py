@@ -16,11 +16,12 @@ import pytest
 from aiohttp import web
 from openai import APIStatusError, AsyncOpenAI
 
-from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -34,6 +35,7 @@ from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
+from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
@@ -106,16 +108,18 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
         gates.wait(ref.digest)
         return parts.fold(fetch_adapter(store, parts.spec, ref))
 
-    with closing(Catalog(tmp_path)) as catalog, closing(Loader(fetch, mailbox.put, 4)) as loader:
+    with closing(open_catalog(tmp_path)) as catalog, closing(Loader(fetch, mailbox.put, 4)) as loader:
         slices = settings.engine_slice(), settings.adapter_slice()
         client = ThreadEngineClient(
             build_engine(parts.runner, parts.spec, parts.num_blocks, *slices, loader.submit), mailbox
         )
         trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())
+        registry = Registry(slices[1], parts.spec, catalog, store, trial, BaseTokens(text.vocabulary()))
         services = Services(
             client=client,
             catalog=catalog,
-            registry=Registry(slices[1], parts.spec, catalog, store, trial, BaseTokens(text.vocabulary())),
+            registry=registry,
+            staging=Staging(build_sources(slices[1]), registry.new_folder, settings.max_upload_size),
             text=text,
             spec=parts.spec,
             config=settings.server_slice(),
