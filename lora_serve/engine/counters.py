@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from lora_serve.core.stats import AdapterCounters, TierStats
+from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
 
 
 @dataclass(slots=True)
@@ -12,8 +13,13 @@ class _Counts:
     hits: int = 0
     misses: int = 0
     loads: int = 0
-    evictions: int = 0
     load_seconds: float = 0.0  # of a tier: summed; of an adapter: of its last load
+    evictions: Counter[EvictionReason] = field(default_factory=Counter)
+    last_eviction: EvictionReason | None = None
+
+    def left(self, reason: EvictionReason) -> None:
+        self.evictions[reason] += 1
+        self.last_eviction = reason
 
 
 class CacheCounters:
@@ -38,11 +44,10 @@ class CacheCounters:
         else:
             self._host.misses += 1
 
-    def arrived_on_host(self, digest: str, seconds: float, num_evicted: int) -> None:
-        """A load is done; it took `seconds` from its request and pushed others out."""
+    def arrived_on_host(self, digest: str, seconds: float) -> None:
+        """A load is done; it took `seconds` from its request."""
         self._host.loads += 1
         self._host.load_seconds += seconds
-        self._host.evictions += num_evicted
         own = self._of(digest)
         own.loads += 1
         own.load_seconds = seconds
@@ -51,10 +56,14 @@ class CacheCounters:
         """A slot was given to it."""
         self._device.loads += 1
 
-    def left_device(self, digest: str) -> None:
+    def left_device(self, digest: str, reason: EvictionReason) -> None:
         """Its slot was taken away."""
-        self._device.evictions += 1
-        self._of(digest).evictions += 1
+        self._device.left(reason)
+        self._of(digest).left(reason)
+
+    def left_host(self, reason: EvictionReason) -> None:
+        """Its host memory was freed."""
+        self._host.left(reason)
 
     def forget(self, digest: str) -> None:
         """It is gone for good: the figures of deleted adapters do not pile up."""
@@ -63,23 +72,39 @@ class CacheCounters:
     def adapters(self) -> dict[str, AdapterCounters]:
         """Per digest."""
         return {
-            digest: AdapterCounters(own.hits, own.misses, own.loads, own.evictions, own.load_seconds)
+            digest: AdapterCounters(
+                own.hits,
+                own.misses,
+                own.loads,
+                own.evictions.total(),
+                own.load_seconds,
+                dict(own.evictions),
+                own.last_eviction,
+            )
             for digest, own in self._adapters.items()
         }
 
-    def device(self, num_bytes: int, budget: int | None) -> TierStats:
+    def device(self, num_items: int, num_bytes: int, budget: int | None) -> TierStats:
         """The device tier; `budget` in bytes, None: no limit."""
-        return _frozen(self._device, num_bytes, budget)
+        return _frozen(self._device, num_items, num_bytes, budget)
 
-    def host(self, num_bytes: int, budget: int | None) -> TierStats:
+    def host(self, num_items: int, num_bytes: int, budget: int | None) -> TierStats:
         """The host tier."""
-        return _frozen(self._host, num_bytes, budget)
+        return _frozen(self._host, num_items, num_bytes, budget)
 
     def _of(self, digest: str) -> _Counts:
         return self._adapters.setdefault(digest, _Counts())
 
 
-def _frozen(counts: _Counts, num_bytes: int, budget: int | None) -> TierStats:
+def _frozen(counts: _Counts, num_items: int, num_bytes: int, budget: int | None) -> TierStats:
     return TierStats(
-        counts.hits, counts.misses, counts.loads, counts.evictions, counts.load_seconds, num_bytes, budget or 0
+        counts.hits,
+        counts.misses,
+        counts.loads,
+        counts.evictions.total(),
+        counts.load_seconds,
+        num_bytes,
+        budget or 0,
+        num_items,
+        dict(counts.evictions),
     )
