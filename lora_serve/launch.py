@@ -30,6 +30,7 @@ from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.client.base import EngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -90,6 +91,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         adapter_config=settings.adapter_slice(),
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
         metrics=Metrics(settings.server_slice().served_model_name),
+        store=store,
     )
     with closing(catalog), closing(loader):
         await _run(services, settings, listener, stop)
@@ -174,15 +176,15 @@ async def _pin(client: EngineClient, ref: AdapterRef) -> None:
             _log.error("the pinned adapter %s cannot be loaded: %s", ref.label, error)
 
 
-def _open_weights(config: AdapterConfig) -> tuple[Catalog, AdapterStore]:
-    catalog = Catalog(config.store)
-    store: AdapterStore = DiskStore(config.store)
-    if config.redis_url is not None:
-        from lora_serve.adapters.stores.redis import RedisStore
-        from lora_serve.adapters.stores.tiered import TieredStore
+def _open_weights(config: AdapterConfig) -> tuple[Catalog, DiskStore | TieredStore]:
+    """The disk keeps the weights, or is the cache of a shared store that does."""
+    is_cache = config.redis_url is not None
+    disk = DiskStore(config.store, config.disk_bytes, is_cache=is_cache, policy=config.eviction)
+    if config.redis_url is None:
+        return Catalog(config.store), disk
+    from lora_serve.adapters.stores.redis import RedisStore
 
-        store = TieredStore(DiskStore(config.store), RedisStore(config.redis_url))
-    return catalog, store
+    return Catalog(config.store), TieredStore(disk, RedisStore(config.redis_url))
 
 
 def _fetch(store: AdapterStore, parts: ModelParts, adapter: AdapterRef) -> HostAdapter:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,10 @@ class Registry:
         """Raises AdapterNotFoundError."""
         return self._catalog.set_pinned(name, pinned)
 
+    def set_host_bytes(self, host_bytes: int) -> None:
+        """The host tier's new budget: what one adapter may need from now on."""
+        self._config = replace(self._config, host_bytes=host_bytes)
+
     def sweep(self) -> None:
         """Once at start: remove what a crash left over, set broken blobs aside.
 
@@ -228,7 +232,7 @@ class Registry:
             self._catalog.note_stray(digest)
         try:
             self._store.put(digest, folder)
-        except AdapterUnavailableError:
+        except LoraServeError:
             with suppress(AdapterUnavailableError):  # it stays a stray until the next sweep
                 self.collect(digest)
             raise

@@ -88,6 +88,8 @@ class AdapterResidency(Generic[V]):
                 break
             held.append(self.slots.acquire(adapter.digest))
         if len(held) == len(adapters):
+            for slot in held:
+                self.slots.use(slot.digest)
             return tuple(held)
         for slot in held:
             self.release(slot)
@@ -196,8 +198,8 @@ class AdapterResidency(Generic[V]):
     def tiers(self) -> dict[str, TierStats]:
         """Per tier."""
         return {
-            "device": self._counters.device(len(self.slots), self.slots.num_bytes, self.slots.max_bytes),
-            "host": self._counters.host(len(self.host), self.host.num_bytes, self.host.max_bytes),
+            "device": self._counters.device.frozen(len(self.slots), self.slots.num_bytes, self.slots.max_bytes),
+            "host": self._counters.host.frozen(len(self.host), self.host.num_bytes, self.host.max_bytes),
         }
 
     # ----------------------------------------------------------------------------------------------------------

@@ -67,9 +67,12 @@ class SlotTable:
     def acquire(self, digest: str) -> SlotRef:
         """One more row on a resident adapter."""
         entry = self._entries[digest]
-        self._residents.use(digest)
         entry.num_rows += 1
         return entry.slot
+
+    def use(self, digest: str) -> None:
+        """A row has begun: what is used stays longer."""
+        self._residents.use(digest)
 
     def release(self, slot: SlotRef) -> bool:
         """One row less; True: the adapter is leaving and can go now."""

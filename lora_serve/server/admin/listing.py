@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from aiohttp import web
 
@@ -29,7 +29,7 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     return web.json_response(
         {
             "object": "list",
-            "data": [adapter_card(entry, stats) for entry in page],
+            "data": [adapter_card(entry, stats, services.places_of) for entry in page],
             "has_more": len(found) > limit,
             "last_id": page[-1].name if page else None,
         }
@@ -42,13 +42,15 @@ async def get_adapter(request: web.Request) -> web.StreamResponse:
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
     """Slots, tiers, KV blocks, queue, the composition of the last batches."""
-    return web.json_response(asdict(await request.app[SERVICES].client.stats()))
+    services = request.app[SERVICES]
+    stats = await services.client.stats()
+    return web.json_response(asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()})))
 
 
 async def card_response(services: Services, name: str, status: int = 200) -> web.Response:
     """The card of `name`. Raises AdapterNotFoundError."""
     entry = services.catalog.entry(name)
-    return web.json_response(adapter_card(entry, await engine_stats(services)), status=status)
+    return web.json_response(adapter_card(entry, await engine_stats(services), services.places_of), status=status)
 
 
 async def engine_stats(services: Services) -> EngineStats | None:

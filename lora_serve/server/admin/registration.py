@@ -49,7 +49,7 @@ async def complete_registration(
 ) -> web.StreamResponse:
     """Run `register` on the registry's thread and answer with the card."""
     registration, warnings = await register_and_pin(services, adapter_id, register)
-    card = adapter_card(services.catalog.entry(adapter_id), await engine_stats(services))
+    card = adapter_card(services.catalog.entry(adapter_id), await engine_stats(services), services.places_of)
     card["warnings"] = [*card["warnings"], *warnings]
     return web.json_response(card, status=201 if registration.created else 200)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from lora_serve.server.schemas.fields import Fields, Name
+from pydantic import Field
+
+from lora_serve.server.schemas.fields import Bytes, Fields, Name
 
 
 class RegisterFields(Fields):
@@ -16,6 +18,15 @@ class RegisterFields(Fields):
     pin: bool = False
     metadata: dict[str, Any] | None = None
     allow_noop: bool = False
+
+
+class LimitFields(Fields):
+    """PUT /admin/engine; what is left out stays as it is. Named as the flags are"""
+
+    max_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
+    adapter_memory: Bytes | None = None
+    adapter_host_memory: Bytes | None = None
+    max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
 
 
 class LoadLoraFields(Fields):
