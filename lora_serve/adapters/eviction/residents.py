@@ -8,7 +8,7 @@ entry that crosses its tenant's floor goes, then the policy's plain order decide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
 from lora_serve.adapters.eviction.departures import Amount, Departures, Resident
@@ -87,10 +87,6 @@ class Residents:
         resident = self._residents.get(key)
         return 0 if resident is None else resident.num_bytes
 
-    def keys(self) -> Iterable[str]:
-        """In the order of coming."""
-        return self._residents.keys()
-
     @property
     def is_over_budget(self) -> bool:
         """After it shrank, while entries that cannot leave are still here."""
@@ -99,6 +95,10 @@ class Residents:
 
     def __contains__(self, key: object) -> bool:
         return key in self._residents
+
+    def __iter__(self) -> Iterator[str]:
+        """In the order of coming."""
+        return iter(self._residents)
 
     def __len__(self) -> int:
         return len(self._residents)
