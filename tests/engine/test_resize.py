@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Probe, ProbeResult, Resize, Unpin
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
 from lora_serve.core.errors import ConflictError
 from lora_serve.core.events import FinishEvent
 from lora_serve.engine.messages import Command, Outcome
@@ -136,19 +136,20 @@ def test_running_rows_keep_their_slots_while_the_table_shrinks_and_every_answer_
 
 
 def test_endless_stream_of_requests_does_not_keep_a_slot_that_is_to_leave() -> None:
-    world = World(max_loras=2, max_num_seqs=4)
-    for index in range(4):
-        world.add(f"first{index}", [index], adapter("ab"[index % 2]), max_tokens=6)
-    world.step()
-    command(world, Resize(max_loras=1))
+    world = World(num_blocks=200, max_loras=2, max_num_seqs=16, max_num_batched_tokens=64)
+    sizes = []
     for index in range(40):
-        world.add(f"r{index}", [index], adapter("ab"[index % 2]), max_tokens=6)
+        for name in "ab":
+            world.add(f"{name}{index}", [index], adapter(name), max_tokens=6)
+        if index == 10:
+            command(world, Resize(max_loras=1))
         world.step()
-        if len(world.residency.slots) == 1:
-            break
-    assert len(world.residency.slots) == 1
+        sizes.append(len(world.residency.slots))
+    assert sizes[5:10] == [2] * 5, "there was never a step without a row on either"
+    assert min(sizes[10:]) == 1
     world.run()
     world.check_answers()
+    assert all(isinstance(end, FinishEvent) for end in world.ends.values())
 
 
 def test_grown_table_is_used_at_once() -> None:
@@ -206,6 +207,7 @@ def test_probe_runs_in_its_own_slot_while_all_others_are_in_use() -> None:
     assert PROBE_SLOT not in world.runner.slots
     world.run()
     world.check_answers()
+    assert isinstance(world.ends["r"], FinishEvent)
 
 
 @given(
@@ -272,6 +274,19 @@ def test_storm_of_waiting_requests_stays_within_what_floors_leave_it() -> None:
     assert {"sha256:warm0", "sha256:warm1"} <= set(world.residency.host.digests)
     world.check_answers()
     assert len(world.ends) == 42
+
+
+def test_what_waits_for_its_first_use_stays_in_host_memory_and_what_nobody_wants_goes() -> None:
+    world = World(max_loras=1, adapter_host_memory=30, adapter_eviction="lru", auto_load=False)
+    for name in ("runs", "waits"):
+        world.add(name, [1], adapter(name), max_tokens=30)
+        world.step()
+        world.finish_load(adapter(name))
+        world.step()
+    for name in ("idle", "new"):
+        command(world, Prefetch(adapter(name)))
+        world.finish_load(adapter(name))
+    assert set(world.residency.host.digests) == {"sha256:runs", "sha256:waits", "sha256:new"}
 
 
 # -- why they left -----------------------------------------------------------------------------------------------

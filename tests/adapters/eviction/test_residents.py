@@ -85,10 +85,9 @@ def test_own_entries_below_the_floor_go_for_an_own_newcomer() -> None:
 def test_floors_are_in_the_unit_that_is_short() -> None:
     """Few bytes of many: in bytes everyone is below its floor, and items are what is short."""
     residents = table(max_bytes=10**9, max_items=4, floor=0.5)
-    admit(residents, "warm", "warm", 1)
-    for number in range(20):
-        admit(residents, f"cold{number}", "churner", 1)
-    assert "warm" in residents
+    for key, tenant in (("only", "warm"), ("many1", "hog"), ("many2", "hog"), ("many3", "hog")):
+        residents.add(key, tenant, 1)
+    assert residents.victims("third", 1) == ("many1",)
 
 
 def test_entry_that_crosses_its_tenants_floor_goes_before_one_that_is_below() -> None:
