@@ -201,6 +201,8 @@ def test_probe_runs_in_its_own_slot_while_all_others_are_in_use() -> None:
     world = World(max_loras=1)
     world.add("r", [1], adapter("a"), max_tokens=6)
     world.step()
+    world.step()
+    assert world.tokens["r"], "it runs"
     replies = command(world, Probe(adapter("b"), (1, 2)))
     world.step()
     assert isinstance(replies[0], ProbeResult)
