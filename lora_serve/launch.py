@@ -89,7 +89,7 @@ async def _serve_adapters(
     parts: ModelParts,
     text: TextModel,
     catalog: Catalog,
-    store: AdapterStore,
+    store: DiskStore | TieredStore,
     sources: SourceTable,
 ) -> None:
     admin_key = load_admin_key(settings.admin_key, settings.store)
@@ -114,6 +114,7 @@ async def _serve_adapters(
         adapter_config=settings.adapter_slice(),
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
         metrics=Metrics(settings.server_slice().served_model_name),
+        store=store,
     )
     with closing(loader):
         await _run(services, settings, listener, stop)
@@ -217,17 +218,16 @@ async def _pin(client: EngineClient, ref: AdapterRef) -> None:
 
 
 @contextmanager
-def _open_weights(config: AdapterConfig) -> Iterator[tuple[Catalog, AdapterStore]]:
+def _open_weights(config: AdapterConfig) -> Iterator[tuple[Catalog, DiskStore | TieredStore]]:
     """The catalog, and the store of what it names; with a shared registry, both follow what other replicas do."""
     with closing(open_catalog(config.store, config.redis_url, config.redis_prefix)) as catalog:
         if config.redis_url is None:
-            yield catalog, DiskStore(config.store)
+            yield catalog, DiskStore(config.store, config.disk_bytes, policy=config.eviction)
             return
         from lora_serve.adapters.stores.redis import RedisStore
 
-        store = TieredStore(
-            DiskStore(config.store / "cache"), RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:")
-        )
+        cache = DiskStore(config.store / "cache", config.disk_bytes, is_cache=True, policy=config.eviction)
+        store = TieredStore(cache, RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:"))
         with closing(Follower(catalog, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield catalog, store

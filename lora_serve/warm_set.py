@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WarmSet:
-    """Digests, the most valuable (most recently used) first."""
+    """Digests, the most asked for first."""
 
     device: tuple[str, ...] = ()
     host: tuple[str, ...] = ()  # in host memory only
@@ -39,9 +39,15 @@ class WarmSet:
     @classmethod
     def of(cls, stats: EngineStats, known: frozenset[str]) -> WarmSet:
         """What an engine holds now, of what the catalog knows."""
-        device = [slot.digest for slot in reversed(stats.slots) if slot.digest in known]
-        host = [digest for digest in reversed(stats.host_digests) if digest in known and digest not in device]
-        return cls(tuple(device), tuple(host))
+
+        def num_uses(digest: str) -> int:
+            counters = stats.adapters.get(digest)
+            return 0 if counters is None else counters.hits + counters.misses
+
+        device = {slot.digest for slot in stats.slots} & known
+        host = set(stats.host_digests) & known - device
+        device_first, host_first = (sorted(group, key=lambda d: (-num_uses(d), d)) for group in (device, host))
+        return cls(tuple(device_first), tuple(host_first))
 
 
 def read_warm_set(path: Path) -> WarmSet:

@@ -18,6 +18,7 @@ from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.commands import Prefetch
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
 from lora_serve.warm_set import FILE_NAME, WarmSet, WarmSetKeeper, read_warm_set, write_warm_set
 
 BYTES = 10
@@ -160,7 +161,7 @@ async def test_slow_adapters_hold_up_the_start_for_a_bounded_time(
         await keeper(engine, catalog, tmp_path).warm_device()
 
 
-async def test_what_is_hot_is_noted_at_the_end_most_recently_used_first(
+async def test_what_is_hot_is_noted_at_the_end(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in "abc":
@@ -168,8 +169,16 @@ async def test_what_is_hot_is_noted_at_the_end_most_recently_used_first(
     catalog.remove("b")
     with caplog.at_level(logging.WARNING):
         await run_once(keeper(engine, catalog, tmp_path))
-    assert read_warm_set(tmp_path / FILE_NAME) == WarmSet(digests("ca"))
+    assert read_warm_set(tmp_path / FILE_NAME) == WarmSet(digests("ac"))
     assert not caplog.text
+
+
+def test_the_most_asked_for_stands_first() -> None:
+    slots = tuple(SlotInfo(index, 1, f"sha256:{name}", name, 1, 0, False) for index, name in enumerate("abc", 1))
+    uses = {"a": AdapterCounters(hits=2), "b": AdapterCounters(hits=1, misses=3), "d": AdapterCounters(misses=1)}
+    adapters = {f"sha256:{name}": counters for name, counters in uses.items()}
+    stats = EngineStats(0, 0, (), (), 4, 1, 1, 1, 0, slots, digests("abde"), (), adapters=adapters)
+    assert WarmSet.of(stats, frozenset(digests("abcde"))) == WarmSet(digests("bac"), digests("de"))
 
 
 async def test_what_has_not_changed_is_not_written_again(
@@ -181,7 +190,7 @@ async def test_what_has_not_changed_is_not_written_again(
     for name in "aab":
         await engine.adapters(Prefetch(catalog.entry(name).ref()))
         await kept._note()
-    assert written == [WarmSet(digests("a")), WarmSet(digests("ba"))]
+    assert written == [WarmSet(digests("a")), WarmSet(digests("ab"))]
 
 
 async def test_it_is_noted_while_the_server_runs(
@@ -203,7 +212,7 @@ async def test_it_is_noted_while_the_server_runs(
             async with asyncio.timeout(10):
                 await changed.wait()
             changed.clear()
-    assert written == [WarmSet(digests("a")), WarmSet(digests("ba"))]
+    assert written == [WarmSet(digests("a")), WarmSet(digests("ab"))]
 
 
 async def test_run_that_ends_before_it_was_warm_does_not_forget_what_was_hot(

@@ -1,77 +1,116 @@
-"""The host tier: adapters in RAM, least recently used out first. Knows nothing of what an adapter is; no torch."""
+"""The host tier: adapters in RAM. Knows nothing of what an adapter is; no torch."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Set
 from typing import Generic, TypeVar
 
+from lora_serve.adapters.eviction import create_policy
+from lora_serve.adapters.eviction.residents import Reluctance, Residents, no_reluctance
 from lora_serve.core.errors import AdapterUnavailableError
 
 V = TypeVar("V")
 
 
 class HostCache(Generic[V]):
-    """LRU by bytes and by count, keyed by digest. Owned by one thread (the engine loop), so it has no lock."""
+    """A cache by bytes and by count, keyed by digest. Owned by one thread (the engine loop), so it has no lock."""
 
-    def __init__(self, max_bytes: int, max_items: int | None = None) -> None:
-        """`max_bytes` of all values together; `max_items` values (None: limited by bytes only)."""
-        self.max_bytes = max_bytes
-        self.max_items = max_items
-        self.num_bytes = 0
-        self._items: OrderedDict[str, tuple[V, int]] = OrderedDict()  # oldest use first
+    def __init__(
+        self, max_bytes: int, max_items: int | None = None, policy: str = "lru", tenant_floor: float = 0.0
+    ) -> None:
+        """`max_bytes` of all values together; `max_items` values (None: limited by bytes only).
+
+        `policy`: name of a file in adapters/eviction. `tenant_floor`: see `Residents`.
+        """
+        self._max_bytes = max_bytes
+        self._residents = Residents(create_policy(policy), max_bytes, max_items, tenant_floor)
+        self._values: dict[str, V] = {}
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
+
+    @property
+    def max_items(self) -> int | None:
+        return self._residents.max_items
+
+    @property
+    def num_bytes(self) -> int:
+        return self._residents.num_bytes
 
     def get(self, digest: str) -> V | None:
         """The value, which counts as a use; None if it is not here."""
-        item = self._items.get(digest)
-        if item is None:
-            return None
-        self._items.move_to_end(digest)
-        return item[0]
+        if digest in self._values:
+            self._residents.use(digest)
+        return self._values.get(digest)
 
-    def put(self, digest: str, value: V, num_bytes: int, keep: Set[str] = frozenset()) -> tuple[str, ...]:
-        """Store `value`; return the digests evicted for it, oldest use first, those of `keep` only if no other is left.
+    def put(
+        self,
+        digest: str,
+        value: V,
+        num_bytes: int,
+        tenant: str = "",
+        load_seconds: float = 0.0,
+        reluctance: Reluctance = no_reluctance,
+    ) -> tuple[str, ...]:
+        """Store `value`; return the digests evicted for it, in the order of going.
 
-        Raises AdapterUnavailableError, and changes nothing, if the value alone is over the budget.
+        `load_seconds`: to load it again, 0: not known. `reluctance` must let everything go at last. Raises
+        AdapterUnavailableError, and changes nothing, if the value alone is over the budget.
         """
         if num_bytes > self.max_bytes:
             raise AdapterUnavailableError(
                 f"The adapter needs {num_bytes} bytes of host memory and --adapter-host-memory allows {self.max_bytes}."
             )
         self.drop(digest)
-        self._items[digest] = (value, num_bytes)
-        self.num_bytes += num_bytes
-        return self._evict(keep)
+        evicted = self._residents.victims(tenant, num_bytes, reluctance)
+        assert evicted is not None, "nothing in host memory is held there"
+        self._evict(evicted)
+        self._residents.add(digest, tenant, num_bytes, load_seconds)
+        self._values[digest] = value
+        return evicted
 
     def drop(self, digest: str) -> bool:
         """Forget the value; False if it was not here."""
-        item = self._items.pop(digest, None)
-        if item is None:
+        if digest not in self._values:
             return False
-        self.num_bytes -= item[1]
+        self._residents.remove(digest)
+        del self._values[digest]
         return True
+
+    def resize(self, max_bytes: int, max_items: int | None, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
+        """Set a new budget; return the digests that left for it."""
+        self._max_bytes = self._residents.max_bytes = max_bytes
+        self._residents.max_items = max_items
+        evicted = self._residents.surplus(reluctance)
+        self._evict(evicted)
+        return evicted
 
     def bytes_of(self, digest: str) -> int:
         """Bytes of one value, 0 if it is not here; not a use."""
-        item = self._items.get(digest)
-        return 0 if item is None else item[1]
+        return self._residents.bytes_of(digest)
+
+    def has_room(self, tenant: str, num_bytes: int, wanted: frozenset[str], coming: int, num_coming: int) -> bool:
+        """Whether `tenant`'s value fits beside those `wanted` here, `num_coming` others of `coming` bytes under way,
+        and what the floors of others keep.
+        """
+        kept = self._residents.protected(tenant, wanted)
+        total = kept.num_bytes + coming + sum(map(self.bytes_of, wanted)) + num_bytes
+        count = kept.num_items + num_coming + len(wanted) + 1
+        return total <= self.max_bytes and (self.max_items is None or count <= self.max_items)
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Oldest use first."""
-        return tuple(self._items)
+        """In the order of coming."""
+        return tuple(self._values)
 
     def __contains__(self, digest: object) -> bool:
         """Whether it is here; unlike `get`, not a use."""
-        return digest in self._items
+        return digest in self._values
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._values)
 
-    def _evict(self, keep: Set[str]) -> tuple[str, ...]:
-        evicted = []
-        while self.num_bytes > self.max_bytes or (self.max_items is not None and len(self._items) > self.max_items):
-            digest = next((digest for digest in self._items if digest not in keep), next(iter(self._items)))
-            self.drop(digest)
-            evicted.append(digest)
-        return tuple(evicted)
+    def _evict(self, digests: tuple[str, ...]) -> None:
+        for digest in digests:
+            self._residents.remove(digest, for_room=True)
+            del self._values[digest]

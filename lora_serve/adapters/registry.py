@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,10 @@ class Registry:
     def remove_alias(self, alias: str) -> None:
         """Raises AdapterNotFoundError."""
         self._catalog.remove_alias(alias)
+
+    def set_host_bytes(self, host_bytes: int) -> None:
+        """The host tier's new budget: what one adapter may need from now on."""
+        self._config = replace(self._config, host_bytes=host_bytes)
 
     def sweep(self) -> None:
         """Once at start: remove what a crash left over, set broken blobs aside.

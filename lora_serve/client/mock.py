@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Unpin
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
 from lora_serve.core.errors import LoraServeError, NotReadyError, QueueFullError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, GenerateRequest
@@ -57,6 +57,7 @@ class MockEngineClient:
     aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
+    max_loras: int = MAX_LORAS
     running: bool = False
 
     def __post_init__(self) -> None:
@@ -94,6 +95,8 @@ class MockEngineClient:
                 self._pinned.discard(digest)
             case Evict(digest):
                 self._resident.pop(digest, None)
+            case Resize(max_loras):
+                self.max_loras = max_loras or self.max_loras
             case Probe():
                 return ProbeResult(1.0, 0.0, 1.0)
         return None
@@ -109,7 +112,7 @@ class MockEngineClient:
             num_waiting=len(waiting),
             running_adapters=tuple(ref.name for ref in self._resident.values()),
             waiting_adapters=tuple(ref.name for request in waiting for ref in request.refs),
-            max_loras=MAX_LORAS,
+            max_loras=self.max_loras,
             num_blocks=100,
             num_free_blocks=100 - len(self._rows),
             block_size=16,

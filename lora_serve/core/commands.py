@@ -39,6 +39,16 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """New limits of the tiers, at once; None: as it is. Adapters in use leave when their last row ends."""
+
+    max_loras: int | None = None  # device slots
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    max_cpu_loras: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Run a prompt with the base model and with the adapter, to see what it changes; answered by a ProbeResult."""
 
@@ -60,4 +70,4 @@ class ProbeResult:
         return not self.logit_change > max(8 * self.noise, 1e-6 * self.logit_scale)
 
 
-AdapterCommand = Prefetch | Pin | Unpin | Evict | Probe
+AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | Probe

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+class EvictionReason(enum.StrEnum):
+    """Why an adapter left a tier."""
+
+    CAPACITY = "capacity"  # a newcomer needed the room
+    ADMIN = "admin"  # asked for by the admin API
+    DELETED = "deleted"  # nothing names it any more
+    SHRUNK = "shrunk"  # the tier's budget was made smaller
+    CORRUPT = "corrupt"  # its bytes were not what its digest says
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +47,25 @@ class AdapterCounters:
     hits: int = 0  # requests that found it on the device
     misses: int = 0  # requests that had to wait for it
     loads: int = 0
-    evictions: int = 0
+    evictions: int = 0  # from the device
     load_seconds: float = 0.0  # of the last load, fetch to slot
+    eviction_reasons: Mapping[EvictionReason, int] = field(default_factory=dict)  # they add up to `evictions`
+    last_eviction: EvictionReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """One tier ("device" or "host") of the adapter cache."""
+    """One tier ("device", "host", "disk" or "redis") of the adapter cache."""
 
     hits: int
     misses: int
     loads: int
     evictions: int
     load_seconds: float  # summed
-    num_bytes: int  # resident now
+    num_bytes: int | None  # resident now; None: not known here, as other replicas write to the tier
     budget_bytes: int  # 0: no limit in bytes
+    num_items: int | None = None  # resident now; None: not known here
+    eviction_reasons: Mapping[EvictionReason, int] = field(default_factory=dict)  # they add up to `evictions`
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,10 @@ def build_engine(
 ) -> Engine:
     """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`."""
     blocks = BlockManager(num_blocks, engine_config.block_size)
+    eviction = (adapter_config.eviction, adapter_config.tenant_floor)
     residency = AdapterResidency[Any](
-        SlotTable(adapter_config.max_loras, adapter_config.device_bytes),
-        HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras),
+        SlotTable(adapter_config.max_loras, adapter_config.device_bytes, *eviction),
+        HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
     )
     policy = create_policy(engine_config.policy)

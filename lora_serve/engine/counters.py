@@ -2,59 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from lora_serve.core.stats import AdapterCounters, TierStats
+from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.core.stats import AdapterCounters, EvictionReason
 
 
 @dataclass(slots=True)
-class _Counts:
+class _AdapterCounts:
     hits: int = 0
     misses: int = 0
     loads: int = 0
-    evictions: int = 0
-    load_seconds: float = 0.0  # of a tier: summed; of an adapter: of its last load
+    load_seconds: float = 0.0  # of its last load
+    evictions: Counter[EvictionReason] = field(default_factory=Counter)
+    last_eviction: EvictionReason | None = None
+
+    def frozen(self) -> AdapterCounters:
+        return AdapterCounters(
+            self.hits,
+            self.misses,
+            self.loads,
+            self.evictions.total(),
+            self.load_seconds,
+            dict(self.evictions),
+            self.last_eviction,
+        )
 
 
 class CacheCounters:
     """What `residency.py` saw happen."""
 
     def __init__(self) -> None:
-        self._device = _Counts()
-        self._host = _Counts()
-        self._adapters: dict[str, _Counts] = {}
+        self.device = TierCounts()
+        self.host = TierCounts()
+        self._adapters: dict[str, _AdapterCounts] = {}
 
     def wanted(self, digest: str, *, on_device: bool, on_host: bool) -> None:
         """A sequence needs it."""
         own = self._of(digest)
         if on_device:
-            self._device.hits += 1
+            self.device.hits += 1
             own.hits += 1
             return
-        self._device.misses += 1
+        self.device.misses += 1
         own.misses += 1
         if on_host:
-            self._host.hits += 1
+            self.host.hits += 1
         else:
-            self._host.misses += 1
+            self.host.misses += 1
 
-    def arrived_on_host(self, digest: str, seconds: float, num_evicted: int) -> None:
-        """A load is done; it took `seconds` from its request and pushed others out."""
-        self._host.loads += 1
-        self._host.load_seconds += seconds
-        self._host.evictions += num_evicted
+    def arrived_on_host(self, digest: str, seconds: float) -> None:
+        """A load is done; it took `seconds` from its request."""
+        self.host.loaded(seconds)
         own = self._of(digest)
         own.loads += 1
         own.load_seconds = seconds
 
     def placed_on_device(self) -> None:
         """A slot was given to it."""
-        self._device.loads += 1
+        self.device.loaded(0.0)
 
-    def left_device(self, digest: str) -> None:
+    def left_device(self, digest: str, reason: EvictionReason) -> None:
         """Its slot was taken away."""
-        self._device.evictions += 1
-        self._of(digest).evictions += 1
+        self.device.evictions[reason] += 1
+        own = self._of(digest)
+        own.evictions[reason] += 1
+        own.last_eviction = reason
+
+    def left_host(self, reason: EvictionReason) -> None:
+        """Its host memory was freed."""
+        self.host.evictions[reason] += 1
 
     def forget(self, digest: str) -> None:
         """It is gone for good: the figures of deleted adapters do not pile up."""
@@ -62,24 +80,7 @@ class CacheCounters:
 
     def adapters(self) -> dict[str, AdapterCounters]:
         """Per digest."""
-        return {
-            digest: AdapterCounters(own.hits, own.misses, own.loads, own.evictions, own.load_seconds)
-            for digest, own in self._adapters.items()
-        }
+        return {digest: own.frozen() for digest, own in self._adapters.items()}
 
-    def device(self, num_bytes: int, budget: int | None) -> TierStats:
-        """The device tier; `budget` in bytes, None: no limit."""
-        return _frozen(self._device, num_bytes, budget)
-
-    def host(self, num_bytes: int, budget: int | None) -> TierStats:
-        """The host tier."""
-        return _frozen(self._host, num_bytes, budget)
-
-    def _of(self, digest: str) -> _Counts:
-        return self._adapters.setdefault(digest, _Counts())
-
-
-def _frozen(counts: _Counts, num_bytes: int, budget: int | None) -> TierStats:
-    return TierStats(
-        counts.hits, counts.misses, counts.loads, counts.evictions, counts.load_seconds, num_bytes, budget or 0
-    )
+    def _of(self, digest: str) -> _AdapterCounts:
+        return self._adapters.setdefault(digest, _AdapterCounts())

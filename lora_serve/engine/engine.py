@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, ProbeResult, Unpin
+from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError
 from lora_serve.core.events import Event
 from lora_serve.core.stats import BatchInfo, EngineStats
@@ -17,6 +17,7 @@ from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.messages import Command, Outcome
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduler import Scheduler
+from lora_serve.engine.slots import PROBE_SLOT
 
 _log = logging.getLogger(__name__)
 _NUM_RECENT_BATCHES = 64
@@ -78,7 +79,9 @@ class Engine:
             self.scheduler.adapter_arrived(message.digest, time.monotonic())
             return []
         failed = [
-            c for c in self._commands if _digest(c) == message.digest and isinstance(c.command, Prefetch | Pin | Probe)
+            waiting
+            for waiting in self._commands
+            if isinstance(waiting.command, Prefetch | Pin | Probe) and waiting.command.adapter.digest == message.digest
         ]
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
@@ -171,6 +174,9 @@ class Engine:
             elif isinstance(command, Unpin):
                 self.residency.unpin(command.digest)
                 is_done = True
+            elif isinstance(command, Resize):
+                self.residency.resize(command)
+                is_done = True
             else:
                 is_done = self.residency.evict(command.digest, forget=command.forget)
         except LoraServeError as refusal:
@@ -186,7 +192,7 @@ class Engine:
         if adapter is None:
             return None
         self._num_probes += 1
-        spare = SlotRef(self.residency.slots.num_slots, self._num_probes, ref.digest)
+        spare = SlotRef(PROBE_SLOT, self._num_probes, ref.digest)
         self._runner.load_slot(spare, adapter)
         try:
             return self._runner.probe(RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids)
@@ -197,8 +203,3 @@ class Engine:
         self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))
         self._num_steps += 1
         self._step_seconds += seconds
-
-
-def _digest(message: Command) -> str:
-    command = message.command
-    return command.digest if isinstance(command, Unpin | Evict) else command.adapter.digest

@@ -12,8 +12,9 @@ from lora_serve.adapters.host_cache import HostCache
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
+from lora_serve.core.commands import Resize
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
-from lora_serve.core.stats import AdapterCounters, TierStats
+from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
 from lora_serve.engine.counters import CacheCounters
 from lora_serve.engine.load_estimate import LoadEstimate
 from lora_serve.engine.slots import SlotTable
@@ -47,6 +48,7 @@ class AdapterResidency(Generic[V]):
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
         self._estimate = LoadEstimate()
+        self._load_seconds: dict[str, float] = {}  # of the last load of each digest, to weigh who leaves
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 
@@ -82,18 +84,23 @@ class AdapterResidency(Generic[V]):
         self.slots.check_possible(adapters)
         held: list[SlotRef] = []
         for adapter in adapters:
+            if self.slots.is_leaving(adapter.digest):
+                break
             if adapter.digest not in self.slots and not self._to_device(adapter):
                 break
             held.append(self.slots.acquire(adapter.digest))
         if len(held) == len(adapters):
+            for slot in held:
+                self.slots.use(slot.digest)
             return tuple(held)
         for slot in held:
-            self.slots.release(slot)
+            self.release(slot)
         return ()
 
     def release(self, slot: SlotRef) -> None:
         """The row has ended."""
-        self.slots.release(slot)
+        if self.slots.release(slot):
+            self._drop(self.slots.remove(slot.digest), EvictionReason.SHRUNK)
 
     def request(self, adapter: AdapterRef) -> bool:
         """Start a load unless it is here or under way; False: the host has no room for it yet."""
@@ -127,14 +134,21 @@ class AdapterResidency(Generic[V]):
         adapter, submitted = self._in_flight.pop(message.digest)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
-        for digest in self._wanted:
-            self.host.get(digest)  # a use: what is wanted goes last
         try:
-            evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes, self._favoured)
+            evicted = self.host.put(
+                message.digest,
+                message.adapter,
+                adapter.num_bytes,
+                adapter.tenant,
+                message.seconds,
+                self._reluctance,
+            )
         except AdapterUnavailableError as error:
             return error
         self._estimate.learn(adapter.num_bytes, message.seconds)
-        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted))
+        self._load_seconds[message.digest] = message.seconds
+        self._left_host(evicted, EvictionReason.CAPACITY)
+        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted)
         return None
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
@@ -144,7 +158,7 @@ class AdapterResidency(Generic[V]):
             self.request(adapter)
             return False
         if pin:
-            self.slots.set_pinned(adapter.digest, True)
+            self._set_pinned(adapter.digest, True)
         return True
 
     def prefetch_to_host(self, adapter: AdapterRef) -> bool:
@@ -161,18 +175,33 @@ class AdapterResidency(Generic[V]):
     def unpin(self, digest: str) -> None:
         """Let it be evicted again."""
         if digest in self.slots:
-            self.slots.set_pinned(digest, False)
+            self._set_pinned(digest, False)
 
     def evict(self, digest: str, *, forget: bool = False) -> bool:
         """Out of both tiers, and its figures too if asked; False while a sequence wants it or it is under way."""
         if self._wanted[digest] or digest in self._in_flight:
             return False
-        self.host.drop(digest)
+        reason = EvictionReason.DELETED if forget else EvictionReason.ADMIN
+        if self.host.drop(digest):
+            self._left_host((digest,), reason)
         if digest in self.slots:
-            self._drop(self.slots.remove(digest))
+            self._drop(self.slots.remove(digest), reason)
         if forget:
             self._counters.forget(digest)
+            self._load_seconds.pop(digest, None)
         return True
+
+    def resize(self, command: Resize) -> None:
+        """New limits; what runs keeps its slot until it ends. Raises ConflictError, and changes nothing, if pinned
+        adapters would not fit.
+        """
+        num_slots = self.slots.num_slots if command.max_loras is None else command.max_loras
+        device_bytes = self.slots.max_bytes if command.device_bytes is None else command.device_bytes
+        host_bytes = self.host.max_bytes if command.host_bytes is None else command.host_bytes
+        host_items = self.host.max_items if command.max_cpu_loras is None else command.max_cpu_loras
+        for slot in self.slots.resize(num_slots, device_bytes):
+            self._drop(slot, EvictionReason.SHRUNK)
+        self._left_host(self.host.resize(host_bytes, host_items, self._reluctance), EvictionReason.SHRUNK)
 
     # -- figures -----------------------------------------------------------------------------------------------
 
@@ -187,8 +216,8 @@ class AdapterResidency(Generic[V]):
     def tiers(self) -> dict[str, TierStats]:
         """Per tier."""
         return {
-            "device": self._counters.device(self.slots.num_bytes, self.slots.max_bytes),
-            "host": self._counters.host(self.host.num_bytes, self.host.max_bytes),
+            "device": self._counters.device.frozen(len(self.slots), self.slots.num_bytes, self.slots.max_bytes),
+            "host": self._counters.host.frozen(len(self.host), self.host.num_bytes, self.host.max_bytes),
         }
 
     # ----------------------------------------------------------------------------------------------------------
@@ -201,25 +230,36 @@ class AdapterResidency(Generic[V]):
         """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""
         if adapter.digest not in self.host:
             return False
-        placed = self.slots.place(adapter, self._favoured)
+        placed = self.slots.place(adapter, self._favoured, self._load_seconds.get(adapter.digest, 0.0))
         if placed is None:
             return False
         slot, evicted = placed
         for victim in evicted:
-            self._drop(victim)
+            self._drop(victim, EvictionReason.CAPACITY)
         self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
         self._counters.placed_on_device()
         return True
 
-    def _drop(self, slot: SlotRef) -> None:
+    def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
         self._changes.append(SlotChange(slot, None))
-        self._counters.left_device(slot.digest)
+        self._counters.left_device(slot.digest, reason)
+
+    def _left_host(self, digests: Sequence[str], reason: EvictionReason) -> None:
+        for _ in digests:
+            self._counters.left_host(reason)
+
+    def _set_pinned(self, digest: str, is_pinned: bool) -> None:
+        for slot in self.slots.set_pinned(digest, is_pinned):
+            self._drop(slot, EvictionReason.SHRUNK)
+
+    def _reluctance(self, digest: str) -> int:
+        """What waits for its first use leaves the host late, and what the first in the queue needs last."""
+        return 2 if digest in self._favoured else int(digest in self._wanted)
 
     def _has_room(self, adapter: AdapterRef) -> bool:
-        """Whether the host can hold it beside everything wanted that is not on the device yet."""
-        staged = [ref.num_bytes for ref, _ in self._in_flight.values()]
-        waiting = [digest for digest in self._wanted if digest in self.host and digest not in self.slots]
-        count = len(staged) + len(waiting)
-        num_bytes = sum(staged) + sum(self.host.bytes_of(digest) for digest in waiting)
-        fits = num_bytes + adapter.num_bytes <= self.host.max_bytes
-        return count == 0 or (fits and (self.host.max_items is None or count < self.host.max_items))
+        """Whether the host can hold it beside everything wanted that is not on the device yet, floors kept."""
+        coming = [ref.num_bytes for ref, _ in self._in_flight.values()]
+        wanted = frozenset(digest for digest in self._wanted if digest in self.host and digest not in self.slots)
+        if not coming and not wanted:
+            return True
+        return self.host.has_room(adapter.tenant, adapter.num_bytes, wanted, sum(coming), len(coming))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from lora_serve.adapters.eviction import create_policy
+from lora_serve.adapters.eviction.residents import Residents
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError
 from lora_serve.core.stats import SlotInfo
+
+PROBE_SLOT = 0  # the probes' own, so that no adapter has to leave for one; adapters have 1, 2, 3, ...
 
 
 @dataclass(slots=True)
@@ -18,6 +22,7 @@ class _Entry:
     adapter: AdapterRef
     num_rows: int = 0  # rows that run on it: while there are any, it stays
     is_pinned: bool = False  # by the admin
+    is_leaving: bool = False  # the table shrank: no new row, and it goes with its last one
 
     @property
     def is_evictable(self) -> bool:
@@ -25,35 +30,61 @@ class _Entry:
 
 
 class SlotTable:
-    """LRU over `num_slots` slots and `max_bytes` bytes (None: no limit). A slot in use is never given away."""
+    """At most `num_slots` adapters of `max_bytes` bytes together (None: no limit). A slot in use is never given away.
 
-    def __init__(self, num_slots: int, max_bytes: int | None = None) -> None:
-        self.num_slots = num_slots
-        self.max_bytes = max_bytes
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by digest, least recently used first
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._generations = [0] * num_slots
+    Both limits change at run time with `resize`. Indices are given out lowest first and as many as were ever needed
+    at once, so that the pool behind them has to grow only with use.
+    """
+
+    def __init__(
+        self, num_slots: int, max_bytes: int | None = None, policy: str = "lru", tenant_floor: float = 0.0
+    ) -> None:
+        """`policy`: name of a file in adapters/eviction. `tenant_floor`: see `Residents`."""
+        self._num_slots = num_slots
+        self._residents = Residents(create_policy(policy), max_bytes, num_slots, tenant_floor)
+        self._entries: dict[str, _Entry] = {}  # by digest
+        self._free: list[int] = []  # a heap of indices that were given back
+        self._generations: list[int] = [0]  # by index; PROBE_SLOT's is not used
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._entries
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def max_bytes(self) -> int | None:
+        return self._residents.max_bytes
+
     @property
     def num_bytes(self) -> int:
-        return sum(entry.adapter.num_bytes for entry in self._entries.values())
+        return self._residents.num_bytes
 
     def acquire(self, digest: str) -> SlotRef:
         """One more row on a resident adapter."""
         entry = self._entries[digest]
-        self._entries.move_to_end(digest)
         entry.num_rows += 1
         return entry.slot
 
-    def release(self, slot: SlotRef) -> None:
-        """One row less."""
+    def use(self, digest: str) -> None:
+        """A row has begun: what is used stays longer."""
+        self._residents.use(digest)
+
+    def release(self, slot: SlotRef) -> bool:
+        """One row less; True: the adapter is leaving and can go now."""
         entry = self._entries[slot.digest]
         assert entry.slot == slot, "a slot of another generation was released"
         assert entry.num_rows > 0, "a slot was released twice"
         entry.num_rows -= 1
+        return entry.is_leaving and entry.is_evictable
+
+    def is_leaving(self, digest: str) -> bool:
+        """Whether it takes no new rows, as the table shrank."""
+        return digest in self._entries and self._entries[digest].is_leaving
 
     def check_possible(self, adapters: Sequence[AdapterRef]) -> None:
         """Raise AdapterUnavailableError if these can never be here together, however long one waits."""
@@ -77,54 +108,97 @@ class SlotTable:
     def has_free(self, adapter: AdapterRef) -> bool:
         """Whether an adapter that has no slot could be placed without another's going."""
         fits = self.max_bytes is None or self.num_bytes + adapter.num_bytes <= self.max_bytes
-        return bool(self._free) and fits
+        return len(self._entries) < self.num_slots and fits
 
-    def place(self, adapter: AdapterRef, keep: Set[str] = frozenset()) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
-        """A slot for an adapter that has none, and the slots evicted for it; None: all are in use or in `keep`."""
+    def place(
+        self, adapter: AdapterRef, keep: Set[str] = frozenset(), load_seconds: float = 0.0
+    ) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
+        """A slot for an adapter that has none, and the slots evicted for it; None: all are in use or in `keep`.
+
+        `load_seconds`: to load it again, 0: not known.
+        """
         assert adapter.digest not in self._entries
-        victims = self._victims(adapter, keep)
+
+        def reluctance(digest: str) -> int | None:
+            return 0 if self._entries[digest].is_evictable and digest not in keep else None
+
+        victims = self._residents.victims(adapter.tenant, adapter.num_bytes, reluctance)
         if victims is None:
             return None
-        evicted = tuple(self.remove(digest) for digest in victims)
-        index = self._free.pop()
-        self._generations[index] += 1
-        slot = SlotRef(index, self._generations[index], adapter.digest)
+        evicted = tuple(self.remove(digest, for_room=True) for digest in victims)
+        slot = self._new_slot(adapter.digest)
         self._entries[adapter.digest] = _Entry(slot, adapter)
+        self._residents.add(adapter.digest, adapter.tenant, adapter.num_bytes, load_seconds)
         return slot, evicted
 
-    def remove(self, digest: str) -> SlotRef:
+    def remove(self, digest: str, *, for_room: bool = False) -> SlotRef:
         """Take an adapter that no row uses out of its slot."""
         entry = self._entries[digest]
         assert entry.num_rows == 0, "a slot in use was evicted"
         del self._entries[digest]
-        self._free.append(entry.slot.index)
+        self._residents.remove(digest, for_room=for_room)
+        heapq.heappush(self._free, entry.slot.index)
         return entry.slot
 
-    def set_pinned(self, digest: str, is_pinned: bool) -> None:
-        """The admin's pin: never evicted while it is set."""
+    def resize(self, num_slots: int, max_bytes: int | None) -> tuple[SlotRef, ...]:
+        """Set new limits, at once for newcomers; return the slots that were emptied for them.
+
+        Where idle adapters are not enough, some in use are marked: they take no new rows and `release` says when the
+        last one has ended. Raises ConflictError, and changes nothing, if the pinned adapters alone would not fit.
+        """
+        self._check_pinned_fit(num_slots, max_bytes)
+        self._num_slots = self._residents.max_items = num_slots
+        self._residents.max_bytes = max_bytes
+        return self._plan_departures()
+
+    def set_pinned(self, digest: str, is_pinned: bool) -> tuple[SlotRef, ...]:
+        """The admin's pin: never evicted while it is set. Returns the slots emptied, if the table was too full."""
         self._entries[digest].is_pinned = is_pinned
+        return self._plan_departures()
 
     def num_rows(self, digest: str) -> int:
         """Rows that run on an adapter now; 0 if it is not here."""
         return self._entries[digest].num_rows if digest in self._entries else 0
 
     def infos(self) -> Iterator[SlotInfo]:
-        """What is where, least recently used first."""
-        for digest, entry in self._entries.items():
+        """What is where, by index."""
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.slot.index):
             slot, adapter = entry.slot, entry.adapter
             yield SlotInfo(
-                slot.index, slot.generation, digest, adapter.name, adapter.num_bytes, entry.num_rows, entry.is_pinned
+                slot.index,
+                slot.generation,
+                slot.digest,
+                adapter.name,
+                adapter.num_bytes,
+                entry.num_rows,
+                entry.is_pinned,
             )
 
-    def _victims(self, adapter: AdapterRef, keep: Set[str]) -> list[str] | None:
-        """The fewest, least recently used adapters whose going makes room; None: not enough can go."""
-        slots, num_bytes, victims = len(self._free), self.num_bytes, list[str]()
-        candidates = (digest for digest, entry in self._entries.items() if entry.is_evictable and digest not in keep)
-        while slots == 0 or (self.max_bytes is not None and num_bytes + adapter.num_bytes > self.max_bytes):
-            digest = next(candidates, None)
-            if digest is None:
-                return None
-            victims.append(digest)
-            slots += 1
-            num_bytes -= self._entries[digest].adapter.num_bytes
-        return victims
+    def _new_slot(self, digest: str) -> SlotRef:
+        index = heapq.heappop(self._free) if self._free else len(self._generations)
+        if index == len(self._generations):
+            self._generations.append(0)
+        self._generations[index] += 1
+        return SlotRef(index, self._generations[index], digest)
+
+    def _plan_departures(self) -> tuple[SlotRef, ...]:
+        """Empty the idle slots that are too many, and mark those in use that must follow."""
+
+        def reluctance(digest: str) -> int | None:
+            entry = self._entries[digest]
+            return None if entry.is_pinned else int(entry.num_rows > 0)
+
+        surplus = self._residents.surplus(reluctance)
+        for digest, entry in self._entries.items():
+            entry.is_leaving = digest in surplus
+        idle = [digest for digest in surplus if self._entries[digest].is_evictable]
+        return tuple(self.remove(digest, for_room=True) for digest in idle)
+
+    def _check_pinned_fit(self, num_slots: int, max_bytes: int | None) -> None:
+        pinned = [entry.adapter for entry in self._entries.values() if entry.is_pinned]
+        num_bytes = sum(adapter.num_bytes for adapter in pinned)
+        if len(pinned) > num_slots or (max_bytes is not None and num_bytes > max_bytes):
+            raise ConflictError(
+                f"{len(pinned)} pinned adapters of {num_bytes} bytes are on the device, which the new limits would not "
+                "hold; unpin some first."
+            )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from lora_serve.server import health, models, tokenize
-from lora_serve.server.admin import deletion, listing, registration, residency, routing, upload, vllm_lora
+from lora_serve.server.admin import deletion, limits, listing, registration, residency, routing, upload, vllm_lora
 from lora_serve.server.context import add_headers
 from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.middleware import answer, for_admin, for_inference, for_reading
@@ -78,6 +78,7 @@ def _admin_routes() -> list[web.RouteDef]:
         web.get(one, for_admin(listing.get_adapter)),
         web.delete(one, for_admin(deletion.delete_adapter)),
         web.get("/admin/engine", for_admin(listing.get_engine)),
+        web.put("/admin/engine", for_admin(limits.put_engine)),
         web.delete("/v1/models/{id:.+}", for_admin(models.delete_model)),
         web.post("/v1/load_lora_adapter", for_admin(vllm_lora.load_lora_adapter)),
         web.post("/v1/unload_lora_adapter", for_admin(vllm_lora.unload_lora_adapter)),

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.stats import EngineStats
+from lora_serve.core.stats import EngineStats, EvictionReason, TierStats
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import SERVICES
 
@@ -26,16 +26,18 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         stats = await services.client.stats()
     except LoraServeError:
         stats = None
-    text = generate_latest(Scrape(services.metrics, stats))
+    text = generate_latest(Scrape(services.metrics, stats, await services.store_tiers()))
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
 class Scrape(Collector):
     """One scrape: all families, without prometheus_client's `_created` series."""
 
-    def __init__(self, metrics: Metrics, stats: EngineStats | None) -> None:
+    def __init__(self, metrics: Metrics, stats: EngineStats | None, store_tiers: Mapping[str, TierStats]) -> None:
+        """`stats` None: the engine is dead. `store_tiers`: those that the engine does not own."""
         self._metrics = metrics
         self._stats = stats
+        self._tiers = {**(stats.tiers if stats else {}), **store_tiers}
 
     def collect(self) -> Iterator[Metric]:
         for family in self._metrics.registry.collect():
@@ -43,10 +45,11 @@ class Scrape(Collector):
             yield family
         if self._stats is not None:
             yield from engine_families(self._stats, self._metrics.labels)
+        yield from tier_families(self._tiers)
 
 
 def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """vLLM's gauges, and our own of adapter tiers and batches."""
+    """vLLM's gauges, and our own of batches."""
     used = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
     yield _gauge("vllm:num_requests_running", "Rows in the batch.", labels, stats.num_running)
     yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", labels, stats.num_waiting)
@@ -57,7 +60,6 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", cache, 1)
     yield lora_requests_info(stats)
-    yield from _tier_families(stats)
     yield from _batch_families(stats)
 
 
@@ -75,19 +77,33 @@ def _names(names: Iterable[str]) -> str:
     return ",".join(sorted(set(names))[:MAX_ADAPTERS_LISTED])
 
 
-def _tier_families(stats: EngineStats) -> Iterator[Metric]:
+def tier_families(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
+    """Each family once, with a sample per tier; what a tier does not know is left out."""
     counts = {
         name: CounterMetricFamily(f"lora_serve_adapter_{name}", f"Adapter {name} per tier.", labels=["tier"])
-        for name in ("hits", "misses", "evictions", "loads")
+        for name in ("hits", "misses", "loads")
     }
+    evictions = CounterMetricFamily(
+        "lora_serve_adapter_evictions", "Adapter evictions per tier and reason.", labels=["tier", "reason"]
+    )
     seconds = SummaryMetricFamily("lora_serve_adapter_load_seconds", "Seconds per load into the tier.", labels=["tier"])
-    resident = GaugeMetricFamily("lora_serve_adapter_bytes", "Bytes of adapters in the tier.", labels=["tier"])
-    for tier, figures in stats.tiers.items():
+    gauges = {
+        "num_bytes": GaugeMetricFamily("lora_serve_adapter_bytes", "Bytes of adapters in the tier.", labels=["tier"]),
+        "budget_bytes": GaugeMetricFamily(
+            "lora_serve_adapter_budget_bytes", "Bytes that the tier may hold; 0: no limit.", labels=["tier"]
+        ),
+        "num_items": GaugeMetricFamily("lora_serve_adapter_count", "Adapters in the tier.", labels=["tier"]),
+    }
+    for tier, figures in tiers.items():
         for name, family in counts.items():
             family.add_metric([tier], getattr(figures, name))
-        resident.add_metric([tier], figures.num_bytes)
+        for reason in EvictionReason:
+            evictions.add_metric([tier, reason], figures.eviction_reasons.get(reason, 0))
+        for name, gauge in gauges.items():
+            if (value := getattr(figures, name)) is not None:
+                gauge.add_metric([tier], value)
         seconds.add_metric([tier], figures.loads, figures.load_seconds)
-    yield from (*counts.values(), resident, seconds)
+    yield from (*counts.values(), evictions, *gauges.values(), seconds)
 
 
 def _batch_families(stats: EngineStats) -> Iterator[Metric]:

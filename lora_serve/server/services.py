@@ -10,12 +10,16 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
+from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.stats import TierStats
 from lora_serve.server.background import BackgroundTasks, Call, WorkerThread
 from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.authenticator import Authenticator
@@ -38,6 +42,8 @@ class Services:
     adapter_config: AdapterConfig
     authenticator: Authenticator
     metrics: Metrics
+    store: StoreFigures | None = None  # None: the store's figures are not shown
+    limits: LiveLimits = field(default_factory=LiveLimits)
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
@@ -54,6 +60,19 @@ class Services:
         """The base model with the adapter's vocabulary."""
         size = 0 if adapter is None else adapter.traits.vocab_size
         return replace(self.spec, vocab_size=size) if size else self.spec
+
+    async def store_tiers(self) -> dict[str, TierStats]:
+        """Figures of the tiers below host memory; empty if they cannot be had."""
+        if self.store is None:
+            return {}
+        try:
+            return await asyncio.to_thread(self.store.tiers)  # it may have to wait for a loader's thread
+        except LoraServeError:
+            return {}
+
+    def places_of(self, digest: str) -> tuple[str, ...]:
+        """The tiers below host memory that have it."""
+        return ("disk",) if self.store is None else self.store.places_of(digest)
 
     @property
     def base_name(self) -> str:

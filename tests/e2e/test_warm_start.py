@@ -20,7 +20,10 @@ def ask(process: ServerProcess, name: str) -> None:
 
 
 def test_hot_adapters_of_the_last_run_are_warm_after_a_restart(site: Site) -> None:
-    arguments, log = site.arguments("warm-store", "--max-loras", "2"), site.root / "warm-log"
+    arguments, log = (
+        site.arguments("warm-store", "--max-loras", "2", "--adapter-eviction", "lru"),
+        site.root / "warm-log",
+    )
     modules = [f"{name}={folder}" for name, folder in site.adapters.items()]
     with ServerProcess([*arguments, "--lora-modules", *modules], log) as process:
         process.wait_until_ready(90)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.events import FinishEvent
 from lora_serve.core.request import AdapterUse, OnCold
+from lora_serve.core.stats import EvictionReason
 from tests.engine.world import World, adapter
 
 NEW, OLD = adapter("new"), adapter("old")
@@ -234,7 +235,7 @@ def test_choice_does_not_fall_back_once_another_ran_with_the_adapter() -> None:
     world.add("c1", [1], NEW, answer_id="c", **BASE)
     world.scheduler.abort("c0")
     world.residency.host.drop(NEW.digest)
-    world.residency._drop(world.residency.slots.remove(NEW.digest))
+    world.residency._drop(world.residency.slots.remove(NEW.digest), EvictionReason.ADMIN)
     world.step()
     assert "c1" not in world.prompts
     world.finish_load(NEW)

@@ -90,14 +90,14 @@ def test_slot_in_use_is_never_given_away() -> None:
     assert replaced is not None
     slot, evicted = replaced
     assert evicted == (held,)
-    assert slot == SlotRef(0, 2, "sha256:b"), "a new owner of a slot has a new generation"
+    assert slot == SlotRef(1, 2, "sha256:b"), "a new owner of a slot has a new generation"
 
 
 def test_least_recently_used_slot_goes_first_and_only_as_many_as_needed() -> None:
     table = SlotTable(3, max_bytes=30)
     for name in "abc":
         table.place(adapter(name))
-    table.release(table.acquire("sha256:a"))
+    table.use("sha256:a")
     placed = table.place(adapter("big", num_bytes=20))
     assert placed is not None
     assert [slot.digest for slot in placed[1]] == ["sha256:b", "sha256:c"]

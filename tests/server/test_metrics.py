@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NotReadyError, NumericalError
-from lora_serve.core.stats import BatchInfo, EngineStats, TierStats
-from lora_serve.server.engine_metrics import engine_families
+from lora_serve.core.stats import BatchInfo, EngineStats, EvictionReason, TierStats
+from lora_serve.server.engine_metrics import engine_families, tier_families
 from lora_serve.server.metrics import MAX_TENANT_LABELS, Metrics
 
 PROMISED = {
@@ -118,7 +118,6 @@ async def test_dead_engine_takes_only_its_own_figures_away(http: aiohttp.ClientS
 
 
 def test_engine_figures_are_translated() -> None:
-    tier = TierStats(hits=1, misses=2, loads=3, evictions=4, load_seconds=0.5, num_bytes=6, budget_bytes=7)
     batches = (BatchInfo(2, 20, 1, 0.1), BatchInfo(4, 4, 3, 0.3))
     stats = EngineStats(
         1,
@@ -133,7 +132,6 @@ def test_engine_figures_are_translated() -> None:
         (),
         (),
         (),
-        tiers={"device": tier},
         recent_batches=batches,
         num_prefix_queries=90,
         num_prefix_hits=64,
@@ -144,14 +142,31 @@ def test_engine_figures_are_translated() -> None:
     assert samples["vllm:num_preemptions_total"].value == 5
     assert samples["vllm:prefix_cache_queries_total"].value == 90
     assert samples["vllm:prefix_cache_hits_total"].value == 64
-    assert samples["lora_serve_adapter_hits_total"].labels == {"tier": "device"}
-    assert samples["lora_serve_adapter_evictions_total"].value == 4
-    assert samples["lora_serve_adapter_load_seconds_sum"].value == 0.5
-    assert samples["lora_serve_adapter_load_seconds_count"].value == 3
-    assert samples["lora_serve_adapter_bytes"].value == 6
     assert samples["lora_serve_batch_rows"].value == 3
     assert samples["lora_serve_batch_adapters"].value == 2
     assert samples["lora_serve_step_seconds"].value == pytest.approx(0.2)
+
+
+def test_figures_of_every_tier_are_translated_and_what_is_not_known_is_left_out() -> None:
+    reasons = {EvictionReason.CAPACITY: 3, EvictionReason.SHRUNK: 1}
+    disk, far = TierStats(1, 2, 3, 4, 0.5, 6, 7, 8, reasons), TierStats(5, 0, 0, 0, 0.0, None, 0)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in tier_families({"disk": disk, "redis": far})
+        for sample in family.samples
+    }
+    assert found["lora_serve_adapter_hits_total", "disk"] == 1
+    assert found["lora_serve_adapter_hits_total", "redis"] == 5
+    assert found["lora_serve_adapter_evictions_total", "disk", "capacity"] == 3
+    assert found["lora_serve_adapter_evictions_total", "disk", "shrunk"] == 1
+    assert found["lora_serve_adapter_evictions_total", "disk", "corrupt"] == 0
+    assert found["lora_serve_adapter_load_seconds_sum", "disk"] == 0.5
+    assert found["lora_serve_adapter_load_seconds_count", "disk"] == 3
+    assert found["lora_serve_adapter_bytes", "disk"] == 6
+    assert found["lora_serve_adapter_budget_bytes", "disk"] == 7
+    assert found["lora_serve_adapter_count", "disk"] == 8
+    assert ("lora_serve_adapter_bytes", "redis") not in found
+    assert ("lora_serve_adapter_count", "redis") not in found
 
 
 def test_tenants_cannot_grow_the_series_without_bound() -> None:

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from lora_serve.core.stats import TierStats
+
 
 class AdapterStore(Protocol):
     """Files of adapter versions by digest. Safe to call from several threads; a half-written blob is never seen.
@@ -41,3 +43,13 @@ class AdapterStore(Protocol):
 
     def sweep(self, named: frozenset[str]) -> None:
         """At start: remove what a crash left on this machine and what is not in `named`, set broken blobs aside."""
+
+
+class StoreFigures(Protocol):
+    """What the web asks of a store; never a round trip to another machine."""
+
+    def tiers(self) -> dict[str, TierStats]:
+        """Figures by tier. May wait for a thread that writes. Raises AdapterUnavailableError."""
+
+    def places_of(self, digest: str) -> tuple[str, ...]:
+        """The tiers that have a registered adapter, the far one first."""

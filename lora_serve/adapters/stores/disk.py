@@ -8,12 +8,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
+from lora_serve.adapters.stores.blob_table import BlobTable
 from lora_serve.adapters.stores.files import (
     flush,
     link_or_copy,
@@ -22,41 +23,90 @@ from lora_serve.adapters.stores.files import (
     remove_folder,
     scratch_folder,
 )
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, PayloadTooLargeError
+from lora_serve.core.stats import EvictionReason, TierStats
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
+MAX_QUARANTINED = 8  # broken blobs kept
 _log = logging.getLogger(__name__)
 
 
 class DiskStore:
-    """Content-addressed and crash-safe: a blob is built in STORE/tmp, flushed, then renamed into place."""
+    """Content-addressed and crash-safe: a blob is built in STORE/tmp, flushed, then renamed into place.
 
-    def __init__(self, store: Path) -> None:
-        """Raises OSError if the folder cannot be made."""
+    Its bytes have a budget. As the store of record it refuses what would exceed it; as the cache of a far store it
+    lets the least valuable blobs leave, never one that is held.
+    """
+
+    def __init__(
+        self, store: Path, max_bytes: int | None = None, *, is_cache: bool = False, policy: str = "lru"
+    ) -> None:
+        """`max_bytes` of all blobs (None: no limit). `policy`: name of a file in adapters/eviction.
+
+        Raises OSError if the folder cannot be made.
+        """
         self._blobs = make_private(store / "blobs")
         self._tmp = make_private(store / "tmp")
         self._quarantine = store / "quarantine"
+        self._max_bytes = max_bytes
+        self._table = BlobTable(self._scan, self._evict, max_bytes, is_cache, policy)
 
     def put(self, digest: str, folder: Path) -> None:
-        """See AdapterStore. A broken blob of the same digest is replaced."""
-        blob = self._blob(digest)
-        with _readable_errors(), scratch_folder(self._tmp) as scratch:
+        """See AdapterStore. A broken blob of the same digest is replaced. Raises PayloadTooLargeError."""
+        if self.keep(digest, folder) is None:
+            raise PayloadTooLargeError(
+                f"The adapter needs {content_bytes(folder)} bytes on disk; --adapter-disk-memory allows "
+                f"{self._max_bytes} in all: delete adapters or raise it."
+            )
+
+    def keep(self, digest: str, folder: Path, load_seconds: float = 0.0) -> Path | None:
+        """`put` that gives the blob; None, and nothing written, if there is no room beside what may not leave.
+
+        `load_seconds`: what fetching the folder took, 0: not known.
+        """
+        started, blob = time.perf_counter(), self._blob(digest)
+        with _readable_errors():
             if blob.exists():
                 if is_sound(blob, digest):
-                    return
-                self._set_aside(blob)
-            for name in content_names(folder):
-                link_or_copy(folder / name, scratch / name)
-            flush(scratch)
-            self._rename(scratch, blob)
+                    return blob
+                self.quarantine(digest)
+            if not self._table.admit(digest, content_bytes(folder), load_seconds):
+                return None
+            try:
+                self._write(blob, folder)
+            except BaseException:
+                if not blob.is_dir():
+                    self._table.left(digest, None)
+                raise
+        self._table.arrived(load_seconds + time.perf_counter() - started)
+        return blob
 
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
         """See AdapterStore. The blob itself, nothing is copied."""
+        with self.holding(digest):
+            blob = self._blob(digest)
+            self._table.looked_up(digest, blob.is_dir())
+            if not blob.is_dir():
+                raise AdapterUnavailableError(f"The adapter store does not have {digest}.")
+            yield blob
+
+    def holding(self, digest: str) -> AbstractContextManager[None]:
+        """The blob does not leave for room meanwhile; it need not be here yet."""
+        return self._table.holding(digest)
+
+    def sound_copy(self, digest: str) -> Path | None:
+        """The blob if it is here and what its digest says; a broken one is set aside. Call it while `holding`."""
         blob = self._blob(digest)
-        if not blob.is_dir():
-            raise AdapterUnavailableError(f"The adapter store does not have {digest}.")
-        yield blob
+        is_here = blob.is_dir()
+        if is_here and not is_sound(blob, digest):
+            self.quarantine(digest)
+            is_here = False
+        self._table.looked_up(digest, is_here)
+        if is_here:
+            with suppress(OSError):
+                os.utime(blob)  # the order of use outlives a restart
+        return blob if is_here else None
 
     def has(self, digest: str) -> bool:
         """See AdapterStore."""
@@ -69,6 +119,22 @@ class DiskStore:
             if blob.is_dir():
                 blob.rename(scratch / "blob")
                 flush(self._blobs)
+                self._table.left(digest, EvictionReason.DELETED)
+
+    def quarantine(self, digest: str) -> None:
+        """Set a broken blob aside for the operator to look at; the last few are kept."""
+        with _readable_errors(), suppress(FileNotFoundError):  # another thread was first
+            self._set_aside(self._blob(digest))
+            self._table.left(digest, EvictionReason.CORRUPT)
+
+    def tiers(self) -> dict[str, TierStats]:
+        """See StoreFigures."""
+        with _readable_errors():
+            return {"disk": self._table.stats()}
+
+    def places_of(self, digest: str) -> tuple[str, ...]:
+        """See StoreFigures."""
+        return ("disk",) if self.has(digest) else ()
 
     def digests(self) -> frozenset[str]:
         """See AdapterStore."""
@@ -98,6 +164,13 @@ class DiskStore:
         assert _HEX.match(name), digest
         return self._blobs / name
 
+    def _write(self, blob: Path, folder: Path) -> None:
+        with scratch_folder(self._tmp) as scratch:
+            for name in content_names(folder):
+                link_or_copy(folder / name, scratch / name)
+            flush(scratch)
+            self._rename(scratch, blob)
+
     def _rename(self, scratch: Path, blob: Path) -> None:
         try:
             scratch.rename(blob)
@@ -108,8 +181,28 @@ class DiskStore:
 
     def _set_aside(self, blob: Path) -> None:
         place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
-        _log.warning("blob %s is broken; moved to %s", blob.name, place)
         blob.rename(place)
+        _log.warning("blob %s is broken; moved to %s", blob.name, place)
+        oldest_first = sorted(self._quarantine.iterdir(), key=lambda folder: folder.name.rpartition("-")[2])
+        for folder in oldest_first[:-MAX_QUARANTINED]:
+            remove_folder(folder)
+
+    def _scan(self) -> list[tuple[str, int]]:
+        """Every blob with its bytes, the longest unused first."""
+        blobs = [blob for blob in self._blobs.iterdir() if _HEX.match(blob.name)]
+        return [
+            ("sha256:" + blob.name, content_bytes(blob))
+            for blob in sorted(blobs, key=lambda blob: blob.stat().st_mtime_ns)
+        ]
+
+    def _evict(self, digest: str) -> None:
+        with scratch_folder(self._tmp) as scratch, suppress(FileNotFoundError):
+            self._blob(digest).rename(scratch / "blob")
+
+
+def content_bytes(folder: Path) -> int:
+    """Bytes of the files that are the adapter's content, those that are there. Raises OSError."""
+    return sum((folder / name).stat().st_size for name in content_names(folder) if (folder / name).is_file())
 
 
 def is_sound(folder: Path, digest: str) -> bool:

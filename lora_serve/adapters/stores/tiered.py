@@ -1,35 +1,63 @@
-"""A near store in front of a far one: read-through with verification, write-through."""
+"""A near store in front of a far one: read-through with verification, write-through.
+
+Digests are checked whenever a tier hands bytes up: a broken near copy is set aside and fetched again, a broken far
+copy is taken out, so that it is refused in words everywhere and the same content can be registered again.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.disk import DiskStore, is_sound
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.stats import EvictionReason, TierStats
+
+_log = logging.getLogger(__name__)
 
 
 class TieredStore:
     """See AdapterStore. What is near and sound is served even while the far store is away."""
 
-    def __init__(self, near: DiskStore, far: AdapterStore) -> None:
+    def __init__(self, near: DiskStore, far: AdapterStore, far_name: str = "redis") -> None:
+        """`near` is a cache: what does not fit there is served from the far store. `far_name`: in figures."""
         self._near = near
         self._far = far
+        self._far_name = far_name
+        self._lock = threading.Lock()  # of the far tier's figures
+        self._counts = TierCounts()
 
     def put(self, digest: str, folder: Path) -> None:
-        """See AdapterStore. Done only when both have it."""
-        self._near.put(digest, folder)
-        self._far.put(digest, folder)
+        """See AdapterStore. Done only when the far store has it, and the near one if it has room."""
+        with self._near.holding(digest):
+            self._near.keep(digest, folder)
+            started = time.perf_counter()
+            self._far.put(digest, folder)
+            with self._lock:
+                self._counts.loaded(time.perf_counter() - started)
 
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
-        """See AdapterStore. A near copy that is missing or broken is fetched again."""
-        if not self._has_sound_copy(digest):
-            self._fetch(digest)
-        with self._near.open(digest) as folder:
-            yield folder
+        """See AdapterStore. A near copy that is missing or broken is fetched again; what is given is sound."""
+        with self._near.holding(digest):
+            near = self._near.sound_copy(digest)
+            if near is not None:
+                yield near
+                return
+            started = time.perf_counter()
+            with self._sound_far_copy(digest) as far:
+                near = self._keep_near(digest, far, time.perf_counter() - started)
+                if near is None:
+                    yield far
+                    return
+            yield near
 
     def has(self, digest: str) -> bool:
         """See AdapterStore."""
@@ -55,18 +83,71 @@ class TieredStore:
     def replenish(self, digests: frozenset[str]) -> None:
         """Give the far store back what it has lost of these and is here: it was emptied, or dropped keys."""
         for digest in digests & self._near.digests():
-            if not self._far.has(digest) and self._has_sound_copy(digest):
-                with self._near.open(digest) as folder:
-                    self._far.put(digest, folder)
+            if not self._far.has(digest):
+                with self._near.holding(digest):
+                    folder = self._near.sound_copy(digest)
+                    if folder is not None:
+                        self._far.put(digest, folder)
 
-    def _has_sound_copy(self, digest: str) -> bool:
-        if not self._near.has(digest):
-            return False
-        with self._near.open(digest) as folder:
-            return is_sound(folder, digest)
+    def tiers(self) -> dict[str, TierStats]:
+        """See StoreFigures. How much the far store holds is not asked: that would be a round trip."""
+        with self._lock:
+            far = self._counts.frozen(None, None, None)
+        return {**self._near.tiers(), self._far_name: far}
 
-    def _fetch(self, digest: str) -> None:
-        with self._far.open(digest) as folder:
-            if not is_sound(folder, digest):
-                raise AdapterUnavailableError(f"The far adapter store's copy of {digest} is corrupt.")
-            self._near.put(digest, folder)
+    def places_of(self, digest: str) -> tuple[str, ...]:
+        """See StoreFigures. Whatever is registered is far."""
+        return (self._far_name, *self._near.places_of(digest))
+
+    def _keep_near(self, digest: str, far: Path, seconds: float) -> Path | None:
+        """None: no room, or the disk cannot be written; the far store's copy does as well."""
+        try:
+            return self._near.keep(digest, far, seconds)
+        except AdapterUnavailableError as error:
+            _log.warning("%s is not kept near: %s", digest, error)
+            return None
+
+    @contextmanager
+    def _sound_far_copy(self, digest: str) -> Iterator[Path]:
+        """Raises AdapterUnavailableError. Two reads that agree on wrong bytes condemn the far copy, not one, as the
+        fault may be this machine's.
+        """
+        found: set[str | None] = set()
+        for _ in range(2):
+            with self._far_copy(digest) as folder:
+                content = _digest_of(folder)
+                if content == digest:
+                    yield folder
+                    return
+                found.add(content)
+        if len(found) == 1:
+            self._condemn(digest)
+        raise AdapterUnavailableError(
+            f"The far adapter store's copy of {digest} is corrupt and was not used; register the adapter again."
+        )
+
+    @contextmanager
+    def _far_copy(self, digest: str) -> Iterator[Path]:
+        is_found = False
+        try:
+            with self._far.open(digest) as folder:
+                is_found = True
+                yield folder
+        finally:
+            with self._lock:
+                self._counts.hits += is_found
+                self._counts.misses += not is_found
+
+    def _condemn(self, digest: str) -> None:
+        _log.error("the far store's copy of %s is corrupt; it is taken out", digest)
+        self._far.delete(digest)
+        with self._lock:
+            self._counts.evictions[EvictionReason.CORRUPT] += 1
+
+
+def _digest_of(folder: Path) -> str | None:
+    """None: a file is missing or cannot be read."""
+    try:
+        return adapter_digest(folder)
+    except OSError:
+        return None

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats
 
+Places = Callable[[str], tuple[str, ...]]  # of a digest: the tiers below host memory that have it
 
-def adapter_card(entry: CatalogEntry, stats: EngineStats | None, aliases: Sequence[str] = ()) -> dict[str, Any]:
+
+def _on_disk(digest: str) -> tuple[str, ...]:
+    return ("disk",)
+
+
+def adapter_card(
+    entry: CatalogEntry, stats: EngineStats | None, places: Places = _on_disk, aliases: Sequence[str] = ()
+) -> dict[str, Any]:
     """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked."""
     canary = entry.route.canary
     return {
@@ -27,9 +35,9 @@ def adapter_card(entry: CatalogEntry, stats: EngineStats | None, aliases: Sequen
             "history": list(entry.history),
         },
         "aliases": list(aliases),
-        **_version_card(entry.default, stats),
+        **_version_card(entry.default, stats, places),
         "versions": [
-            {"version": version.version, "created": int(version.created), **_version_card(version, stats)}
+            {"version": version.version, "created": int(version.created), **_version_card(version, stats, places)}
             for version in entry.versions
         ],
     }
@@ -46,7 +54,7 @@ def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
     return AdapterState.ON_HOST if digest in stats.host_digests else AdapterState.REGISTERED
 
 
-def _version_card(version: VersionEntry, stats: EngineStats | None) -> dict[str, Any]:
+def _version_card(version: VersionEntry, stats: EngineStats | None, places: Places) -> dict[str, Any]:
     counters = stats.adapters.get(version.digest, AdapterCounters()) if stats else AdapterCounters()
     traits, noted = version.traits, dict(version.summary)
     noted.pop("traits", None)
@@ -64,18 +72,19 @@ def _version_card(version: VersionEntry, stats: EngineStats | None) -> dict[str,
         "base_fingerprint": traits.base or None,
         "config": noted,
         "state": state_of(version.digest, stats).value,
-        "tiers": _tiers(version.digest, stats),
+        "tiers": [*places(version.digest), *_engine_tiers(version.digest, stats)],
         "hits": counters.hits,
         "misses": counters.misses,
         "loads": counters.loads,
         "evictions": counters.evictions,
+        "eviction_reasons": counters.eviction_reasons,
+        "last_eviction": counters.last_eviction,
         "last_load_ms": round(counters.load_seconds * 1000, 3),
     }
 
 
-def _tiers(digest: str, stats: EngineStats | None) -> list[str]:
-    tiers = ["disk"]
-    if stats is not None:
-        tiers += ["host"] if digest in stats.host_digests else []
-        tiers += ["device"] if any(slot.digest == digest for slot in stats.slots) else []
-    return tiers
+def _engine_tiers(digest: str, stats: EngineStats | None) -> list[str]:
+    if stats is None:
+        return []
+    is_on_device = any(slot.digest == digest for slot in stats.slots)
+    return ["host"] * (digest in stats.host_digests) + ["device"] * is_on_device

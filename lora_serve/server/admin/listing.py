@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
@@ -30,7 +30,7 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     return web.json_response(
         {
             "object": "list",
-            "data": [adapter_card(entry, stats, services.catalog.snapshot.aliases_of(entry.name)) for entry in page],
+            "data": [_card(services, entry, stats) for entry in page],
             "has_more": len(found) > limit,
             "last_id": page[-1].name if page else None,
         }
@@ -43,7 +43,9 @@ async def get_adapter(request: web.Request) -> web.StreamResponse:
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
     """Slots, tiers, KV blocks, queue, the composition of the last batches."""
-    return web.json_response(asdict(await request.app[SERVICES].client.stats()))
+    services = request.app[SERVICES]
+    stats = await services.client.stats()
+    return web.json_response(asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()})))
 
 
 async def card_response(services: Services, name: str, status: int = 200) -> web.Response:
@@ -54,7 +56,11 @@ async def card_response(services: Services, name: str, status: int = 200) -> web
 
 async def card_of(services: Services, entry: CatalogEntry) -> dict[str, Any]:
     """With the engine's figures of this moment."""
-    return adapter_card(entry, await engine_stats(services), services.catalog.snapshot.aliases_of(entry.name))
+    return _card(services, entry, await engine_stats(services))
+
+
+def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None) -> dict[str, Any]:
+    return adapter_card(entry, stats, services.places_of, services.catalog.snapshot.aliases_of(entry.name))
 
 
 async def engine_stats(services: Services) -> EngineStats | None:

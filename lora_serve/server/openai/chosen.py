@@ -30,7 +30,8 @@ async def read_fields(request: web.Request) -> dict[str, Any]:
 def chooser_for(request: web.Request) -> AdapterChooser:
     """What the caller of this request may see."""
     services = request.app[SERVICES]
-    return AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT]), services.adapter_config)
+    limits = services.limits.of(services.adapter_config)
+    return AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT]), limits)
 
 
 def choose_adapters(request: web.Request, fields: SamplingFields) -> AdapterSet:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lora_serve.server.schemas.fields import Fields, Name
+from lora_serve.server.schemas.fields import Bytes, Fields, Name
 
 Version = Annotated[int, Field(ge=1)]
 
@@ -41,6 +41,15 @@ class AliasFields(Fields):
     """PUT /admin/aliases/{alias}"""
 
     target: Name
+
+
+class LimitFields(Fields):
+    """PUT /admin/engine; what is left out stays as it is. Named as the flags are"""
+
+    max_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
+    adapter_memory: Bytes | None = None
+    adapter_host_memory: Bytes | None = None
+    max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
 
 
 class LoadLoraFields(Fields):

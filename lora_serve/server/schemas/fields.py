@@ -7,11 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints
 
+from lora_serve.core.settings import parse_bytes
+
 MAX_NAME_LENGTH = 512
 MAX_STOPS = 16
 MAX_STOP_IDS = 256
 MAX_BIASES = 300
 MAX_BIAS = 100.0
+MAX_BYTES_LENGTH = 32  # characters
 
 
 class Fields(BaseModel):
@@ -51,6 +54,13 @@ def as_biases(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(_as_bias(key, bias) for key, bias in value.items())
 
 
+def as_bytes(value: Any) -> Any:
+    """As flags are written: 1073741824, "512MiB" or "2GB" -> bytes. Raises ValueError."""
+    if isinstance(value, str) and len(value) > MAX_BYTES_LENGTH:
+        raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
+    return parse_bytes(value)
+
+
 def as_template_values(value: Any) -> dict[str, Any]:
     """{"name": scalar}. Raises ValueError."""
     if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
@@ -71,6 +81,7 @@ User = Annotated[str | None, BeforeValidator(as_user)]
 Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops)]
 Biases = Annotated[tuple[tuple[int, float], ...], BeforeValidator(as_biases)]
 TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
+Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], FailFast()]
 StopIds = Annotated[list[TokenId], FailFast(), Field(max_length=MAX_STOP_IDS)]

@@ -1,0 +1,13 @@
+"""Who leaves a full tier: one file per policy, its name is the value of --adapter-eviction."""
+
+from __future__ import annotations
+
+import importlib
+
+from lora_serve.adapters.eviction.base import EvictionPolicy
+
+
+def create_policy(name: str) -> EvictionPolicy:
+    """A fresh policy of file `name`; each tier has its own."""
+    policy: EvictionPolicy = importlib.import_module(f"{__name__}.{name}").Policy()
+    return policy

@@ -1,0 +1,34 @@
+"""Least recently used first: whatever its size and however often it was used before."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+
+class Policy:
+    """See `EvictionPolicy`."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[str, None] = OrderedDict()  # oldest use first
+
+    def add(self, key: str, num_bytes: int, load_seconds: float) -> None:
+        """See `EvictionPolicy.add`."""
+        assert key not in self._keys, "a key was added twice"
+        self._keys[key] = None
+
+    def use(self, key: str) -> None:
+        """See `EvictionPolicy.use`."""
+        self._keys.move_to_end(key)
+
+    def remove(self, key: str) -> None:
+        """See `EvictionPolicy.remove`."""
+        del self._keys[key]
+
+    def evict(self, key: str) -> None:
+        """See `EvictionPolicy.evict`."""
+        del self._keys[key]
+
+    def order(self) -> Iterator[str]:
+        """See `EvictionPolicy.order`."""
+        return iter(self._keys)

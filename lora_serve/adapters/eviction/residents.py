@@ -1,0 +1,128 @@
+"""The table of what is resident in one tier: whose it is, how large, and who leaves when room is needed.
+
+Tenants' floors: with budget B and k tenants present (the newcomer's counts), a tenant's equal share is B / k, and
+others cannot push it below `tenant_floor * B / k`. So one tenant's churn cannot flush the others. A tenant's own
+entries may always go for its own newcomer. Where entries are so large that nothing else would make room, first the
+entry that crosses its tenant's floor goes, then the policy's plain order decides: a newcomer that fits always gets in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from lora_serve.adapters.eviction.base import EvictionPolicy
+from lora_serve.adapters.eviction.departures import Amount, Departures, Resident
+
+Reluctance = Callable[[str], int | None]  # 0: may go; 1: rather not; 2: only if nothing else is left; None: never
+
+
+def no_reluctance(key: str) -> int | None:
+    """Everything may go."""
+    return 0
+
+
+class Residents:
+    """Budget in bytes, in items, or both. Plain tables without a lock: whoever owns the tier owns this."""
+
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        max_bytes: int | None = None,
+        max_items: int | None = None,
+        tenant_floor: float = 0.0,
+    ) -> None:
+        """`max_bytes`, `max_items`: None: no limit. `tenant_floor`: part of a tenant's equal share, 0 to 1."""
+        self.max_bytes = max_bytes
+        self.max_items = max_items
+        self.num_bytes = 0
+        self._policy = policy
+        self._tenant_floor = tenant_floor
+        self._residents: dict[str, Resident] = {}
+        self._held: dict[str, Amount] = {}  # by tenant
+
+    def add(self, key: str, tenant: str, num_bytes: int, load_seconds: float = 0.0) -> None:
+        """A new entry; whether there is room for it is asked before, with `victims`."""
+        self._policy.add(key, num_bytes, load_seconds)
+        self._residents[key] = Resident(key, tenant, num_bytes)
+        self._count(tenant, num_bytes, 1)
+
+    def use(self, key: str) -> None:
+        """One more use."""
+        self._policy.use(key)
+
+    def remove(self, key: str, *, for_room: bool = False) -> None:
+        """It has left. `for_room`: to make room."""
+        resident = self._residents.pop(key)
+        (self._policy.evict if for_room else self._policy.remove)(key)
+        self._count(resident.tenant, -resident.num_bytes, -1)
+
+    def victims(self, tenant: str, num_bytes: int, reluctance: Reluctance = no_reluctance) -> tuple[str, ...] | None:
+        """The fewest entries, in the order of going, whose leaving lets `tenant`'s newcomer in; None: not possible."""
+        departures = self._departures((tenant, num_bytes))
+        departures.choose(self._candidates(reluctance))
+        return departures.keys if departures.fits else None
+
+    def surplus(self, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
+        """Who must leave after the budget shrank; if those who may are not enough, all of them."""
+        departures = self._departures(None)
+        departures.choose(self._candidates(reluctance))
+        return departures.keys
+
+    def protected(self, tenant: str, besides: Collection[str]) -> Amount:
+        """What the floors of others than `tenant` keep occupied, entries of `besides` not counted."""
+        if not self._tenant_floor:
+            return Amount()
+        total, counted = Amount(), self._held_by_others(tenant, besides)
+        part = self._tenant_floor / len({*self._held, tenant})
+        for other, own in counted.items():
+            besides_bytes = self._held[other].num_bytes - own.num_bytes
+            besides_items = self._held[other].num_items - own.num_items
+            num_bytes = min(self._held[other].num_bytes, int(part * (self.max_bytes or 0))) - besides_bytes
+            num_items = min(self._held[other].num_items, int(part * (self.max_items or 0))) - besides_items
+            total = total.plus(max(num_bytes, 0), max(num_items, 0))
+        return total
+
+    def bytes_of(self, key: str) -> int:
+        """0 if it is not here."""
+        resident = self._residents.get(key)
+        return 0 if resident is None else resident.num_bytes
+
+    @property
+    def is_over_budget(self) -> bool:
+        """After it shrank, while entries that cannot leave are still here."""
+        has_bytes = self.max_bytes is None or self.num_bytes <= self.max_bytes
+        return not has_bytes or (self.max_items is not None and len(self._residents) > self.max_items)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._residents
+
+    def __iter__(self) -> Iterator[str]:
+        """In the order of coming."""
+        return iter(self._residents)
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def _candidates(self, reluctance: Reluctance) -> Iterable[tuple[int, Resident]]:
+        for key in self._policy.order():
+            level = reluctance(key)
+            if level is not None:
+                yield level, self._residents[key]
+
+    def _departures(self, newcomer: tuple[str, int] | None) -> Departures:
+        return Departures(self._held, self.max_bytes, self.max_items, self._tenant_floor, newcomer)
+
+    def _held_by_others(self, tenant: str, besides: Collection[str]) -> dict[str, Amount]:
+        held = {other: amount for other, amount in self._held.items() if other != tenant}
+        for key in besides:
+            resident = self._residents.get(key)
+            if resident is not None and resident.tenant in held:
+                held[resident.tenant] = held[resident.tenant].plus(-resident.num_bytes, -1)
+        return held
+
+    def _count(self, tenant: str, num_bytes: int, num_items: int) -> None:
+        self.num_bytes += num_bytes
+        held = self._held.get(tenant, Amount()).plus(num_bytes, num_items)
+        self._held[tenant] = held
+        if held.num_items == 0:
+            del self._held[tenant]

@@ -1,0 +1,119 @@
+"""The table of the blobs on the local disk: how large, how long unused, and which are being read.
+
+It has one owner for the tenants' floors, unlike the tiers above it: a blob is named by its content, two tenants may
+share it, and a store knows digests only. A floor there would also protect little: what leaves the disk is fetched
+again from the far store, beside the steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from lora_serve.adapters.eviction import create_policy
+from lora_serve.adapters.eviction.residents import Residents
+from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.core.stats import EvictionReason, TierStats
+
+_OWNER = ""
+
+
+class BlobTable:
+    """Safe to call from several threads. `scan` gives what is there, least recently used first, with bytes."""
+
+    def __init__(
+        self,
+        scan: Callable[[], Iterable[tuple[str, int]]],
+        evict: Callable[[str], None],
+        max_bytes: int | None,
+        is_cache: bool,
+        policy: str,
+    ) -> None:
+        """`evict` takes a blob away, under the table's lock. `is_cache`: blobs may leave to make room for others.
+
+        `policy`: name of a file in adapters/eviction. The first look at the table scans, so that what a sweep at
+        start removes is not counted.
+        """
+        self._scan = scan
+        self._evict = evict
+        self._max_bytes = max_bytes
+        self._is_cache = is_cache
+        self._policy = policy
+        self._lock = threading.RLock()
+        self._held: Counter[str] = Counter()
+        self._counts = TierCounts()
+        self._scanned: Residents | None = None
+
+    @contextmanager
+    def holding(self, digest: str) -> Iterator[None]:
+        """It does not leave for room meanwhile, nor will it if it comes only now."""
+        with self._lock:
+            self._held[digest] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[digest] -= 1
+                if not self._held[digest]:
+                    del self._held[digest]
+
+    def admit(self, digest: str, num_bytes: int, load_seconds: float) -> bool:
+        """Make room for a blob and count it; False, and nothing left, if there is none. Raises OSError."""
+        with self._lock:
+            if digest in self._residents:
+                return True
+            victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
+            if victims is None and not self._is_cache:
+                self._scanned = None  # something else may have removed blobs since
+                victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
+            if victims is None:
+                return False
+            self._push_out(victims, EvictionReason.CAPACITY)
+            self._residents.add(digest, _OWNER, num_bytes, load_seconds)
+            return True
+
+    def looked_up(self, digest: str, is_found: bool) -> None:
+        """Somebody asked for it; that is a use if it is here."""
+        with self._lock:
+            self._counts.hits += is_found
+            self._counts.misses += not is_found
+            if is_found and digest in self._residents:
+                self._residents.use(digest)
+
+    def arrived(self, seconds: float) -> None:
+        """A blob was written, which took so long with the fetch."""
+        with self._lock:
+            self._counts.loaded(seconds)
+
+    def left(self, digest: str, reason: EvictionReason | None) -> None:
+        """It is not there any more. None: it never was, its writing failed."""
+        with self._lock:
+            if digest in self._residents:
+                self._residents.remove(digest)
+            if reason is not None:
+                self._counts.evictions[reason] += 1
+
+    def stats(self) -> TierStats:
+        """A snapshot."""
+        with self._lock:
+            return self._counts.frozen(len(self._residents), self._residents.num_bytes, self._max_bytes)
+
+    @property
+    def _residents(self) -> Residents:
+        if self._scanned is None:
+            self._scanned = Residents(create_policy(self._policy), self._max_bytes)
+            for digest, num_bytes in self._scan():
+                self._scanned.add(digest, _OWNER, num_bytes)
+            self._push_out(self._scanned.surplus(self._reluctance), EvictionReason.SHRUNK)
+        return self._scanned
+
+    def _reluctance(self, digest: str) -> int | None:
+        return 0 if self._is_cache and not self._held[digest] else None
+
+    def _push_out(self, digests: Iterable[str], reason: EvictionReason) -> None:
+        for digest in digests:
+            self._evict(digest)
+            self._residents.remove(digest, for_room=True)
+            self._counts.evictions[reason] += 1

@@ -1,0 +1,122 @@
+"""PUT /admin/engine, and the figures of every tier on cards, in /admin/engine and in /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.core.commands import Resize
+from lora_serve.core.errors import ConflictError
+from lora_serve.server.app import build_app
+from tests.server.conftest import ADMIN
+
+
+async def put(admin: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with admin.put("/admin/engine", json=body) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_new_limits_reach_the_engine_and_its_figures_come_back(admin: aiohttp.ClientSession, house: Any) -> None:
+    status, body = await put(admin, {"max_loras": 32, "adapter_memory": "512MiB", "adapter_host_memory": 10**9})
+    assert status == 200
+    assert house.engine.commands == [Resize(32, 512 * 2**20, 10**9)]
+    assert body["max_loras"] == 32
+    async with admin.get("/admin/engine") as answer:
+        assert (await answer.json())["max_loras"] == 32
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, None),
+        ({"max_loras": 0}, "max_loras"),
+        ({"max_loras": True}, "max_loras"),
+        ({"max_loras": "7"}, "max_loras"),
+        ({"max_loras": 10**9}, "max_loras"),
+        ({"adapter_memory": "much"}, "adapter_memory"),
+        ({"adapter_memory": "9" * 400}, "adapter_memory"),
+        ({"adapter_memory": -1}, "adapter_memory"),
+        ({"adapter_host_memory": 0}, "adapter_host_memory"),
+        ({"max_cpu_loras": 1.5}, "max_cpu_loras"),
+    ],
+)
+async def test_limits_that_are_none_are_refused(
+    admin: aiohttp.ClientSession, house: Any, body: dict[str, Any], param: str | None
+) -> None:
+    status, answer = await put(admin, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert house.engine.commands == []
+
+
+async def test_admin_key_is_needed(http: aiohttp.ClientSession, house: Any) -> None:
+    async with http.put("/admin/engine", json={"max_loras": 2}) as answer:
+        assert answer.status == 401
+    assert house.engine.commands == []
+
+
+async def test_what_the_engine_refuses_is_said_and_changes_no_limit(admin: aiohttp.ClientSession, house: Any) -> None:
+    house.engine.command_error = ConflictError("unpin some first")
+    assert (await put(admin, {"max_loras": 1}))[0] == 409
+    config = house.services.adapter_config
+    assert house.services.limits.of(config) == config
+
+
+async def test_sets_of_adapters_are_held_to_the_live_limits(
+    admin: aiohttp.ClientSession, http: aiohttp.ClientSession, house: Any
+) -> None:
+    for seed, name in enumerate(["a", "b"]):
+        await house.register(name, seed=seed)
+    request = {"prompt": [1, 2], "max_tokens": 1, "adapters": [{"id": "a"}, {"id": "b"}]}
+    for max_loras, status in ((1, 400), (2, 200)):
+        assert (await put(admin, {"max_loras": max_loras}))[0] == 200
+        async with http.post("/v1/completions", json=request) as answer:
+            assert answer.status == status
+
+
+async def test_registration_is_held_to_the_live_host_memory(admin: aiohttp.ClientSession, house: Any) -> None:
+    await put(admin, {"adapter_host_memory": 10})
+    folder = house.make_adapter("big")
+    async with admin.post("/admin/adapters", json={"id": "big", "source": str(folder)}) as answer:
+        assert answer.status == 422
+        assert "--adapter-host-memory allows 10" in await answer.text()
+    await put(admin, {"adapter_host_memory": "1MiB"})
+    async with admin.post("/admin/adapters", json={"id": "big", "source": str(folder)}) as answer:
+        assert answer.status == 201
+
+
+@pytest.fixture
+async def with_figures(house: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    """A second door to the same house, which knows its store."""
+    services = replace(house.services, store=DiskStore(house.store, 10**6))
+    runner = web.AppRunner(build_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}", headers=ADMIN) as session:
+        yield session
+    await runner.cleanup()
+
+
+async def test_disk_tier_is_shown_beside_the_engines(with_figures: aiohttp.ClientSession, house: Any) -> None:
+    await house.register("a")
+    async with with_figures.get("/admin/engine") as answer:
+        disk = (await answer.json())["tiers"]["disk"]
+    assert (disk["num_items"], disk["budget_bytes"]) == (1, 10**6)
+    assert disk["num_bytes"] > 100
+    async with with_figures.get("/metrics") as answer:
+        text = await answer.text()
+    assert f'lora_serve_adapter_bytes{{tier="disk"}} {float(disk["num_bytes"])}' in text
+    assert 'lora_serve_adapter_evictions_total{reason="corrupt",tier="disk"} 0.0' in text
+
+
+async def test_card_says_why_an_adapter_left_and_where_it_is(with_figures: aiohttp.ClientSession, house: Any) -> None:
+    await house.register("a")
+    async with with_figures.get("/admin/adapters/a") as answer:
+        card = await answer.json()
+    assert card["tiers"] == ["disk"]
+    assert (card["evictions"], card["eviction_reasons"], card["last_eviction"]) == (0, {}, None)
