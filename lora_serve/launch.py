@@ -7,7 +7,6 @@ Down: /ready says 503, running requests end, HTTP closes, the engine stops, the 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import queue
@@ -22,11 +21,11 @@ from aiohttp import web
 from rich.console import Console
 from rich.progress import Progress
 
+from lora_serve.adapter_source import AdapterSource
 from lora_serve.adapters.catalog import Catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
-from lora_serve.adapters.fetch import fetch_adapter
-from lora_serve.adapters.loader import Loader
+from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.loader import Loader, Pace
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -43,8 +42,7 @@ from lora_serve.engine.messages import Message
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.engine_trial import EngineTrial
 from lora_serve.logs import configure_logging
-from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.build import build_model
 from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
@@ -71,7 +69,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     catalog, store = _open_weights(settings.adapter_slice())
     admin_key = load_admin_key(settings.admin_key, settings.store)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    loader = Loader(functools.partial(_fetch, store, parts), mailbox.put)
+    source = AdapterSource(store, DiskStore(settings.store), parts)
+    pace = Pace(lambda: engine.is_busy)
+    loader = Loader(source.load, mailbox.put, settings.adapter_slice().load_threads, keep=source.keep, pace=pace)
     engine = build_engine(
         parts.runner, parts.spec, parts.num_blocks, settings.engine_slice(), settings.adapter_slice(), loader.submit
     )
@@ -183,12 +183,6 @@ def _open_weights(config: AdapterConfig) -> tuple[Catalog, AdapterStore]:
 
         store = TieredStore(DiskStore(config.store), RedisStore(config.redis_url))
     return catalog, store
-
-
-def _fetch(store: AdapterStore, parts: ModelParts, adapter: AdapterRef) -> HostAdapter:
-    """What the loader's threads call: a reference to verified host tensors, ready for the base model."""
-    is_dummy = adapter.digest == dummy_adapter_ref(parts.spec).digest
-    return parts.fold(dummy_adapter(parts.spec) if is_dummy else fetch_adapter(store, parts.spec, adapter))
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lora_serve.core.load_times import LoadTimes
+
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
@@ -37,6 +39,7 @@ class AdapterCounters:
     loads: int = 0
     evictions: int = 0
     load_seconds: float = 0.0  # of the last load, fetch to slot
+    last_load: LoadTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

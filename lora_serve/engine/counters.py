@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.stats import AdapterCounters, TierStats
 
 
@@ -14,6 +16,7 @@ class _Counts:
     loads: int = 0
     evictions: int = 0
     load_seconds: float = 0.0  # of a tier: summed; of an adapter: of its last load
+    last_load: LoadTimes | None = None  # of an adapter
 
 
 class CacheCounters:
@@ -38,7 +41,7 @@ class CacheCounters:
         else:
             self._host.misses += 1
 
-    def arrived_on_host(self, digest: str, seconds: float, num_evicted: int) -> None:
+    def arrived_on_host(self, digest: str, seconds: float, num_evicted: int, times: LoadTimes | None = None) -> None:
         """A load is done; it took `seconds` from its request and pushed others out."""
         self._host.loads += 1
         self._host.load_seconds += seconds
@@ -46,6 +49,13 @@ class CacheCounters:
         own = self._of(digest)
         own.loads += 1
         own.load_seconds = seconds
+        own.last_load = times
+
+    def copied(self, digest: str, seconds: float) -> None:
+        """It was copied into a slot, which took the engine's thread `seconds`."""
+        own = self._adapters.get(digest)
+        if own is not None and own.last_load is not None:
+            own.last_load = dataclasses.replace(own.last_load, copy=seconds)
 
     def placed_on_device(self) -> None:
         """A slot was given to it."""
@@ -63,7 +73,7 @@ class CacheCounters:
     def adapters(self) -> dict[str, AdapterCounters]:
         """Per digest."""
         return {
-            digest: AdapterCounters(own.hits, own.misses, own.loads, own.evictions, own.load_seconds)
+            digest: AdapterCounters(own.hits, own.misses, own.loads, own.evictions, own.load_seconds, own.last_load)
             for digest, own in self._adapters.items()
         }
 

@@ -120,8 +120,12 @@ class AdapterResidency(Generic[V]):
             evicted = self.host.put(message.digest, message.adapter, adapter.num_bytes, self._favoured)
         except AdapterUnavailableError as error:
             return error
-        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted))
+        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, len(evicted), message.times)
         return None
+
+    def copied(self, slot: SlotRef, seconds: float) -> None:
+        """The runner has taken an adapter into the slot."""
+        self._counters.copied(slot.digest, seconds)
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
         """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""

@@ -15,6 +15,7 @@ from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.stores.files import (
+    FILE_MODE,
     flush,
     link_or_copy,
     make_private,
@@ -57,6 +58,16 @@ class DiskStore:
         if not blob.is_dir():
             raise AdapterUnavailableError(f"The adapter store does not have {digest}.")
         yield blob
+
+    def keep_beside(self, digest: str, name: str, content: bytes | bytearray) -> None:
+        """Put a file of ours into the blob's folder, which goes wherever the blob goes; it is no part of the digest.
+
+        Not flushed: whoever reads it must see by itself whether it is whole. Raises OSError, also if there is no blob.
+        """
+        with scratch_folder(self._tmp) as scratch:
+            (scratch / name).write_bytes(content)
+            (scratch / name).chmod(FILE_MODE)
+            (scratch / name).rename(self._blob(digest) / name)
 
     def has(self, digest: str) -> bool:
         """See AdapterStore."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from lora_serve.adapters.catalog_entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
+from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.stats import AdapterCounters, EngineStats
 
 
@@ -62,7 +63,21 @@ def _version_card(version: VersionEntry, stats: EngineStats | None) -> dict[str,
         "loads": counters.loads,
         "evictions": counters.evictions,
         "last_load_ms": round(counters.load_seconds * 1000, 3),
+        "last_load": _split(counters.last_load),
     }
+
+
+def _split(times: LoadTimes | None) -> dict[str, Any] | None:
+    """Where the last load's time went; None: it was not loaded yet."""
+    if times is None:
+        return None
+    phases = {
+        "fetch": times.fetch,
+        "verify": times.verify,
+        "parse": times.parse + times.fold,
+        "copy": times.copy,
+    }
+    return {"tier": times.tier} | {f"{name}_ms": round(seconds * 1000, 3) for name, seconds in phases.items()}
 
 
 def _tiers(digest: str, stats: EngineStats | None) -> list[str]:
