@@ -34,6 +34,7 @@ class AdapterSource:
         self._store = store
         self._disk = disk
         self._parts = parts
+        self._base = prepared.PreparedBase.of(parts.spec)
         self._dummy = dummy_adapter_ref(parts.spec).digest
         self._pin = parts.spec.device.startswith("cuda")
 
@@ -47,11 +48,11 @@ class AdapterSource:
         """Prepare the file for the next load, unless it is there or the adapter is not of a kind to prepare."""
         if adapter.digest == self._dummy or not prepared.can_prepare(value):
             return
-        name = prepared.file_name(adapter, self._parts.spec)
+        name = prepared.file_name(adapter, self._base)
         try:
             with self._disk.open(adapter.digest) as blob:
                 if not (blob / name).exists():
-                    self._disk.keep_beside(adapter.digest, name, prepared.pack(value, self._parts.spec))
+                    self._disk.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
         except AdapterUnavailableError:  # it was deleted meanwhile
             return
         except (OSError, MemoryError) as error:
@@ -60,20 +61,20 @@ class AdapterSource:
     def _prepared(self, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
         try:
             with self._disk.open(adapter.digest) as blob:
-                return self._read_prepared(blob / prepared.file_name(adapter, self._parts.spec), adapter)
+                return self._read_prepared(blob / prepared.file_name(adapter, self._base), adapter)
         except (AdapterUnavailableError, OSError):  # the ordinary way tells what is wrong
             return None
 
     def _read_prepared(self, path: Path, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
-        spec, start = self._parts.spec, time.perf_counter()
-        if adapter.traits.base not in ("", spec.fingerprint) or not path.exists():
+        start = time.perf_counter()
+        if adapter.traits.base not in ("", self._base.fingerprint) or not path.exists():
             return None
         file = prepared.read(path, pin=self._pin)
         fetched = time.perf_counter()
         try:
             prepared.verify(file)
             verified = time.perf_counter()
-            value = prepared.unpack(file, adapter, spec)
+            value = prepared.unpack(file, adapter, self._base)
         except prepared.NotPreparedError as error:
             _log.warning("the prepared file of %s is removed: %s", adapter.label, error)
             with suppress(OSError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,33 @@ def can_prepare(adapter: HostAdapter) -> bool:
     return not adapter.changes and not adapter.vocab_size and all(map(_is_plain, adapter.deltas.values()))
 
 
-def file_name(adapter: AdapterRef, spec: ModelSpec) -> str:
+@dataclass(frozen=True, slots=True)
+class PreparedBase:
+    """The base model, as far as a prepared file is for it."""
+
+    fingerprint: str
+    linears: Mapping[str, LinearShape]
+
+    @staticmethod
+    def of(spec: ModelSpec) -> PreparedBase:
+        """Once per process: the fingerprint takes a millisecond to work out."""
+        return PreparedBase(spec.fingerprint, spec.linears)
+
+
+def file_name(adapter: AdapterRef, base: PreparedBase) -> str:
     """What is kept for one base and one rank (to which other kinds are converted) beside the adapter's own files."""
-    facts = repr((spec.fingerprint, adapter.rank)).encode()
+    facts = repr((base.fingerprint, adapter.rank)).encode()
     return f"prepared-{hashlib.sha256(facts).hexdigest()[:16]}"
 
 
-def pack(adapter: HostAdapter, spec: ModelSpec) -> bytearray:
+def pack(adapter: HostAdapter, base: PreparedBase) -> bytearray:
     """The file of an adapter for which `can_prepare`."""
     tensors = [tensor for delta in adapter.deltas.values() for tensor in (delta.a, delta.b) if tensor is not None]
     offsets, _ = laid_out(tensors)
-    header = _header(adapter, spec, offsets)
+    header = _header(adapter, base, offsets)
     start = aligned(_START + len(header) + 20 * len(tensors))  # offsets grow by a few digits when they are moved
     offsets, size = laid_out(tensors, start)
-    header = _header(adapter, spec, offsets)
+    header = _header(adapter, base, offsets)
     file = bytearray(size)
     file[:8] = _MAGIC
     file[40:_START] = len(header).to_bytes(8, "little")
@@ -81,22 +95,22 @@ def verify(file: Tensor) -> None:
         raise NotPreparedError("its content is not what was written")
 
 
-def unpack(file: Tensor, adapter: AdapterRef, spec: ModelSpec) -> HostAdapter:
+def unpack(file: Tensor, adapter: AdapterRef, base: PreparedBase) -> HostAdapter:
     """The adapter in a file that was verified; its tensors are views. Raises NotPreparedError."""
     try:
-        return _unpack(file, adapter, spec)
+        return _unpack(file, adapter, base)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise NotPreparedError(f"its header is wrong: {error}") from None
 
 
-def _unpack(file: Tensor, adapter: AdapterRef, spec: ModelSpec) -> HostAdapter:
+def _unpack(file: Tensor, adapter: AdapterRef, base: PreparedBase) -> HostAdapter:
     length = int.from_bytes(bytes(file[40:_START].numpy()), "little")
     header: dict[str, Any] = json.loads(bytes(file[_START : _START + length].numpy()))
-    if (header["digest"], header["base"]) != (adapter.digest, spec.fingerprint):
+    if (header["digest"], header["base"]) != (adapter.digest, base.fingerprint):
         raise NotPreparedError("it is of another adapter or base")
     typed = {name: file.view(dtype) for name, dtype in _DTYPES.items()}
-    deltas = {row[0]: _delta(typed, spec.linears, *row) for row in header["modules"]}
-    columns = SlotColumns.of([deltas.get(path) for path in spec.linears])
+    deltas = {row[0]: _delta(typed, base.linears, *row) for row in header["modules"]}
+    columns = SlotColumns.of([deltas.get(path) for path in base.linears])
     return HostAdapter(adapter.digest, adapter.name, header["rank"], deltas, columns=columns, arena=file)
 
 
@@ -117,14 +131,14 @@ def _delta(
     return LinearDelta(a, b, scale)
 
 
-def _header(adapter: HostAdapter, spec: ModelSpec, offsets: list[int]) -> bytes:
+def _header(adapter: HostAdapter, base: PreparedBase, offsets: list[int]) -> bytes:
     places = iter(offsets)
     modules = [
         [path, str(delta.a.dtype).removeprefix("torch."), delta.rank, delta.scale, next(places), next(places)]
         for path, delta in adapter.deltas.items()
         if delta.a is not None
     ]
-    table = {"digest": adapter.digest, "base": spec.fingerprint, "rank": adapter.rank, "modules": modules}
+    table = {"digest": adapter.digest, "base": base.fingerprint, "rank": adapter.rank, "modules": modules}
     return json.dumps(table).encode()
 
 
