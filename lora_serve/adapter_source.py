@@ -46,7 +46,7 @@ class AdapterSource:
 
     def keep(self, adapter: AdapterRef, value: HostAdapter) -> None:
         """Prepare the file for the next load, unless it is there or the adapter is not of a kind to prepare."""
-        if adapter.digest == self._dummy or not prepared.can_prepare(value):
+        if adapter.digest == self._dummy or not value.is_plain:
             return
         name = prepared.file_name(adapter, self._base)
         try:

@@ -57,6 +57,7 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
         {path: tuple(table) for path, table in changes.items()},
         saved.vocab_size,
         SlotColumns.of([deltas.get(path) for path in base.spec.linears]),
+        saved.is_plain,
     )
     return adapter if base.device.type == "cpu" else in_arena(adapter, base.spec.linears, pin=True)
 

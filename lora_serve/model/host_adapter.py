@@ -83,6 +83,7 @@ class HostAdapter:
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)  # in the order they apply
     vocab_size: int = 0  # of its own embedding and output head; 0: the base's
     columns: SlotColumns | None = None  # of `deltas`; None: a slot that is loaded makes them itself
+    is_plain: bool = False  # A and B of linear layers, as they were saved: nothing of the base's weights is in it
     arena: Tensor | None = None  # uint8: the one piece of memory in which all tensors of `deltas` lie
 
     @property

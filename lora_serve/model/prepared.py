@@ -34,11 +34,6 @@ class NotPreparedError(Exception):
     """The file is not what was written: torn, of another format or of another adapter."""
 
 
-def can_prepare(adapter: HostAdapter) -> bool:
-    """Whether it is plain LoRA, nothing of which depends on the base's weights."""
-    return not adapter.changes and not adapter.vocab_size and all(map(_is_plain, adapter.deltas.values()))
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedBase:
     """The base model, as far as a prepared file is for it."""
@@ -59,7 +54,8 @@ def file_name(adapter: AdapterRef, base: PreparedBase) -> str:
 
 
 def pack(adapter: HostAdapter, base: PreparedBase) -> bytearray:
-    """The file of an adapter for which `can_prepare`."""
+    """The file of an adapter that `is_plain`."""
+    assert adapter.is_plain, "what is in it of the base's weights would outlive them"
     tensors = [tensor for delta in adapter.deltas.values() for tensor in (delta.a, delta.b) if tensor is not None]
     offsets, _ = laid_out(tensors)
     header = _header(adapter, base, offsets)
@@ -111,7 +107,7 @@ def _unpack(file: Tensor, adapter: AdapterRef, base: PreparedBase) -> HostAdapte
     typed = {name: file.view(dtype) for name, dtype in _DTYPES.items()}
     deltas = {row[0]: _delta(typed, base.linears, *row) for row in header["modules"]}
     columns = SlotColumns.of([deltas.get(path) for path in base.linears])
-    return HostAdapter(adapter.digest, adapter.name, header["rank"], deltas, columns=columns, arena=file)
+    return HostAdapter(adapter.digest, adapter.name, header["rank"], deltas, columns=columns, is_plain=True, arena=file)
 
 
 def _delta(
@@ -140,7 +136,3 @@ def _header(adapter: HostAdapter, base: PreparedBase, offsets: list[int]) -> byt
     ]
     table = {"digest": adapter.digest, "base": base.fingerprint, "rank": adapter.rank, "modules": modules}
     return json.dumps(table).encode()
-
-
-def _is_plain(delta: LinearDelta) -> bool:
-    return delta.a is not None and delta.b is not None and delta.gain is None and delta.shift is None
