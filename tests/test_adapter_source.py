@@ -1,4 +1,4 @@
-"""A second load comes from the prepared file and is the same; whatever is wrong with that file, the usual way serves."""
+"""A second load comes from the prepared file and is the same; a file that is not sound is not used."""
 
 from __future__ import annotations
 
