@@ -50,7 +50,7 @@ class Pace:
     """
 
     is_busy: Callable[[], bool]  # whether anybody would be disturbed; called on the loader's threads
-    share: float = 0.5
+    share: float = 0.25
 
     def pause(self, used: float, num_threads: int) -> float:
         """Seconds to rest after `used` seconds of processor time, at most _MAX_PAUSE."""

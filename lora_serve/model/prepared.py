@@ -53,7 +53,7 @@ def file_name(adapter: AdapterRef, base: PreparedBase) -> str:
     return f"prepared-{hashlib.sha256(facts).hexdigest()[:16]}"
 
 
-def pack(adapter: HostAdapter, base: PreparedBase) -> bytearray:
+def pack(adapter: HostAdapter, base: PreparedBase) -> memoryview:
     """The file of an adapter that `is_plain`."""
     assert adapter.is_plain, "what is in it of the base's weights would outlive them"
     tensors = [tensor for delta in adapter.deltas.values() for tensor in (delta.a, delta.b) if tensor is not None]
@@ -62,13 +62,14 @@ def pack(adapter: HostAdapter, base: PreparedBase) -> bytearray:
     start = aligned(_START + len(header) + 20 * len(tensors))  # offsets grow by a few digits when they are moved
     offsets, size = laid_out(tensors, start)
     header = _header(adapter, base, offsets)
-    file = bytearray(size)
+    content = bytes_of(torch.zeros(size, dtype=torch.uint8))  # numpy copies into it without holding the GIL
+    file = memoryview(content)
     file[:8] = _MAGIC
     file[40:_START] = len(header).to_bytes(8, "little")
     file[_START : _START + len(header)] = header
     for tensor, offset in zip(tensors, offsets, strict=True):
-        file[offset : offset + tensor.nbytes] = memoryview(bytes_of(tensor))
-    file[8:40] = hashlib.sha256(memoryview(file)[40:]).digest()
+        content[offset : offset + tensor.nbytes] = bytes_of(tensor)
+    file[8:40] = hashlib.sha256(file[40:]).digest()
     return file
 
 

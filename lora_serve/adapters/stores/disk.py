@@ -59,7 +59,7 @@ class DiskStore:
             raise AdapterUnavailableError(f"The adapter store does not have {digest}.")
         yield blob
 
-    def keep_beside(self, digest: str, name: str, content: bytes | bytearray) -> None:
+    def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
         """Put a file of ours into the blob's folder, which goes wherever the blob goes; it is no part of the digest.
 
         Not flushed: whoever reads it must see by itself whether it is whole. Raises OSError, also if there is no blob.
