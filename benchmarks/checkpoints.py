@@ -52,6 +52,17 @@ def make_checkpoints(cache: Path, shape: str, num_adapters: int, seed: int) -> t
     return model, adapters
 
 
+def make_adapters(cache: Path, shape: str, count: int, seed: int, rank: int) -> dict[str, Path]:
+    """Adapter name -> folder of `count` adapters of one rank for a model of `make_checkpoints`, made once."""
+    root = cache / f"llama-{shape}-seed{seed}"
+    folders = {f"rank{rank}/a{index:04d}": root / f"rank{rank}" / f"a{index:04d}" for index in range(count)}
+    missing = [(index, folder) for index, folder in enumerate(folders.values()) if not folder.exists()]
+    shapes = _linear_shapes(root / "model") if missing else {}
+    for index, folder in missing:
+        _into_place(folder, lambda target, index=index: _write_adapter(target, shapes, index, seed, rank))
+    return folders
+
+
 def _into_place(folder: Path, write: Callable[[Path], None]) -> None:
     """Write beside, then rename: an interrupted run leaves no half checkpoint."""
     beside = folder.with_name(folder.name + ".partial")
@@ -85,10 +96,12 @@ def _linear_shapes(model: Path) -> dict[str, tuple[int, int]]:
     return {name: tuple(part.weight.shape) for name, part in linears if name.endswith(LORA_TARGETS)}
 
 
-def _write_adapter(folder: Path, shapes: dict[str, tuple[int, int]], index: int, seed: int) -> None:
+def _write_adapter(
+    folder: Path, shapes: dict[str, tuple[int, int]], index: int, seed: int, rank: int | None = None
+) -> None:
     """B is random too (a fresh PEFT adapter's is zero), small, so that the logits change but stay finite."""
     generator = torch.Generator().manual_seed(seed * 1000 + index + 1)
-    rank = RANKS[index % len(RANKS)]
+    rank = rank or RANKS[index % len(RANKS)]
     tensors = {}
     for name, (num_out, num_in) in shapes.items():
         a = torch.randn(rank, num_in, generator=generator) / num_in**0.5

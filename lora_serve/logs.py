@@ -7,7 +7,10 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+_log = logging.getLogger(__name__)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELDS = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # Said at every import of torchao: libraries of other GPUs that cannot load here, and a remark between two versions.
@@ -57,3 +60,11 @@ def _quieten_transformers() -> None:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Logs how long the block took, if it ended well."""
+    start = time.perf_counter()
+    yield
+    _log.info("%s: %.2f s", what, time.perf_counter() - start)

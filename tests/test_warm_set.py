@@ -227,13 +227,13 @@ async def test_run_that_ends_before_it_was_warm_does_not_forget_what_was_hot(
 
 
 async def test_warm_up_off_neither_warms_nor_notes(tmp_path: Path, engine: MockEngineClient, catalog: Catalog) -> None:
-    from lora_serve import launch
+    from lora_serve import warm_up
     from lora_serve.core.settings import Settings
 
     write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a")))
     services = SimpleNamespace(client=engine, catalog=catalog)
     for warmup in ("off", "auto"):
         settings = Settings(model="fake", store=tmp_path, warmup=warmup)
-        async with await launch._hot_adapters(services, settings):
+        async with await warm_up.hot_adapters(services, settings):
             pass
         assert warmed(engine) == ([] if warmup == "off" else [("a", "device")])

@@ -15,9 +15,19 @@ from typing import Generic, TypeVar
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoraServeError
+from lora_serve.core.load_times import LoadTimes
 
 V = TypeVar("V")
+_MAX_PAUSE = 2.0  # seconds
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[V]):
+    """What a fetch gives."""
+
+    value: V
+    times: LoadTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +38,49 @@ class LoadFinished(Generic[V]):
     adapter: V | None
     error: LoraServeError | None
     seconds: float  # of the fetch itself, not of waiting for a thread
+    times: LoadTimes | None = None  # None: it failed
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much of the processor loads may take while others run: `share` of one core, all threads together.
+
+    A thread that used t seconds of the processor rests until t is its part of the time; with nobody to disturb it
+    goes on at once. Time spent waiting for a disk or a network is nobody's loss and so not counted.
+    """
+
+    is_busy: Callable[[], bool]  # whether anybody would be disturbed; called on the loader's threads
+    share: float = 0.25
+
+    def pause(self, used: float, num_threads: int) -> float:
+        """Seconds to rest after `used` seconds of processor time, at most _MAX_PAUSE."""
+        return min(_MAX_PAUSE, used * (num_threads / self.share - 1)) if self.is_busy() else 0.0
 
 
 class Loader(Generic[V]):
     """One load per digest, however many wait for it."""
 
     def __init__(
-        self, fetch: Callable[[AdapterRef], V], post: Callable[[LoadFinished[V]], None], num_threads: int = 2
+        self,
+        fetch: Callable[[AdapterRef], Loaded[V]],
+        post: Callable[[LoadFinished[V]], None],
+        num_threads: int = 2,
+        *,
+        keep: Callable[[AdapterRef, V], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`fetch` and `post` are called on the loader's threads; `post` must be safe to call from any thread."""
+        """`fetch`, `post` and `keep` are called on the loader's threads; `post` must be safe to call from any thread.
+
+        `keep`: called with what was posted, for work that nobody waits for; it must not raise. `pace`: None: no rests.
+        """
         self._fetch = fetch
         self._post = post
+        self._keep = keep
+        self._pace = pace
+        self._num_threads = num_threads
         self._lock = threading.Lock()
         self._in_flight: set[str] = set()
+        self._closing = threading.Event()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
 
     def submit(self, adapter: AdapterRef) -> None:
@@ -53,17 +93,30 @@ class Loader(Generic[V]):
 
     def close(self) -> None:
         """Drop loads that have not begun, wait for those that have."""
+        self._closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, adapter: AdapterRef) -> None:
+        begun = time.thread_time()
+        loaded = self._load(adapter)
+        if loaded is not None and self._keep is not None:
+            self._keep(adapter, loaded.value)
+        if self._pace is not None:
+            self._closing.wait(self._pace.pause(time.thread_time() - begun, self._num_threads))
+
+    def _load(self, adapter: AdapterRef) -> Loaded[V] | None:
         start = time.perf_counter()
-        value, error = self._try(adapter)
-        message = LoadFinished(adapter.digest, value, error, time.perf_counter() - start)
+        loaded, error = self._try(adapter)
+        seconds = time.perf_counter() - start
+        message: LoadFinished[V] = LoadFinished(adapter.digest, None, error, seconds)
+        if loaded is not None:
+            message = LoadFinished(adapter.digest, loaded.value, None, seconds, loaded.times)
         with self._lock:  # before the post: whoever reads it may submit the same digest again at once
             self._in_flight.discard(adapter.digest)
         self._post(message)
+        return loaded
 
-    def _try(self, adapter: AdapterRef) -> tuple[V | None, LoraServeError | None]:
+    def _try(self, adapter: AdapterRef) -> tuple[Loaded[V] | None, LoraServeError | None]:
         try:
             return self._fetch(adapter), None
         except LoraServeError as error:

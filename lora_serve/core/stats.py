@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lora_serve.core.load_times import LoadTimes
+
 
 class EvictionReason(enum.StrEnum):
     """Why an adapter left a tier."""
@@ -51,6 +53,7 @@ class AdapterCounters:
     load_seconds: float = 0.0  # of the last load, fetch to slot
     eviction_reasons: Mapping[EvictionReason, int] = field(default_factory=dict)  # they add up to `evictions`
     last_eviction: EvictionReason | None = None
+    last_load: LoadTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

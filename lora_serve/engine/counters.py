@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.tier_counts import TierCounts
+from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.stats import AdapterCounters, EvictionReason
 
 
@@ -15,6 +16,7 @@ class _AdapterCounts:
     misses: int = 0
     loads: int = 0
     load_seconds: float = 0.0  # of its last load
+    last_load: LoadTimes | None = None
     evictions: Counter[EvictionReason] = field(default_factory=Counter)
     last_eviction: EvictionReason | None = None
 
@@ -27,6 +29,7 @@ class _AdapterCounts:
             self.load_seconds,
             dict(self.evictions),
             self.last_eviction,
+            self.last_load,
         )
 
 
@@ -52,12 +55,19 @@ class CacheCounters:
         else:
             self.host.misses += 1
 
-    def arrived_on_host(self, digest: str, seconds: float) -> None:
+    def arrived_on_host(self, digest: str, seconds: float, times: LoadTimes | None = None) -> None:
         """A load is done; it took `seconds` from its request."""
         self.host.loaded(seconds)
         own = self._of(digest)
         own.loads += 1
-        own.load_seconds = seconds
+        own.load_seconds, own.last_load = seconds, times
+        own.last_load = times
+
+    def copied(self, digest: str, seconds: float) -> None:
+        """It was copied into a slot, which took the engine's thread `seconds`."""
+        own = self._adapters.get(digest)
+        if own is not None and own.last_load is not None:
+            own.last_load = replace(own.last_load, copy=seconds)
 
     def placed_on_device(self) -> None:
         """A slot was given to it."""

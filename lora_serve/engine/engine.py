@@ -55,6 +55,11 @@ class Engine:
         self._num_steps = 0
         self._step_seconds = 0.0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether sequences run; may be asked from any thread."""
+        return bool(self.scheduler.running)
+
     def step(self) -> tuple[bool, list[Event]]:
         """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
         start = time.monotonic()
@@ -131,8 +136,10 @@ class Engine:
             if change.adapter is None:
                 self._runner.clear_slot(change.slot.index)
                 continue
+            start = time.perf_counter()
             try:
                 self._runner.load_slot(change.slot, change.adapter)
+                self.residency.copied(change.slot, time.perf_counter() - start)
             except Exception:  # its rows are refused by the pool's check; the others run
                 _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
 

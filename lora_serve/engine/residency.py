@@ -148,8 +148,12 @@ class AdapterResidency(Generic[V]):
         self._estimate.learn(adapter.num_bytes, message.seconds)
         self._load_seconds[message.digest] = message.seconds
         self._left_host(evicted, EvictionReason.CAPACITY)
-        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted)
+        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, message.times)
         return None
+
+    def copied(self, slot: SlotRef, seconds: float) -> None:
+        """The runner has taken an adapter into the slot."""
+        self._counters.copied(slot.digest, seconds)
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
         """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""

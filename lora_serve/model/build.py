@@ -15,6 +15,7 @@ from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, LoadedModel, load_model
+from lora_serve.model.copy_stream import copy_stream
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.folding import fold
 from lora_serve.model.host_adapter import HostAdapter
@@ -47,7 +48,9 @@ def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slot
     size = engine_config.block_size
     num_spare = _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size)
     cache = KVCache(loaded.observation.kv_shape, num_blocks + 1, size, loaded.device, num_spare)
-    slots = LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device)  # one more for probes
+    slots = LoraSlots(  # one more for probes
+        loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device)
+    )
     base = BaseModel(loaded, cache, slots, model_config)
     runner = ModelRunner(base, cache, slots, loaded.device)
     spec = loaded.spec

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.model.arena import in_arena
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta, SlotColumns
 from lora_serve.model.own_linear import InputGain, OwnWeights
 
 _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they alone are kept
@@ -22,7 +23,7 @@ _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they 
 
 @torch.inference_mode()
 def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
-    """`saved` as this base needs it."""
+    """`saved` as this base needs it, in pinned memory if the base is on a GPU."""
     changes: dict[str, list[Change]] = {}
     for path, parameters in saved.parameters.items():
         if (own := _own(base, path, parameters)) is not None:
@@ -48,14 +49,17 @@ def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
         for path, linear in saved.linears.items()
         if linear.input_gain is None
     }
-    return HostAdapter(
+    adapter = HostAdapter(
         saved.digest,
         saved.name,
         saved.rank,
         deltas,
         {path: tuple(table) for path, table in changes.items()},
         saved.vocab_size,
+        SlotColumns.of([deltas.get(path) for path in base.spec.linears]),
+        saved.is_plain,
     )
+    return adapter if base.device.type == "cpu" else in_arena(adapter, base.spec.linears, pin=True)
 
 
 def _linear(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> LinearDelta:

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,10 @@ from torch import Tensor
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
 from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.arena import moved_deltas
 from lora_serve.model.changes import Change
-from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.copy_stream import CopyStream
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta, SlotColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,20 @@ class SlotTables:
             is_bfloat16=torch.zeros(shape, dtype=torch.int32),
         )
 
-    def set(self, module: int, slot: int, delta: LinearDelta) -> None:
-        self.a[module, slot] = _address(delta.a)
-        self.b[module, slot] = _address(delta.b)
-        self.gain[module, slot] = _address(delta.gain)
-        self.shift[module, slot] = _address(delta.shift)
-        self.rank[module, slot] = delta.rank
-        self.scale[module, slot] = delta.scale
-        self.is_bfloat16[module, slot] = int(delta.a is not None and delta.a.dtype == torch.bfloat16)
+    @property
+    def num_slots(self) -> int:
+        return self.a.shape[1]
+
+    def widened(self, num_slots: int) -> SlotTables:
+        """A copy with room for more slots."""
+        wide = SlotTables.empty(len(self.a), num_slots)
+        for table in fields(self):
+            getattr(wide, table.name)[:, : self.num_slots] = getattr(self, table.name)
+        return wide
+
+    def set(self, slot: int, columns: SlotColumns) -> None:
+        for table in fields(self):
+            getattr(self, table.name)[:, slot] = getattr(columns, table.name)
 
     def clear(self, slot: int) -> None:
         for addresses in (self.a, self.b, self.gain, self.shift):
@@ -58,52 +67,73 @@ class SlotTables:
 
 
 class LoraSlots:
-    """`num_slots` adapters, each a mapping from module to what the adapter does there.
+    """Slots of adapters, each what the adapter does to every linear layer; as many as were ever loaded at once.
 
-    On the CPU a slot refers to the host tensors (device and host memory are the same bytes); on a GPU it copies.
+    On the CPU a slot refers to the host tensors (device and host memory are the same bytes); on a GPU it copies them,
+    on a stream of its own, and the computation waits for a copy only where a row uses the slot (see `check`).
     """
 
-    def __init__(self, linears: Mapping[str, LinearShape], num_slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        linears: Mapping[str, LinearShape],
+        num_slots: int,
+        device: torch.device,
+        stream: CopyStream | None = None,
+    ) -> None:
+        """`num_slots`: room at the start; a slot beyond it makes more. `stream`: None where nothing is copied."""
         self.module_index = {name: index for index, name in enumerate(linears)}
-        self.tables = SlotTables.empty(len(linears), num_slots)
+        self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
+        self._stream = stream
         self._owners: list[SlotRef | None] = [None] * num_slots
-        self._deltas: list[dict[int, LinearDelta]] = [{} for _ in range(num_slots)]
+        self._deltas: list[tuple[LinearDelta | None, ...]] = [()] * num_slots  # by module; empty: none
         self._changes: dict[str, dict[int, tuple[Change, ...]]] = {}  # module path -> slot
         self._vocab_sizes = [0] * num_slots
+        self._copies: dict[int, Any] = {}  # slot -> the event of a copy that no row has waited for yet
 
     def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        """Put `adapter` into the slot in place of whatever was there."""
+        """Put `adapter` into the slot in place of whatever was there. Its copy may still be under way on return."""
         assert adapter.digest == slot.digest, "the table and the pool disagree about a digest"
+        self._reach(slot.index)
         self.clear(slot.index)
-        for path, host_delta in adapter.deltas.items():
-            delta, index = host_delta.to(self.device), self.module_index[path]
-            self._deltas[slot.index][index] = delta
-            self.tables.set(index, slot.index, delta)
-        for path, changes in adapter.changes.items():
-            self._changes.setdefault(path, {})[slot.index] = tuple(change.to(self.device) for change in changes)
+        if self._stream is None:
+            self._place(slot.index, adapter)
+        else:
+            with self._stream.copying() as event:
+                self._place(slot.index, adapter)
+            self._copies[slot.index] = event
         self._vocab_sizes[slot.index] = adapter.vocab_size
         self._owners[slot.index] = slot
 
     def clear(self, index: int) -> None:
         """Forget the slot's weights; their bytes are free when nothing else refers to them."""
+        if index >= self.tables.num_slots:
+            return
         self._owners[index] = None
-        self._deltas[index] = {}
+        self._deltas[index] = ()
         self._vocab_sizes[index] = 0
+        self._copies.pop(index, None)
         self.tables.clear(index)
         for table in self._changes.values():
             table.pop(index, None)
 
     def check(self, slot: SlotRef) -> None:
-        """Raise InternalError unless the slot still holds exactly this digest in this generation."""
-        if self._owners[slot.index] != slot:
+        """Raise InternalError unless the slot still holds exactly this digest in this generation.
+
+        What is computed after a check comes after the slot's copy.
+        """
+        if slot.index >= len(self._owners) or self._owners[slot.index] != slot:
             raise InternalError(
                 f"adapter slot {slot.index} no longer holds {slot.digest} of generation {slot.generation}"
             )
+        if self._copies and (event := self._copies.pop(slot.index, None)) is not None:
+            assert self._stream is not None
+            self._stream.wait(event)
 
     def delta(self, module: int, slot: int) -> LinearDelta | None:
         """The slot's delta of a linear layer, None if it does not adapt it."""
-        return self._deltas[slot].get(module)
+        deltas = self._deltas[slot]
+        return deltas[module] if deltas else None
 
     def vocab_size(self, slot: int) -> int:
         """How many tokens the slot's adapter knows; 0: those of the base model."""
@@ -113,6 +143,31 @@ class LoraSlots:
         """What each slot changes in a module: a table that stays the same object and is kept up to date."""
         return self._changes.setdefault(path, {})
 
+    def _reach(self, index: int) -> None:
+        """Room for a slot, twice as much as before if it must be made."""
+        num_slots = self.tables.num_slots
+        if index < num_slots:
+            return
+        more = max(index + 1, 2 * num_slots) - num_slots
+        self.tables = self.tables.widened(num_slots + more)
+        self._owners += [None] * more
+        self._deltas += [()] * more
+        self._vocab_sizes += [0] * more
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    def _place(self, index: int, adapter: HostAdapter) -> None:
+        columns = self._columns(adapter)
+        self._deltas[index] = columns.deltas
+        self.tables.set(index, columns)
+        for path, changes in adapter.changes.items():
+            self._changes.setdefault(path, {})[index] = tuple(change.to(self.device) for change in changes)
+
+    def _columns(self, adapter: HostAdapter) -> SlotColumns:
+        """Those of the adapter on the CPU; those of its copy otherwise."""
+        if self._stream is None and adapter.columns is not None:
+            return adapter.columns
+        unknown = adapter.deltas.keys() - self.module_index.keys()
+        assert not unknown, f"no linear layers of this model: {sorted(unknown)}"
+        host = [adapter.deltas.get(path) for path in self.module_index]
+        if self._stream is not None and adapter.arena is not None:
+            return SlotColumns.of(moved_deltas(host, adapter.arena, self.device))
+        return SlotColumns.of([None if delta is None else delta.to(self.device) for delta in host])

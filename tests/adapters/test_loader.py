@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lora_serve.adapters.loader import Loader, LoadFinished
+from lora_serve.adapters.loader import Loaded, Loader, LoadFinished, Pace
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, InvalidAdapterError, LoraServeError
+from lora_serve.core.load_times import LoadTimes
+
+TIMES = LoadTimes("disk", 0.1, 0.2, 0.3, 0.4)
 
 
 def ref(digest: str) -> AdapterRef:
@@ -28,7 +31,7 @@ def started(posted: queue.Queue[LoadFinished[str]]) -> Iterator[Started]:
     loaders: list[Loader[str]] = []
 
     def start(fetch: Callable[[AdapterRef], str], num_threads: int = 2) -> Loader[str]:
-        loaders.append(Loader(fetch, posted.put, num_threads))
+        loaders.append(Loader(lambda adapter: Loaded(fetch(adapter), TIMES), posted.put, num_threads))
         return loaders[-1]
 
     yield start
@@ -41,6 +44,7 @@ def test_posts_what_was_fetched(started: Started, posted: queue.Queue[LoadFinish
     message = posted.get(timeout=5)
     assert (message.digest, message.adapter, message.error) == ("d", "tenant/d", None)
     assert message.seconds >= 0
+    assert message.times == TIMES
 
 
 def test_many_waiters_share_one_load(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:
@@ -66,10 +70,10 @@ def test_failed_load_can_be_asked_for_again_by_whoever_reads_the_message() -> No
     posted: queue.Queue[LoadFinished[str]] = queue.Queue()
     results = iter([OSError("disk"), None])
 
-    def fetch(adapter: AdapterRef) -> str:
+    def fetch(adapter: AdapterRef) -> Loaded[str]:
         if (error := next(results)) is not None:
             raise error
-        return "weights"
+        return Loaded("weights", TIMES)
 
     def post(message: LoadFinished[str]) -> None:
         if message.error is not None:
@@ -118,3 +122,50 @@ def test_slow_load_does_not_hold_up_another(started: Started, posted: queue.Queu
     assert posted.get(timeout=5).digest == "fast"
     release.set()
     assert posted.get(timeout=5).digest == "slow"
+
+
+def test_what_was_posted_is_kept_after_the_post(posted: queue.Queue[LoadFinished[str]]) -> None:
+    events: queue.Queue[str] = queue.Queue()
+    loader = Loader(
+        lambda adapter: Loaded("weights", TIMES),
+        lambda message: events.put("post"),
+        keep=lambda adapter, value: events.put(f"keep {value}"),
+    )
+    loader.submit(ref("d"))
+    assert [events.get(timeout=5) for _ in range(2)] == ["post", "keep weights"]
+    loader.close()
+
+
+def test_failed_load_keeps_nothing(posted: queue.Queue[LoadFinished[str]]) -> None:
+    kept: list[str] = []
+
+    def fetch(adapter: AdapterRef) -> Loaded[str]:
+        raise OSError("disk")
+
+    loader = Loader(fetch, posted.put, keep=lambda adapter, value: kept.append(value))
+    loader.submit(ref("d"))
+    loader.close()
+    assert kept == []
+
+
+def test_loads_rest_by_their_share_of_a_core_only_while_others_run() -> None:
+    busy = Pace(lambda: True, share=0.25)
+    assert busy.pause(0.02, num_threads=1) == pytest.approx(0.06)  # 0.02 of 0.08 seconds
+    assert busy.pause(0.02, num_threads=2) == pytest.approx(0.14)  # two threads: an eighth each
+    assert busy.pause(10.0, num_threads=2) == 2.0
+    assert Pace(lambda: False, share=0.25).pause(0.02, num_threads=2) == 0.0
+
+
+def test_closing_does_not_sit_out_a_rest(posted: queue.Queue[LoadFinished[str]]) -> None:
+    asked = threading.Event()
+
+    class Endless(Pace):
+        def pause(self, used: float, num_threads: int) -> float:
+            asked.set()
+            return 3600.0
+
+    loader = Loader(lambda adapter: Loaded("weights", TIMES), posted.put, pace=Endless(lambda: True))
+    loader.submit(ref("d"))
+    assert posted.get(timeout=5).adapter == "weights"  # posted before the rest
+    assert asked.wait(5)
+    loader.close()

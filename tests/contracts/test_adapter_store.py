@@ -232,7 +232,7 @@ class TestTieredStore(AdapterStoreContract):
     def test_both_tiers_get_what_is_put(self, store: TieredStore, tmp_path: Path) -> None:
         digest = make_folder(tmp_path / "a", b"x")
         store.put(digest, tmp_path / "a")
-        assert store._near.has(digest)
+        assert store.near.has(digest)
         assert store._far.has(digest)
 
     def test_what_another_replica_put_is_fetched_once(self, store: TieredStore, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ class TestTieredStore(AdapterStoreContract):
     def test_broken_near_copy_is_fetched_again(self, store: TieredStore, tmp_path: Path) -> None:
         digest = make_folder(tmp_path / "a", b"x" * 100)
         store.put(digest, tmp_path / "a")
-        with store._near.open(digest) as folder:
+        with store.near.open(digest) as folder:
             (folder / WEIGHTS).unlink()
             (folder / WEIGHTS).write_bytes(b"y" * 100)
         with store.open(digest) as folder:
@@ -260,7 +260,7 @@ class TestTieredStore(AdapterStoreContract):
         far._redis.set(far._key(digest, WEIGHTS, 0), b"y" * 100)
         with pytest.raises(AdapterUnavailableError, match="corrupt"), store.open(digest):
             pass
-        assert not store._near.has(digest)
+        assert not store.near.has(digest)
 
     def test_near_copy_is_served_while_the_far_store_is_away(
         self, store: TieredStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,4 +277,4 @@ class TestTieredStore(AdapterStoreContract):
         assert contents(store, digest)[WEIGHTS] == b"x"
         with pytest.raises(AdapterUnavailableError):
             store.delete(digest)
-        assert store._near.has(digest)
+        assert store.near.has(digest)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
+from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.events import FinishEvent
+from lora_serve.core.load_times import LoadTimes
 from lora_serve.engine.messages import Command
 from lora_serve.engine.slots import SlotTable
 from tests.engine.world import World, adapter
@@ -210,3 +213,29 @@ def test_counters_add_up(popularity: str) -> None:
     assert sum(item.hits + item.misses for item in stats.adapters.values()) == 20
     assert stats.tiers["host"].loads == len(set(names))
     world.check_answers()
+
+
+def test_split_of_the_last_load_is_kept_with_the_copy_into_the_slot() -> None:
+    world = World(auto_load=False)
+    world.add("r", [1], adapter("a"))
+    world.step()
+    digest = world.loading.pop().digest
+    times = LoadTimes("disk", 0.1, 0.2, 0.3, 0.4)
+    world.take(world.engine.load_finished(LoadFinished(digest, digest, None, 1.0, times)))
+    assert world.engine.stats().adapters[digest].last_load == times
+    world.run()
+    found = world.engine.stats().adapters[digest].last_load
+    assert found is not None
+    assert found.copy > 0
+    assert dataclasses.replace(found, copy=0.0) == times
+
+
+def test_engine_is_busy_while_sequences_run() -> None:
+    world = World()
+    assert not world.engine.is_busy
+    world.add("r", [1], max_tokens=3)
+    assert not world.engine.is_busy
+    world.step()
+    assert world.engine.is_busy
+    world.run()
+    assert not world.engine.is_busy

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import aiohttp
 import pytest
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
+from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.load_times import LoadTimes
+from lora_serve.core.stats import AdapterCounters
 from lora_serve.server.admin.card import adapter_card
 
 NOTHING = ProbeResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)
@@ -108,3 +112,13 @@ async def test_adapter_that_gives_no_numbers_is_refused_even_so(admin: aiohttp.C
     body = {"id": "a", "source": str(house.make_adapter("a")), "allow_noop": True}
     status, answer = await sent(admin, "POST", "/admin/adapters", body)
     assert (status, answer["error"]["type"]) == (422, "invalid_adapter")
+
+
+async def test_card_shows_where_the_time_of_the_last_load_went() -> None:
+    entry = CatalogEntry("a", "default", False, 0.0, {}, 1, (VersionEntry(1, "sha256:00", 2, 10, {}, "folder x", 0.0),))
+    assert adapter_card(entry, None)["last_load"] is None
+    times = LoadTimes("redis", fetch=0.1, verify=0.02, parse=0.003, fold=0.004, copy=0.0005)
+    counters = {"sha256:00": AdapterCounters(last_load=times)}
+    stats = dataclasses.replace(await MockEngineClient(50).stats(), adapters=counters)
+    split = {"tier": "redis", "fetch_ms": 100.0, "verify_ms": 20.0, "parse_ms": 7.0, "copy_ms": 0.5}
+    assert adapter_card(entry, stats)["last_load"] == split

@@ -21,6 +21,12 @@ class SavedLinear:
     input_gain: Tensor | None = None  # [in_features], (IA)^3's: W (gain * x)
     output_gain: Tensor | None = None  # [out_features], (IA)^3's: gain * (W x + bias)
 
+    @property
+    def is_plain(self) -> bool:
+        """A and B and nothing else."""
+        rest = (self.lora_bias, self.magnitude, self.bias, self.input_gain, self.output_gain)
+        return self.a is not None and self.b is not None and all(tensor is None for tensor in rest)
+
 
 @dataclass(frozen=True, slots=True)
 class SavedEmbedding:
@@ -61,6 +67,12 @@ class SavedAdapter:
     tokens: Mapping[str, SavedTokens] = field(default_factory=dict)
     parameters: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # module -> parameter
     vocab_size: int = 0  # of its own embedding and output head; 0: the base's
+
+    @property
+    def is_plain(self) -> bool:
+        """Plain LoRA of linear layers: what becomes of it does not depend on the base's weights."""
+        others = (self.embeddings, self.deltas, self.tokens, self.parameters, self.vocab_size)
+        return not any(others) and all(linear.is_plain for linear in self.linears.values())
 
     @property
     def rank(self) -> int:

@@ -33,12 +33,22 @@ def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAda
 
     Raises InvalidAdapterError if the content is not what `adapter.digest` names or does not fit `spec`, OSError.
     """
-    if adapter.traits.base not in ("", spec.fingerprint):
-        raise InvalidAdapterError([f"it was registered for another base model than {spec.name}: register it again"])
+    check_digest(folder, adapter)
+    return read_checked(folder, adapter, spec)
+
+
+def check_digest(folder: Path, adapter: AdapterRef) -> None:
+    """The folder holds what `adapter` names. Raises InvalidAdapterError, OSError."""
     found = adapter_digest(folder)
     if found != adapter.digest:
         raise InvalidAdapterError([f"the stored files are corrupt: their digest is {found}, not {adapter.digest}"])
-    artifact = read_artifact(folder, spec, digest=found)
+
+
+def read_checked(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
+    """The tensors of a folder that passed `check_digest`. Raises InvalidAdapterError, OSError."""
+    if adapter.traits.base not in ("", spec.fingerprint):
+        raise InvalidAdapterError([f"it was registered for another base model than {spec.name}: register it again"])
+    artifact = read_artifact(folder, spec, digest=adapter.digest)
     if artifact.config.init:  # a registration stores it as plain LoRA
         raise InvalidAdapterError([f"its {artifact.config.init} initialisation was not undone: register it again"])
     return read_weights(folder, artifact, adapter.name, adapter.rank or None)

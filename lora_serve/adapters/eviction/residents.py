@@ -9,6 +9,7 @@ entry that crosses its tenant's floor goes, then the policy's plain order decide
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
 from lora_serve.adapters.eviction.departures import Amount, Departures, Resident
@@ -49,6 +50,12 @@ class Residents:
     def use(self, key: str) -> None:
         """One more use."""
         self._policy.use(key)
+
+    def grow(self, key: str, num_bytes: int) -> None:
+        """It takes so many bytes more; whether there is room is asked before, with `victims`."""
+        resident = self._residents[key]
+        self._residents[key] = replace(resident, num_bytes=resident.num_bytes + num_bytes)
+        self._count(resident.tenant, num_bytes, 0)
 
     def remove(self, key: str, *, for_room: bool = False) -> None:
         """It has left. `for_room`: to make room."""

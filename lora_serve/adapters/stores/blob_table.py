@@ -74,6 +74,18 @@ class BlobTable:
             self._residents.add(digest, _OWNER, num_bytes, load_seconds)
             return True
 
+    def grow(self, digest: str, num_bytes: int) -> bool:
+        """Make room for more bytes of a blob that is here and held; False, and nothing left, if there is none."""
+        with self._lock:
+            if digest not in self._residents:
+                return True  # it left meanwhile: the writing will tell
+            victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
+            if victims is None:
+                return False
+            self._push_out(victims, EvictionReason.CAPACITY)
+            self._residents.grow(digest, num_bytes)
+            return True
+
     def looked_up(self, digest: str, is_found: bool) -> None:
         """Somebody asked for it; that is a use if it is here."""
         with self._lock:

@@ -16,6 +16,7 @@ from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, 
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.stores.blob_table import BlobTable
 from lora_serve.adapters.stores.files import (
+    FILE_MODE,
     flush,
     link_or_copy,
     make_private,
@@ -108,6 +109,20 @@ class DiskStore:
                 os.utime(blob)  # the order of use outlives a restart
         return blob if is_here else None
 
+    def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
+        """Put a file of ours into the blob's folder, which goes wherever the blob goes; it is no part of the digest.
+
+        Left out if there is no room for it. Not flushed: whoever reads it must see by itself whether it is whole.
+        Raises OSError, also if there is no blob.
+        """
+        with self.holding(digest):
+            if not self._table.grow(digest, len(content)):
+                return
+            with scratch_folder(self._tmp) as scratch:
+                (scratch / name).write_bytes(content)
+                (scratch / name).chmod(FILE_MODE)
+                (scratch / name).rename(self._blob(digest) / name)
+
     def has(self, digest: str) -> bool:
         """See AdapterStore."""
         return self._blob(digest).is_dir()
@@ -191,7 +206,7 @@ class DiskStore:
         """Every blob with its bytes, the longest unused first."""
         blobs = [blob for blob in self._blobs.iterdir() if _HEX.match(blob.name)]
         return [
-            ("sha256:" + blob.name, content_bytes(blob))
+            ("sha256:" + blob.name, sum(file.stat().st_size for file in blob.iterdir()))
             for blob in sorted(blobs, key=lambda blob: blob.stat().st_mtime_ns)
         ]
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
@@ -23,12 +24,22 @@ from lora_serve.core.stats import EvictionReason, TierStats
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedBlob:
+    """A folder that holds what its digest says."""
+
+    folder: Path
+    tier: str  # the bytes came from
+    fetch: float  # seconds from there onto this machine
+    verify: float  # seconds for their digest
+
+
 class TieredStore:
     """See AdapterStore. What is near and sound is served even while the far store is away."""
 
     def __init__(self, near: DiskStore, far: AdapterStore, far_name: str = "redis") -> None:
         """`near` is a cache: what does not fit there is served from the far store. `far_name`: in figures."""
-        self._near = near
+        self.near = near
         self._far = far
         self._far_name = far_name
         self._lock = threading.Lock()  # of the far tier's figures
@@ -36,8 +47,8 @@ class TieredStore:
 
     def put(self, digest: str, folder: Path) -> None:
         """See AdapterStore. Done only when the far store has it, and the near one if it has room."""
-        with self._near.holding(digest):
-            self._near.keep(digest, folder)
+        with self.near.holding(digest):
+            self.near.keep(digest, folder)
             started = time.perf_counter()
             self._far.put(digest, folder)
             with self._lock:
@@ -46,46 +57,53 @@ class TieredStore:
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
         """See AdapterStore. A near copy that is missing or broken is fetched again; what is given is sound."""
-        with self._near.holding(digest):
-            near = self._near.sound_copy(digest)
+        with self.opened(digest) as blob:
+            yield blob.folder
+
+    @contextmanager
+    def opened(self, digest: str) -> Iterator[VerifiedBlob]:
+        """`open`, told which tier the bytes came from and what the look at their digest took."""
+        started = time.perf_counter()
+        with self.near.holding(digest):
+            near = self.near.sound_copy(digest)
+            looked = time.perf_counter() - started
             if near is not None:
-                yield near
+                yield VerifiedBlob(near, "disk", fetch=0.0, verify=looked)
                 return
-            started = time.perf_counter()
             with self._sound_far_copy(digest) as far:
-                near = self._keep_near(digest, far, time.perf_counter() - started)
+                near = self._keep_near(digest, far.folder, far.fetch + far.verify)
                 if near is None:
                     yield far
                     return
-            yield near
+            yield VerifiedBlob(near, far.tier, far.fetch, far.verify)
 
     def has(self, digest: str) -> bool:
         """See AdapterStore."""
-        return self._near.has(digest) or self._far.has(digest)
+        return self.near.has(digest) or self._far.has(digest)
 
     def delete(self, digest: str) -> None:
         """See AdapterStore. Far first: if that fails, the near copy is still listed and can be deleted again."""
         self._far.delete(digest)
-        self._near.delete(digest)
+        self.near.delete(digest)
 
     def digests(self) -> frozenset[str]:
         """See AdapterStore."""
-        return self._near.digests() | self._far.digests()
+        return self.near.digests() | self._far.digests()
 
     def release(self, digest: str) -> None:
         """See AdapterStore."""
-        self._near.delete(digest)
+        self.near.delete(digest)
 
     def sweep(self, named: frozenset[str]) -> None:
         """See AdapterStore. The far store's other blobs may be named by others."""
-        self._near.sweep(named)
+        self.near.sweep(named)
 
     def replenish(self, digests: frozenset[str]) -> None:
         """Give the far store back what it has lost of these and is here: it was emptied, or dropped keys."""
-        for digest in digests & self._near.digests():
+        for digest in digests & self.near.digests():
             if not self._far.has(digest):
-                with self._near.holding(digest):
-                    folder = self._near.sound_copy(digest)
+                with self.near.holding(digest):
+                    folder = self.near.sound_copy(digest)
                     if folder is not None:
                         self._far.put(digest, folder)
 
@@ -93,31 +111,33 @@ class TieredStore:
         """See StoreFigures. How much the far store holds is not asked: that would be a round trip."""
         with self._lock:
             far = self._counts.frozen(None, None, None)
-        return {**self._near.tiers(), self._far_name: far}
+        return {**self.near.tiers(), self._far_name: far}
 
     def places_of(self, digest: str) -> tuple[str, ...]:
         """See StoreFigures. Whatever is registered is far."""
-        return (self._far_name, *self._near.places_of(digest))
+        return (self._far_name, *self.near.places_of(digest))
 
     def _keep_near(self, digest: str, far: Path, seconds: float) -> Path | None:
         """None: no room, or the disk cannot be written; the far store's copy does as well."""
         try:
-            return self._near.keep(digest, far, seconds)
+            return self.near.keep(digest, far, seconds)
         except AdapterUnavailableError as error:
             _log.warning("%s is not kept near: %s", digest, error)
             return None
 
     @contextmanager
-    def _sound_far_copy(self, digest: str) -> Iterator[Path]:
+    def _sound_far_copy(self, digest: str) -> Iterator[VerifiedBlob]:
         """Raises AdapterUnavailableError. Two reads that agree on wrong bytes condemn the far copy, not one, as the
         fault may be this machine's.
         """
         found: set[str | None] = set()
         for _ in range(2):
+            started = time.perf_counter()
             with self._far_copy(digest) as folder:
+                fetched = time.perf_counter()
                 content = _digest_of(folder)
                 if content == digest:
-                    yield folder
+                    yield VerifiedBlob(folder, self._far_name, fetched - started, time.perf_counter() - fetched)
                     return
                 found.add(content)
         if len(found) == 1:

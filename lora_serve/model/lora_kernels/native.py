@@ -15,7 +15,7 @@ from torch import Tensor
 from lora_serve.core.errors import ConfigError
 from lora_serve.model import c_compiler
 from lora_serve.model.lora_kernels import loop
-from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.lora_slots import LoraSlots, SlotTables
 from lora_serve.model.step_context import LoraTokens
 
 _SOURCE = Path(__file__).with_name("native.c")
@@ -39,28 +39,17 @@ class Kernel:
         self._add.argtypes, self._add.restype = _ARGUMENTS, None
         self._slots = slots
         self._loop = loop.Kernel(slots)
-        tables = slots.tables
-        self._addresses = [
-            tuple(
-                table[module].data_ptr()
-                for table in (
-                    tables.a,
-                    tables.b,
-                    tables.gain,
-                    tables.shift,
-                    tables.rank,
-                    tables.scale,
-                    tables.is_bfloat16,
-                )
-            )
-            for module in range(len(slots.module_index))
-        ]
+        self._tables = slots.tables
+        self._addresses = _addresses(slots.tables)
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
         if tokens.long_segments:
             self._loop.add_segments(y, x, module, tokens.long_segments)
         if not tokens.has_short:
             return
+        if self._slots.tables is not self._tables:  # they have grown
+            self._tables = self._slots.tables
+            self._addresses = _addresses(self._tables)
         wide_x = x.float() if x.dtype != torch.float32 else x
         wide_y = y.float() if y.dtype != torch.float32 else y
         self._add(
@@ -70,3 +59,9 @@ class Kernel:
         )  # fmt: skip
         if wide_y is not y:
             y.copy_(wide_y)
+
+
+def _addresses(tables: SlotTables) -> list[tuple[int, ...]]:
+    """Per module the addresses of its row of every table, in the order of `lora_add`'s arguments."""
+    ordered = (tables.a, tables.b, tables.gain, tables.shift, tables.rank, tables.scale, tables.is_bfloat16)
+    return [tuple(table[module].data_ptr() for table in ordered) for module in range(len(tables.a))]

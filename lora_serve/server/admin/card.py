@@ -7,6 +7,7 @@ from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
+from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.stats import AdapterCounters, EngineStats
 
 Places = Callable[[str], tuple[str, ...]]  # of a digest: the tiers below host memory that have it
@@ -80,6 +81,7 @@ def _version_card(version: VersionEntry, stats: EngineStats | None, places: Plac
         "eviction_reasons": counters.eviction_reasons,
         "last_eviction": counters.last_eviction,
         "last_load_ms": round(counters.load_seconds * 1000, 3),
+        "last_load": _split(counters.last_load),
     }
 
 
@@ -88,3 +90,16 @@ def _engine_tiers(digest: str, stats: EngineStats | None) -> list[str]:
         return []
     is_on_device = any(slot.digest == digest for slot in stats.slots)
     return ["host"] * (digest in stats.host_digests) + ["device"] * is_on_device
+
+
+def _split(times: LoadTimes | None) -> dict[str, Any] | None:
+    """Where the last load's time went; None: it was not loaded yet."""
+    if times is None:
+        return None
+    phases = {
+        "fetch": times.fetch,
+        "verify": times.verify,
+        "parse": times.parse + times.fold,
+        "copy": times.copy,
+    }
+    return {"tier": times.tier} | {f"{name}_ms": round(seconds * 1000, 3) for name, seconds in phases.items()}

@@ -106,19 +106,19 @@ def test_blob_larger_than_the_cache_is_served_from_afar(tmp_path: Path, far: Dis
     store.put(digests[0], tmp_path / "made" / "0")
     store.put(large, tmp_path / "large")
     read(store, large)
-    assert store._near.digests() == {digests[0]}, "nothing left for what could not come"
+    assert store.near.digests() == {digests[0]}, "nothing left for what could not come"
 
 
 def test_table_is_found_again_after_a_restart(tmp_path: Path, far: DiskStore, digests: list[str]) -> None:
     store = TieredStore(cache(tmp_path, 3), far)
     for number in range(3):
         store.put(digests[number], tmp_path / "made" / str(number))
-        os.utime(store._near._blob(digests[number]), (1000 + number, 1000 + number))
+        os.utime(store.near._blob(digests[number]), (1000 + number, 1000 + number))
     read(store, digests[0])
     again = TieredStore(cache(tmp_path, 3), far)
     assert again.tiers()["disk"].num_bytes == 3 * SIZE
     again.put(digests[3], tmp_path / "made" / "3")
-    assert again._near.digests() == {digests[0], digests[2], digests[3]}, "the longest unused one leaves"
+    assert again.near.digests() == {digests[0], digests[2], digests[3]}, "the longest unused one leaves"
 
 
 def test_smaller_budget_holds_from_the_start_on(tmp_path: Path, far: DiskStore, digests: list[str]) -> None:
@@ -151,7 +151,7 @@ def test_many_threads_read_what_does_not_fit_together(tmp_path: Path, far: DiskS
     assert failed == []
     assert used_bytes(tmp_path) <= 2 * SIZE
     assert store.tiers()["disk"].num_bytes == used_bytes(tmp_path)
-    assert not store._near._table._held
+    assert not store.near._table._held
 
 
 def test_hits_misses_and_loads_of_both_tiers(tmp_path: Path, far: DiskStore, digests: list[str]) -> None:
@@ -263,7 +263,7 @@ def test_corrupt_far_copy_is_taken_out_and_can_be_registered_again(
     with pytest.raises(AdapterUnavailableError, match=r"is corrupt.*register the adapter again"):
         read(store, digests[0])
     assert not far.has(digests[0])
-    assert not store._near.has(digests[0])
+    assert not store.near.has(digests[0])
     assert store.tiers()["redis"].eviction_reasons == {"corrupt": 1}
     store.put(digests[0], tmp_path / "made" / "0")
     read(store, digests[0])

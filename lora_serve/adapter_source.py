@@ -1,0 +1,89 @@
+"""What the loader's threads call: a reference to an adapter in, host tensors ready for the base model out."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
+from lora_serve.adapters.fetch import fetch_timed
+from lora_serve.adapters.loader import Loaded
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.load_times import LoadTimes
+from lora_serve.model import prepared
+from lora_serve.model.build import ModelParts
+from lora_serve.model.host_adapter import HostAdapter
+
+_log = logging.getLogger(__name__)
+
+
+class AdapterSource:
+    """From the prepared file on this machine's disk if there is a sound one, else from the adapter's own files.
+
+    Either way every byte was checked against a digest after it was read. Used by several threads at once.
+    """
+
+    def __init__(self, store: AdapterStore, disk: DiskStore, parts: ModelParts) -> None:
+        """`disk`: the part of `store` on this machine, where prepared files lie beside the blobs."""
+        self._store = store
+        self._disk = disk
+        self._parts = parts
+        self._base = prepared.PreparedBase.of(parts.spec)
+        self._dummy = dummy_adapter_ref(parts.spec).digest
+        self._pin = parts.spec.device.startswith("cuda")
+
+    def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
+        """Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
+        if adapter.digest == self._dummy:
+            return Loaded(self._parts.fold(dummy_adapter(self._parts.spec)), LoadTimes("none"))
+        return self._prepared(adapter) or self._ordinary(adapter)
+
+    def keep(self, adapter: AdapterRef, value: HostAdapter) -> None:
+        """Prepare the file for the next load, unless it is there or the adapter is not of a kind to prepare."""
+        if adapter.digest == self._dummy or not value.is_plain:
+            return
+        name = prepared.file_name(adapter, self._base)
+        try:
+            with self._disk.open(adapter.digest) as blob:
+                if not (blob / name).exists():
+                    self._disk.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
+        except AdapterUnavailableError:  # it was deleted meanwhile
+            return
+        except (OSError, MemoryError) as error:
+            _log.info("%s is not prepared for its next load: %r", adapter.label, error)
+
+    def _prepared(self, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
+        try:
+            with self._disk.open(adapter.digest) as blob:
+                return self._read_prepared(blob / prepared.file_name(adapter, self._base), adapter)
+        except (AdapterUnavailableError, OSError):  # the ordinary way tells what is wrong
+            return None
+
+    def _read_prepared(self, path: Path, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
+        start = time.perf_counter()
+        if adapter.traits.base not in ("", self._base.fingerprint) or not path.exists():
+            return None
+        file = prepared.read(path, pin=self._pin)
+        fetched = time.perf_counter()
+        try:
+            prepared.verify(file)
+            verified = time.perf_counter()
+            value = prepared.unpack(file, adapter, self._base)
+        except prepared.NotPreparedError as error:
+            _log.warning("the prepared file of %s is removed: %s", adapter.label, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return Loaded(value, LoadTimes("disk", fetched - start, verified - fetched, time.perf_counter() - verified))
+
+    def _ordinary(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
+        saved, times = fetch_timed(self._store, self._parts.spec, adapter)
+        start = time.perf_counter()
+        value = self._parts.fold(saved)
+        return Loaded(value, dataclasses.replace(times, fold=time.perf_counter() - start))

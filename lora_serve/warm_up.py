@@ -1,0 +1,92 @@
+"""What the server does between listening and /ready: `--lora-modules`, warm-up rows, pinned adapters, hot ones."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import sys
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from rich.console import Console
+from rich.progress import Progress
+
+from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.client.base import EngineClient
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import Evict, Pin
+from lora_serve.core.errors import ConfigError, LoraServeError
+from lora_serve.core.request import GenerateRequest
+from lora_serve.core.settings import Settings
+from lora_serve.engine.warmup import warmup_stages
+from lora_serve.logs import timed
+from lora_serve.server.reconciler import pinned_refs
+from lora_serve.server.services import Services
+from lora_serve.warm_set import WarmSetKeeper
+
+_log = logging.getLogger(__name__)
+
+
+async def register_modules(services: Services, modules: tuple[str, ...]) -> None:
+    """`--lora-modules NAME=SOURCE`: the operator's own, so any path will do. Raises ConfigError."""
+    for module in modules:
+        name, _, source = module.partition("=")
+        try:
+            await _register_module(services, name, source)
+        except LoraServeError as error:
+            raise ConfigError(f"--lora-modules {module}: {error}") from error
+
+
+async def _register_module(services: Services, name: str, source: str) -> None:
+    registry = services.registry
+    if "://" in source:
+        staged = await services.staging.stage(source)
+        call = functools.partial(registry.register_staged, name, staged.folder, staged.source)
+    else:
+        call = functools.partial(registry.register_folder, name, source, trusted=True)
+    await services.registry_thread.run(call)
+
+
+async def warm_up(services: Services, settings: Settings) -> None:
+    """Dummy rows through the ordinary step, then the pinned adapters onto the device."""
+    client, spec = services.client, services.spec
+    dummy = dummy_adapter_ref(spec)
+    stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)
+    pinned = pinned_refs(services.catalog.snapshot).values()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("warm-up", total=len(stages) + len(pinned))
+        for stage in stages:
+            progress.update(task, description=f"warm-up: {stage.name}")
+            with timed(f"warm-up: {stage.name}"):
+                await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
+            progress.advance(task)
+        if stages:
+            await client.adapters(Evict(dummy.digest, forget=True))
+        for ref in pinned:
+            progress.update(task, description=f"warm-up: {ref.label}")
+            await _pin(client, ref)
+            progress.advance(task)
+
+
+async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncContextManager[None]:
+    """The last run's hot adapters onto the device; while the context lasts, host memory follows and both are noted."""
+    if settings.warmup == "off":
+        return nullcontext()
+    keeper = WarmSetKeeper(services.client, services.catalog, settings.adapter_slice())
+    with timed("hot adapters of the last run"):
+        await keeper.warm_device()
+    return keeper.keeping()
+
+
+async def _exhaust(client: EngineClient, request: GenerateRequest) -> None:
+    async for _ in client.generate(request):
+        pass
+
+
+async def _pin(client: EngineClient, ref: AdapterRef) -> None:
+    """A pinned adapter that cannot be had is said and left out: the others are served."""
+    with timed(f"pinned adapter {ref.label}"):
+        try:
+            await client.adapters(Pin(ref))
+        except LoraServeError as error:
+            _log.error("the pinned adapter %s cannot be loaded: %s", ref.label, error)

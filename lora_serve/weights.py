@@ -1,0 +1,51 @@
+"""Opens what holds adapters on this machine and beyond it: the catalog, and the store of what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.follower import Follower
+from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.tiered import TieredStore
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.errors import AdapterUnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The catalog and its store; `disk` is the store's part on this machine, perhaps all of it."""
+
+    catalog: Catalog
+    store: DiskStore | TieredStore
+    disk: DiskStore
+
+
+@contextmanager
+def open_weights(config: AdapterConfig) -> Iterator[Weights]:
+    """With a shared registry, the catalog follows what other replicas do as long as the block lasts.
+
+    Raises ConfigError.
+    """
+    with closing(open_catalog(config.store, config.redis_url, config.redis_prefix)) as catalog:
+        if config.redis_url is None:
+            disk = DiskStore(config.store, config.disk_bytes, policy=config.eviction)
+            yield Weights(catalog, disk, disk)
+            return
+        from lora_serve.adapters.stores.redis import RedisStore
+
+        # Beside the embedded registry's blobs, not among them: a cache drops what the shared registry does not name.
+        cache = DiskStore(config.store / "cache", config.disk_bytes, is_cache=True, policy=config.eviction)
+        store = TieredStore(cache, RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:"))
+        with closing(Follower(catalog, lambda: _replenish(store, catalog))) as follower:
+            follower.start()
+            yield Weights(catalog, store, cache)
+
+
+def _replenish(store: TieredStore, catalog: Catalog) -> None:
+    """Redis lost something, or was away: what it should have and is here is given back."""
+    with suppress(AdapterUnavailableError):  # away again; its return is another chance
+        store.replenish(catalog.snapshot.digests)
