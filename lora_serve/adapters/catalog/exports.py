@@ -5,6 +5,8 @@ While the export is not complete a file says so; without it, a folder that is no
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lora_serve.adapters.catalog.places import Address, Place
 from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private
 from lora_serve.core.errors import ConfigError
@@ -12,11 +14,16 @@ from lora_serve.core.errors import ConfigError
 MARK = "export.incomplete"
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether an export into the folder broke off, or could not take everything."""
+    return (folder / MARK).is_file()
+
+
 def mark(address: Address) -> None:
     """Make the folder, or take up an export that was broken off. Raises ConfigError."""
     folder = address.folder
     try:
-        if folder.exists() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        if folder.exists() and any(folder.iterdir()) and not is_unfinished(folder):
             raise ConfigError(f"{address.flag} {folder}: expected a folder that is new or empty.")
         make_private(folder)
         (folder / MARK).touch(FILE_MODE)

@@ -175,7 +175,7 @@ class Transfer:
         """Free the blobs of overwritten versions, and what a run before this one, which was killed, left held."""
         left = {digest: holder for digest, holder in self._holds.leftovers().items() if holder}
         left |= dict.fromkeys(self._strays, self._holds.drainer)
-        if left and self._target.catalog.is_shared:
+        if self._target.catalog.is_shared and self._holds.drainer in left.values():
             time.sleep(GRACE)
         for digest, holder in left.items():
             self._collect(digest, holder)

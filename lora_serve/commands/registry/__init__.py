@@ -11,8 +11,8 @@ from lora_serve.commands.registry.verb import EXIT_CODES, Verb, run_verb
 
 PROGRAM = "lora-serve registry"
 VERBS: tuple[Verb, ...] = (*copying.VERBS, *looking.VERBS)
-DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked meanwhile,
-so no server may be using it; Redis may be live. Keys and secrets are never copied."""
+DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked
+meanwhile, so no server may be using it; Redis may be live. Keys and secrets are never copied."""
 
 
 def run(arguments: list[str]) -> int:

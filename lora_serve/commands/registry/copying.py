@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from lora_serve.adapters.catalog.exports import finish
+from lora_serve.adapters.catalog.exports import finish, is_unfinished
 from lora_serve.adapters.catalog.merging import Outcome
 from lora_serve.adapters.catalog.places import Address
 from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
@@ -67,6 +67,8 @@ def _copy(verb: str, source: Address, target: Address, overwrite: bool, output: 
     """Whether the target has everything. Raises ConfigError, AdapterUnavailableError."""
     if _is_same(source, target):
         raise ConfigError(f"{source.flag} and {target.flag} name the same registry")
+    if not source.is_redis and is_unfinished(source.folder):
+        output.warn([f"the export in {source.text} was never completed; what is there is copied"])
     is_export = verb == "export"
     with open_ends(source, target, is_export) as (first, second), output.progress() as progress:
         task = progress.add_task(f"{verb} to {plain(target.text)}", total=None)
