@@ -51,7 +51,7 @@ def test_export_import_and_migrate_carry_a_registry_around(
     (store / "admin_key").write_text("secret")
     expected = content(store)
     ended = registry("export", "--to", "backup", "--store", store)
-    assert ended == Ended(0, "3 adapters made in backup; 4 blobs (21.0 kB) copied\n", "")
+    assert ended == Ended(0, "3 adapters made in backup; 4 blobs (30.0 kB) copied\n", "")
     assert sorted(os.listdir("backup")) == ["blobs", "catalog.sqlite3"]
     document = registry("import", "--from", "backup", "--redis-url", redis_url, "--json").document
     assert document["object"] == "registry.import"
@@ -102,7 +102,7 @@ def test_export_that_lacks_something_says_what_and_is_completed_by_another(regis
     assert "never completed" in ended.err
     shutil.move("elsewhere", blob(store, digest))
     ended = registry("export", "--to", "backup", "--store", store)
-    assert ended.out.startswith("1 adapters made, 2 unchanged in backup; 1 blobs")
+    assert ended.out.startswith("1 adapter made, 2 unchanged in backup; 1 blob (")
     assert sorted(os.listdir("backup")) == ["blobs", "catalog.sqlite3"]
     assert content(Path("backup")) == content(store)
 
@@ -275,7 +275,6 @@ def test_the_command_imports_neither_torch_nor_a_web_server(store: Path) -> None
 def test_ctrl_c_is_130_without_a_traceback_and_the_same_again_completes_it(
     registry: Registry, store: Path, own_redis: RedisServer
 ) -> None:
-    """Redis answers nothing once the connection stands, so the command is in the middle when the signal comes."""
     assert registry("migrate", "--from", store, "--to", own_redis.url).code == 0
     program = (
         "import sys; from lora_serve.adapters.stores.disk import DiskStore; from lora_serve.cli import main\n"

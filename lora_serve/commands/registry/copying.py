@@ -119,10 +119,14 @@ def _document(verb: str, source: Address, target: Address, report: Report) -> di
 def _sentence(report: Report, target: Address) -> str:
     """3 adapters made, 1 unchanged in DIR; 4 blobs (12.0 MB) copied"""
     counts = {outcome: len(report.named(outcome)) for outcome in Outcome}
-    first = f"{counts.pop(Outcome.MADE)} adapters made"
+    first = f"{_counted(counts.pop(Outcome.MADE), 'adapter')} made"
     rest = [f"{count} {outcome.value}" for outcome, count in counts.items() if count]
-    blobs = f"{report.num_blobs} blobs ({bytes_text(report.num_bytes)}) copied"
+    blobs = f"{_counted(report.num_blobs, 'blob')} ({bytes_text(report.num_bytes)}) copied"
     return f"{', '.join((first, *rest))} in {plain(target.text)}; {blobs}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _complain(report: Report, output: Output) -> None:
