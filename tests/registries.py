@@ -67,11 +67,12 @@ def remove(place: Place, name: str, version: int | None = None) -> None:
 
 
 def content(target: str | Path) -> Content:
-    """Entries and aliases; all blobs that they name are there and sound, and no others, and nobody holds any."""
+    """Entries and aliases; all blobs that they name are there and sound, no others, nothing half copied, no hold."""
     with open_place(at(target), is_source=True) as place:
         check_whole(place)
         assert place.store.digests() == place.catalog.snapshot.digests
         assert place.catalog.holds.all() == set()
+        assert list(place.tmp.iterdir()) == []
         return content_of(place.catalog)
 
 

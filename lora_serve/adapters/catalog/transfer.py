@@ -77,7 +77,6 @@ class Transfer:
         self._overwrite = overwrite
         sizes = {v.digest: v.num_bytes for entry in self._snapshot.entries.values() for v in entry.versions}
         self._blobs = BlobCopier(source.store, target.store, target.tmp, sizes, on_progress)
-        self._strays: set[str] = set()
 
     def run(self) -> Report:
         """Copy everything. Raises AdapterUnavailableError if one of the two fails; what is there then is whole."""
@@ -147,9 +146,7 @@ class Transfer:
             done = merge(state.snapshot, entry, aliases, self._overwrite)
             return (self._changes(state, done, holders) if done.is_written else {}), done
 
-        done = self._target.catalog.change(edit)
-        self._strays |= done.strays
-        return done
+        return self._target.catalog.change(edit)
 
     def _changes(self, state: CatalogState, done: Merge, holders: Mapping[str, str]) -> Changes:
         """With the holds: of what is named now they end, what nothing names any more is held until `_clean`."""
@@ -174,7 +171,6 @@ class Transfer:
     def _clean(self) -> None:
         """Free the blobs of overwritten versions, and what a run before this one, which was killed, left held."""
         left = {digest: holder for digest, holder in self._holds.leftovers().items() if holder}
-        left |= dict.fromkeys(self._strays, self._holds.drainer)
         if self._target.catalog.is_shared and self._holds.drainer in left.values():
             time.sleep(GRACE)
         for digest, holder in left.items():
