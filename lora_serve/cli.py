@@ -1,7 +1,7 @@
 """`lora-serve`: reads the command line, then imports only what the command needs, so --help and mistakes are fast.
 
-Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model. `adapters` has more: its
---help lists them.
+Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model. `adapters` and `registry`
+have more: their --help lists them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ usage: lora-serve COMMAND [flags]
   demo    [--port N] [--once]                serve the bundled model and adapters
   check   ADAPTER_DIR --model PATH           validate an adapter offline: what would be rejected, and why
   adapters SUBCOMMAND [flags]                ask a running server: list, show, register, upload, route, canary, ...
+  registry SUBCOMMAND [flags]                export, import, migrate, show or check a registry, without a server
 
 lora-serve COMMAND --help explains a command's flags; lora-serve --version prints the version."""
 
@@ -44,6 +45,7 @@ def _run(arguments: list[str]) -> int:
         "demo": _demo,
         "check": _check,
         "adapters": _adapters,
+        "registry": _registry,
     }
     match arguments:
         case []:
@@ -103,5 +105,11 @@ def _check(arguments: list[str]) -> int:
 
 def _adapters(arguments: list[str]) -> int:
     from lora_serve.commands.adapters import run
+
+    return run(arguments)
+
+
+def _registry(arguments: list[str]) -> int:
+    from lora_serve.commands.registry import run
 
     return run(arguments)

@@ -1,1 +1,1 @@
-"""Commands that are clients of a running server: the admin API from a terminal or a pipeline."""
+"""Commands from a terminal or a pipeline: clients of a running server's admin API, and work on a registry itself."""

@@ -200,6 +200,16 @@ class Catalog:
 
         self._change(edit)
 
+    # -- whole records -----------------------------------------------------------------------------------------
+
+    def change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
+        """Commit several records at once, as they are: what a transfer from another registry needs.
+
+        `edit` gets the newest state, again whenever another replica was first; no changes, no commit. Raises
+        AdapterUnavailableError, and what `edit` raises.
+        """
+        return self._change(edit)
+
     # -- what others wrote -------------------------------------------------------------------------------------
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -26,15 +26,15 @@ def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = 
     try:
         if redis_url is None:
             return Catalog(SqliteJournal(store / CATALOG_NAME), replica_name(store), lock)
-        journal = MirroredJournal(_redis_journal(redis_url, redis_prefix), SqliteJournal(store / MIRROR_NAME))
+        journal = MirroredJournal(redis_journal(redis_url, redis_prefix), SqliteJournal(store / MIRROR_NAME))
         return Catalog(journal, replica_name(store), lock, is_shared=True)
     except BaseException:
         lock.close()
         raise
 
 
-def _redis_journal(url: str, prefix: str) -> Journal:
-    """Raises ConfigError."""
+def redis_journal(url: str, prefix: str) -> Journal:
+    """The journal that replicas share. Raises ConfigError."""
     try:
         redis = importlib.import_module("lora_serve.adapters.catalog.journals.redis")
     except ImportError:

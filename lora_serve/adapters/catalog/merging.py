@@ -1,0 +1,111 @@
+"""What becomes of an id that another registry has: whether it is written here, and by which changes.
+
+An id is taken as a whole, with its versions, numbers, route, history, pin, metadata and aliases, or not at all.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import ALIAS, Changes, saved
+
+
+class Outcome(enum.StrEnum):
+    """What becomes, or became, of an id."""
+
+    MADE = "made"  # it was not there
+    OVERWRITTEN = "overwritten"  # it was there, and is now what the source says
+    UNCHANGED = "unchanged"  # it was there with the same versions
+    CONFLICT = "conflict"  # it is another one there; nothing of it was written
+    REFUSED = "refused"  # the source's own is not sound; nothing of it was written
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """`reason`: of a conflict, in words. `strays`: digests that nothing names once `changes` are made."""
+
+    outcome: Outcome
+    reason: str = ""
+    changes: Changes = field(default_factory=dict)
+    strays: frozenset[str] = frozenset()
+
+    @property
+    def is_written(self) -> bool:
+        return self.outcome in (Outcome.MADE, Outcome.OVERWRITTEN)
+
+
+def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool) -> Merge:
+    """How `entry`, and its aliases (name -> target), come into the registry that `snapshot` is of.
+
+    Without `overwrite` an id of the same versions is left alone, whatever its route, pin, metadata and aliases are.
+    """
+    old = snapshot.entries.get(entry.name)
+    if old is not None and _is_there(snapshot, old, entry, aliases, overwrite):
+        return Merge(Outcome.UNCHANGED)
+    reason = _blocked(snapshot, aliases) or ("" if overwrite else _contradiction(snapshot, entry, aliases))
+    if reason:
+        return Merge(Outcome.CONFLICT, reason)
+    outcome = Outcome.MADE if old is None else Outcome.OVERWRITTEN
+    return Merge(outcome, "", _changes(snapshot, entry, aliases), _strays(snapshot, entry))
+
+
+def _is_there(
+    snapshot: Snapshot, old: CatalogEntry, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool
+) -> bool:
+    if overwrite:
+        return old == entry and _aliases(snapshot, entry.name) == aliases
+    return old.tenant == entry.tenant and _contents(old) == _contents(entry)
+
+
+def _blocked(snapshot: Snapshot, aliases: Mapping[str, str]) -> str:
+    """Why not even an overwriting may be: it would take another id away."""
+    taken = sorted(alias for alias in aliases if alias in snapshot.entries)
+    return f"its alias `{taken[0]}` is an adapter's id there" if taken else ""
+
+
+def _contradiction(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str]) -> str:
+    old = snapshot.entries.get(entry.name)
+    if old is not None and old.tenant != entry.tenant:
+        return f"it belongs to the tenant `{old.tenant}` there, to `{entry.tenant}` in the source"
+    if old is not None:
+        return f"it has {_numbers(old, entry)} there, {_numbers(entry, old)} in the source"
+    if entry.name in snapshot.aliases:
+        return f"the name is an alias of `{snapshot.aliases[entry.name]}` there"
+    moved = sorted(alias for alias, target in aliases.items() if snapshot.aliases.get(alias, target) != target)
+    return f"its alias `{moved[0]}` leads to `{snapshot.aliases[moved[0]]}` there" if moved else ""
+
+
+def _changes(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str]) -> Changes:
+    gone = _aliases(snapshot, entry.name).keys() - aliases.keys() | snapshot.aliases.keys() & {entry.name}
+    changes: Changes = {ALIAS + alias: None for alias in sorted(gone)}
+    return changes | {ALIAS + alias: target for alias, target in aliases.items()} | saved(entry)
+
+
+def _strays(snapshot: Snapshot, entry: CatalogEntry) -> frozenset[str]:
+    old = snapshot.entries.get(entry.name)
+    if old is None:
+        return frozenset()
+    others = (entry, *(other for other in snapshot.entries.values() if other is not old))
+    return frozenset(_contents(old).values()) - {digest for other in others for digest in _contents(other).values()}
+
+
+def _aliases(snapshot: Snapshot, name: str) -> dict[str, str]:
+    return {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
+
+
+def _contents(entry: CatalogEntry) -> dict[int, str]:
+    return {version.version: version.digest for version in entry.versions}
+
+
+def _numbers(entry: CatalogEntry, other: CatalogEntry) -> str:
+    """The versions of `entry` that are not the same in `other`."""
+    found = sorted(_contents(entry).items() - _contents(other).items())
+    names = ", ".join(f"{number} ({digest[:19]})" for number, digest in found[:4])
+    if not found:
+        return "no version of its own"
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return f"version{'s' if len(found) > 1 else ''} {names}{more}"

@@ -1,0 +1,63 @@
+"""Which registry the flags and the environment name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from lora_serve.adapters.catalog.places import Address
+from lora_serve.commands.admin_key import DEFAULT_STORE
+from lora_serve.core.errors import ConfigError
+
+DEFAULT_PREFIX = "lora_serve"
+
+
+def add_registry_flags(parser: argparse.ArgumentParser) -> None:
+    """--store or --redis-url, as `serve` has them."""
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--store", metavar="DIR", help="the store folder of a registry of one server "
+                     f"(LORA_SERVE_STORE; default: ./{DEFAULT_STORE})")  # fmt: skip
+    one.add_argument("--redis-url", metavar="URL", help="the registry that replicas share (LORA_SERVE_REDIS_URL)")
+    add_prefix_flag(parser)
+
+
+def add_prefix_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--redis-prefix", metavar="TEXT", help="beginning of every key in Redis "
+                        f"(LORA_SERVE_REDIS_PREFIX; default: {DEFAULT_PREFIX})")  # fmt: skip
+
+
+def registry_address(flags: argparse.Namespace) -> Address:
+    """The registry of --store or --redis-url, else of the environment. Raises ConfigError."""
+    if flags.store is not None:
+        return _folder("--store", flags.store)
+    url = flags.redis_url or os.environ.get("LORA_SERVE_REDIS_URL")
+    if url:
+        address = Address(url, "--redis-url", redis_prefix(flags))
+        if not address.is_redis:
+            raise ConfigError("--redis-url: expected redis://host:port/db, rediss:// or unix://")
+        return address
+    return _folder("--store", os.environ.get("LORA_SERVE_STORE") or DEFAULT_STORE)
+
+
+def folder_or_url(flag: str, text: str, flags: argparse.Namespace) -> Address:
+    """A folder, or a Redis URL. Raises ConfigError."""
+    address = Address(text, flag, redis_prefix(flags))
+    return address if address.is_redis else _folder(flag, text)
+
+
+def folder_address(flag: str, text: str) -> Address:
+    """Raises ConfigError for what is a URL."""
+    return _folder(flag, text)
+
+
+def redis_prefix(flags: argparse.Namespace) -> str:
+    return flags.redis_prefix or os.environ.get("LORA_SERVE_REDIS_PREFIX") or DEFAULT_PREFIX
+
+
+def _folder(flag: str, text: str) -> Address:
+    scheme, is_url, _ = text.partition("://")
+    if is_url:
+        raise ConfigError(f"{flag}: expected a folder, or redis:// where a URL is allowed (got {scheme[:20]}://...)")
+    if not text:
+        raise ConfigError(f"{flag}: expected a folder (got '')")
+    return Address(text, flag)

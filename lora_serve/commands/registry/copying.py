@@ -1,0 +1,181 @@
+"""export, import, migrate."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from lora_serve.adapters.catalog.exports import finish, is_unfinished
+from lora_serve.adapters.catalog.merging import Outcome
+from lora_serve.adapters.catalog.places import Address
+from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
+from lora_serve.commands.output import Output, bytes_text, plain
+from lora_serve.commands.registry.addresses import (
+    add_prefix_flag,
+    add_registry_flags,
+    folder_address,
+    folder_or_url,
+    registry_address,
+)
+from lora_serve.commands.registry.verb import Verb
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+
+def _export_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", required=True, metavar="FOLDER", help="new or empty, or of an export that broke off")
+    add_registry_flags(parser)
+
+
+def _import_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", required=True, dest="source", metavar="FOLDER", help="what an export has written")
+    add_registry_flags(parser)
+    _add_overwrite(parser)
+
+
+def _migrate_flags(parser: argparse.ArgumentParser) -> None:
+    what = "a store folder, or a Redis URL"
+    parser.add_argument("--from", required=True, dest="source", metavar="DIR|URL", help=what)
+    parser.add_argument("--to", required=True, metavar="DIR|URL", help=what)
+    add_prefix_flag(parser)
+    _add_overwrite(parser)
+
+
+def _add_overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="an id that is another one there becomes exactly what "
+                        "the source says: its other versions go")  # fmt: skip
+
+
+def _export(flags: argparse.Namespace, output: Output) -> bool:
+    source, target = registry_address(flags), folder_address("--to", flags.to)
+    return _copy("export", source, target, False, output)
+
+
+def _import(flags: argparse.Namespace, output: Output) -> bool:
+    source, target = folder_address("--from", flags.source), registry_address(flags)
+    return _copy("import", source, target, flags.overwrite, output)
+
+
+def _migrate(flags: argparse.Namespace, output: Output) -> bool:
+    source, target = folder_or_url("--from", flags.source, flags), folder_or_url("--to", flags.to, flags)
+    is_done = _copy("migrate", source, target, flags.overwrite, output)
+    if is_done and not output.as_json:
+        output.note(*_next_steps(target))
+    return is_done
+
+
+def _copy(verb: str, source: Address, target: Address, overwrite: bool, output: Output) -> bool:
+    """Whether the target has everything. Raises ConfigError, AdapterUnavailableError."""
+    if _is_same(source, target):
+        raise ConfigError(f"{source.flag} and {target.flag} name the same registry")
+    if not source.is_redis and is_unfinished(source.folder):
+        output.warn([f"the export in {source.text} was never completed; what is there is copied"])
+    is_export = verb == "export"
+    with open_ends(source, target, is_export) as (first, second), output.progress() as progress:
+        task = progress.add_task(f"{verb} to {plain(target.text)}", total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        report = Transfer(first, second, overwrite, on_progress).run()
+        if is_export and report.is_whole:
+            try:
+                finish(second)
+            except OSError as error:
+                raise AdapterUnavailableError(f"The export cannot be completed: {error.strerror}.") from None
+    output.show(_document(verb, source, target, report), _sentence(report, target))
+    _complain(report, output)
+    return report.is_whole
+
+
+def _is_same(source: Address, target: Address) -> bool:
+    if source.is_redis or target.is_redis:
+        return (source.target, source.redis_prefix) == (target.target, target.redis_prefix)
+    return source.folder.resolve() == target.folder.resolve()
+
+
+def _document(verb: str, source: Address, target: Address, report: Report) -> dict[str, Any]:
+    def ids(outcome: Outcome) -> list[str]:
+        return [line.name for line in report.named(outcome)]
+
+    def reasons(outcome: Outcome) -> list[dict[str, str]]:
+        return [{"id": line.name, "reason": line.reason} for line in report.named(outcome)]
+
+    return {
+        "object": f"registry.{verb}",
+        "from": source.text,
+        "to": target.text,
+        "is_whole": report.is_whole,
+        "made": ids(Outcome.MADE),
+        "overwritten": ids(Outcome.OVERWRITTEN),
+        "unchanged": ids(Outcome.UNCHANGED),
+        "conflicts": reasons(Outcome.CONFLICT),
+        "refused": reasons(Outcome.REFUSED),
+        "unreadable": list(report.unreadable),
+        "blobs": report.num_blobs,
+        "bytes": report.num_bytes,
+    }
+
+
+def _sentence(report: Report, target: Address) -> str:
+    """3 adapters made, 1 unchanged in DIR; 4 blobs (12.0 MB) copied"""
+    counts = {outcome: len(report.named(outcome)) for outcome in Outcome}
+    first = f"{_counted(counts.pop(Outcome.MADE), 'adapter')} made"
+    rest = [f"{count} {outcome.value}" for outcome, count in counts.items() if count]
+    blobs = f"{_counted(report.num_blobs, 'blob')} ({bytes_text(report.num_bytes)}) copied"
+    return f"{', '.join((first, *rest))} in {plain(target.text)}; {blobs}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _complain(report: Report, output: Output) -> None:
+    for outcome in (Outcome.CONFLICT, Outcome.REFUSED):
+        output.note(*(f"{outcome.value}: {line.name}: {line.reason}" for line in report.named(outcome)))
+    output.note(*(f"refused: {name}: its record in the source cannot be read" for name in report.unreadable))
+    if report.named(Outcome.CONFLICT):
+        output.note("nothing of a conflict was written; --overwrite makes these ids what the source says")
+
+
+def _next_steps(target: Address) -> tuple[str, ...]:
+    keys = "keys are not copied: each server has the admin key of its own --store, or of --admin-key"
+    if not target.is_redis:
+        return f"next: start one server with --store {target.text} and without --redis-url", keys
+    prefix = "" if target.redis_prefix == "lora_serve" else f" --redis-prefix {target.redis_prefix}"
+    first = f"next: start the servers with --redis-url {target.text}{prefix}, each with a --store folder of its own"
+    return first, keys
+
+
+VERBS = (
+    Verb(
+        "export",
+        "Write the whole registry into a folder: a backup, on which `serve --store FOLDER` can run.",
+        (
+            "export --to backup-2026-01-31",
+            "export --to backup --store /srv/lora_serve",
+            "export --to backup --redis-url redis://redis:6379/0",
+        ),
+        _export_flags,
+        _export,
+    ),
+    Verb(
+        "import",
+        "Bring an exported folder into a registry; ids that are there with the same versions are left alone.",
+        (
+            "import --from backup --store /srv/lora_serve",
+            "import --from backup --redis-url redis://redis:6379/0 --json",
+        ),
+        _import_flags,
+        _import,
+    ),
+    Verb(
+        "migrate",
+        "Copy a registry from a store folder to Redis, back, or between two of a kind; both have it afterwards.",
+        (
+            "migrate --from /srv/lora_serve --to redis://redis:6379/0",
+            "migrate --from redis://redis:6379/0 --to /srv/lora_serve --overwrite",
+        ),
+        _migrate_flags,
+        _migrate,
+    ),
+)

@@ -1,0 +1,98 @@
+"""Registries with blobs of a few bytes, in a folder or on a real redis-server, for tests of what moves them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.places import Address, Place, open_place
+from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
+from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.stores.disk import is_sound
+
+Content = tuple[Mapping[str, CatalogEntry], Mapping[str, str]]
+
+
+def at(target: str | Path, prefix: str = "lora_serve") -> Address:
+    return Address(str(target), "--from", prefix)
+
+
+def copy(source: str | Path, target: str | Path, overwrite: bool = False) -> Report:
+    with open_ends(at(source), at(target)) as (first, second):
+        return Transfer(first, second, overwrite, lambda done, total: None).run()
+
+
+def put(place: Place, name: str, text: str, activate: bool = True, tenant: str | None = None) -> str:
+    """Register a version whose files are made of `text`; its digest."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "adapter_config.json").write_text(text)
+        (folder / "adapter_model.safetensors").write_bytes(text.encode() * 1000)
+        if "token" in text:
+            (folder / "lora_serve_added_tokens.json").write_text(text)
+        digest = adapter_digest(folder)
+        place.store.put(digest, folder)
+    version = VersionEntry(0, digest, 8, 1001 * len(text), {"r": 8}, "folder x", time.time())
+    place.catalog.add(name, version, tenant, activate=activate)
+    return digest
+
+
+def fill(target: str | Path) -> None:
+    """Three ids: one with all that an id can have, one of a tenant with a shared blob, one alone."""
+    with open_place(at(target), is_source=False) as place:
+        for text in ("one", "two", "three"):
+            put(place, "acme/x", text)
+        remove(place, "acme/x", 2)
+        put(place, "acme/x", "four, with a token", activate=False)
+        catalog = place.catalog
+        catalog.set_route("acme/x", None, Canary(4, 12.5))
+        catalog.edit("acme/x", lambda entry: replace(entry, pinned=True, metadata={"run": [1, "ü"]}))
+        catalog.set_alias("live", "acme/x")
+        catalog.set_alias("first", "acme/x@1")
+        put(place, "y", "one", tenant="globex")
+        put(place, "initech/z", "five")
+
+
+def remove(place: Place, name: str, version: int | None = None) -> None:
+    holds = place.catalog.holds
+    for digest in place.catalog.remove(name, version):
+        assert holds.condemn(digest, holds.drainer)
+        place.store.delete(digest)
+        holds.forget(digest)
+
+
+def content(target: str | Path) -> Content:
+    """Entries and aliases; all blobs that they name are there and sound, no others, nothing half copied, no hold."""
+    with open_place(at(target), is_source=True) as place:
+        check_whole(place)
+        assert place.store.digests() == place.catalog.snapshot.digests
+        assert place.catalog.holds.all() == set()
+        assert list(place.tmp.iterdir()) == []
+        return content_of(place.catalog)
+
+
+def content_of(catalog: Catalog) -> Content:
+    return catalog.snapshot.entries, catalog.snapshot.aliases
+
+
+def check_whole(place: Place) -> None:
+    for digest in place.catalog.snapshot.digests:
+        with place.store.open(digest) as folder:
+            assert is_sound(folder, digest)
+
+
+def blob(store: Path, digest: str) -> Path:
+    return store / "blobs" / digest.removeprefix("sha256:")
+
+
+def corrupt(store: Path, digest: str) -> None:
+    """One byte, in a file of its own: a hard link to it elsewhere stays sound."""
+    path = blob(store, digest) / "adapter_model.safetensors"
+    wrong = b"!" + path.read_bytes()[1:]
+    path.unlink()
+    path.write_bytes(wrong)
