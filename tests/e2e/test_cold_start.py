@@ -18,8 +18,8 @@ from openai import APIStatusError, AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.fetch import fetch_adapter
-from lora_serve.adapters.loader import Loader
+from lora_serve.adapters.fetch import fetch_timed
+from lora_serve.adapters.loader import Loaded, Loader
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
@@ -104,9 +104,10 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
     text, gates, store = TextModel.load(settings.model), Gates(), DiskStore(tmp_path)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
-    def fetch(ref: AdapterRef) -> HostAdapter:
+    def fetch(ref: AdapterRef) -> Loaded[HostAdapter]:
         gates.wait(ref.digest)
-        return parts.fold(fetch_adapter(store, parts.spec, ref))
+        saved, times = fetch_timed(store, parts.spec, ref)
+        return Loaded(parts.fold(saved), times)
 
     with closing(open_catalog(tmp_path)) as catalog, closing(Loader(fetch, mailbox.put, 4)) as loader:
         slices = settings.engine_slice(), settings.adapter_slice()
