@@ -150,10 +150,10 @@ class Expected:
             return _selected(first, adapter, selector)
         return {(first, version) for version in self._sides(first, adapter, user)}
 
-    def learn(self, user: str | None, answered: tuple[str, int]) -> None:
+    def learn(self, user: str, answered: tuple[str, int]) -> None:
         """A user asked for a bare id, or an alias of one, and this answered: so it must be from now on."""
         adapter = self.adapters[answered[0]]
-        if user is None or adapter.canary is None:
+        if adapter.canary is None:
             return
         version, percent = adapter.canary
         key = (answered[0], version, user)

@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -42,13 +43,14 @@ ALIASES = ("live", "acme/next", "c")  # the last is an id, too
 NUM_CONTENTS, NUM_TOKENS, MAX_LORAS = 6, 3, 3
 GONE = "The model `{}` does not exist or you do not have access to it."
 
-names = st.sampled_from(NAMES)
+picks = st.integers(0, 7)  # of what there is; the last of them means what is not there
 contents = st.integers(0, NUM_CONTENTS - 1)
-versions = st.integers(1, 5)
-users = st.none() | st.sampled_from(("ann", "bob", "cy", "dee", "eve"))
+users = st.sampled_from(("ann", "bob", "cy", "dee", "eve"))
 percents = st.sampled_from((0.0, 20.0, 50.0, 80.0, 100.0))
-selectors = st.just("") | st.builds("@{}".format, versions) | st.builds("@content:{}".format, contents)
-calls = st.builds("{}{}".format, st.sampled_from((*NAMES, *ALIASES, "nobody")), selectors)
+calls = st.tuples(
+    st.sampled_from(("id", "id", "alias")), picks, st.sampled_from(("", "", "@", "@content:")), picks
+)  # kind, which, selector, which
+Call = tuple[str, int, str, int]
 
 
 class RegistryMachine(RuleBasedStateMachine):
@@ -89,48 +91,80 @@ class RegistryMachine(RuleBasedStateMachine):
             self.threads.shutdown()
             shutil.rmtree(self.home)
 
+    @initialize(several=st.lists(st.tuples(st.sampled_from(NAMES), contents), min_size=2, max_size=6))
+    def begin(self, several: list[tuple[str, int]]) -> None:
+        for name, content in several:
+            self._register(name, content, activate=True, pin=False)
+
     # -- changes -----------------------------------------------------------------------------------------------
 
-    @rule(name=names, content=contents, activate=st.booleans(), pin=st.sampled_from((False, False, True)))
-    def register(self, name: str, content: int, activate: bool, pin: bool) -> None:
-        body = {"id": name, "source": str(self.sources[content]), "activate": activate, "pin": pin}
-        self._change(lambda e: e.register(name, content, activate, pin), "POST", "/admin/adapters", body)
+    @rule(
+        name=st.sampled_from(NAMES),
+        several=st.lists(contents, min_size=1, max_size=3),
+        activate=st.booleans(),
+        pin=st.sampled_from((False, False, True)),
+    )
+    def register(self, name: str, several: list[int], activate: bool, pin: bool) -> None:
+        for content in several:
+            self._register(name, content, activate, pin)
 
-    @rule(name=names, version=versions)
-    def route(self, name: str, version: int) -> None:
+    @rule(pick=picks, version=picks)
+    def route(self, pick: int, version: int) -> None:
+        name, number = self._name(pick), self._version(pick, version)
         path = f"/admin/adapters/{name}/route"
-        self._change(lambda e: e.set_route(name, version, None), "PUT", path, {"version": version})
+        self._change(lambda e: e.set_route(name, number, None), "PUT", path, {"version": number})
 
-    @rule(name=names, version=st.none() | versions, canary=versions, percent=percents)
-    def canary(self, name: str, version: int | None, canary: int, percent: float) -> None:
-        body = {"version": version, "canary": {"version": canary, "percent": percent}}
+    @rule(pick=picks, version=st.none() | picks, canary=picks, percent=percents)
+    def canary(self, pick: int, version: int | None, canary: int, percent: float) -> None:
+        name, new = self._name(pick), self._version(pick, canary)
+        number = None if version is None else self._version(pick, version)
+        body = {"version": number, "canary": {"version": new, "percent": percent}}
         path = f"/admin/adapters/{name}/route"
-        self._change(lambda e: e.set_route(name, version, (canary, percent)), "PUT", path, body)
+        self._change(lambda e: e.set_route(name, number, (new, percent)), "PUT", path, body)
 
-    @rule(name=names)
-    def roll_back(self, name: str) -> None:
+    @precondition(lambda self: any(adapter.canary for adapter in self.expected.adapters.values()))
+    @rule(percent=percents, user=users)
+    def grow_canary(self, percent: float, user: str) -> None:
+        """Of one user before and after: whoever had the canary keeps it while it grows."""
+        name, adapter = next((n, a) for n, a in sorted(self.expected.adapters.items()) if a.canary is not None)
+        assert adapter.canary is not None
+        self._ask(name, user)
+        new = adapter.canary[0]
+        body = {"canary": {"version": new, "percent": percent}}
+        path = f"/admin/adapters/{name}/route"
+        self._change(lambda e: e.set_route(name, None, (new, percent)), "PUT", path, body)
+        self._ask(name, user)
+
+    @rule(pick=picks)
+    def roll_back(self, pick: int) -> None:
+        name = self._name(pick)
         self._change(lambda e: e.roll_back(name), "POST", f"/admin/adapters/{name}/rollback")
 
-    @rule(name=names, version=versions)
-    def delete_version(self, name: str, version: int) -> None:
-        path = f"/admin/adapters/{name}?version={version}"
-        self._change(lambda e: e.delete(name, version), "DELETE", path)
+    @rule(pick=picks, version=picks)
+    def delete_version(self, pick: int, version: int) -> None:
+        name, number = self._name(pick), self._version(pick, version)
+        path = f"/admin/adapters/{name}?version={number}"
+        self._change(lambda e: e.delete(name, number), "DELETE", path)
 
-    @rule(name=names)
-    def delete(self, name: str) -> None:
+    @rule(pick=picks)
+    def delete(self, pick: int) -> None:
+        name = self._name(pick)
         self._change(lambda e: e.delete(name, None), "DELETE", f"/admin/adapters/{name}")
 
-    @rule(alias=st.sampled_from(ALIASES), meaning=calls)
-    def set_alias(self, alias: str, meaning: str) -> None:
+    @rule(alias=st.sampled_from(ALIASES), call=calls)
+    def set_alias(self, alias: str, call: Call) -> None:
+        meaning = self._called(call)
         body = {"target": self._on_the_wire(meaning)}
         self._change(lambda e: e.set_alias(alias, meaning), "PUT", f"/admin/aliases/{alias}", body)
 
+    @precondition(lambda self: self.expected.aliases)
     @rule(alias=st.sampled_from(ALIASES))
     def remove_alias(self, alias: str) -> None:
         self._change(lambda e: e.remove_alias(alias), "DELETE", f"/admin/aliases/{alias}")
 
-    @rule(name=names, verb=st.sampled_from(("pin", "unpin")))
-    def pin(self, name: str, verb: str) -> None:
+    @rule(pick=picks, verb=st.sampled_from(("pin", "unpin")))
+    def pin(self, pick: int, verb: str) -> None:
+        name = self._name(pick)
         self._change(lambda e: e.set_pinned(name, verb == "pin"), "POST", f"/admin/adapters/{name}/{verb}")
 
     @rule()
@@ -141,17 +175,19 @@ class RegistryMachine(RuleBasedStateMachine):
 
     # -- residency ---------------------------------------------------------------------------------------------
 
-    @rule(name=names)
-    def prefetch(self, name: str) -> None:
-        program, adapter = next(self.turn), self.expected.adapters.get(name)
+    @rule(pick=picks)
+    def prefetch(self, pick: int) -> None:
+        program, name = next(self.turn), self._name(pick)
+        adapter = self.expected.adapters.get(name)
         reply = program.call("POST", f"/admin/adapters/{name}/prefetch")
         assert reply.status == (404 if adapter is None else 200), reply.text
         if adapter is not None and adapter.canary is None:
             assert reply.json["state"] == "on_device"
 
-    @rule(name=names)
-    def evict(self, name: str) -> None:
-        program, adapter = next(self.turn), self.expected.adapters.get(name)
+    @rule(pick=picks)
+    def evict(self, pick: int) -> None:
+        program, name = next(self.turn), self._name(pick)
+        adapter = self.expected.adapters.get(name)
         if adapter is None:
             assert program.call("POST", f"/admin/adapters/{name}/evict").status == 404
             return
@@ -170,17 +206,16 @@ class RegistryMachine(RuleBasedStateMachine):
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    @rule(name=calls, user=users)
-    def ask(self, name: str, user: str | None) -> None:
-        reply = self._send(next(self.turn), name, user)
-        self._check(reply, name, user, [self.expected.meaning_of(name, user)])
+    @rule(call=calls, user=users | st.none())
+    def ask(self, call: Call, user: str | None) -> None:
+        self._ask(self._called(call), user)
 
-    @rule(questions=st.lists(st.tuples(calls, users), min_size=2, max_size=6))
-    def ask_at_once(self, questions: list[tuple[str, str | None]]) -> None:
+    @rule(several=st.lists(st.tuples(calls, users), min_size=2, max_size=6))
+    def ask_at_once(self, several: list[tuple[Call, str]]) -> None:
+        questions = [(self._called(call), user) for call, user in several]
         futures = [self.threads.submit(self._send, next(self.turn), *question) for question in questions]
         for (name, user), future in zip(questions, futures, strict=True):
-            reply = future.result()
-            self._check(reply, name, user, [self.expected.meaning_of(name, user)])
+            self._check(future.result(), name, user, [self.expected.meaning_of(name, user)])
 
     @rule()
     def ask_the_base(self) -> None:
@@ -188,17 +223,18 @@ class RegistryMachine(RuleBasedStateMachine):
         assert reply.json["choices"][0]["text"] == BASE_LETTER * NUM_TOKENS
 
     @precondition(lambda self: len(self.streams) < 2 and self.expected.adapters)
-    @rule(name=names, user=users.filter(bool))
-    def begin_stream(self, name: str, user: str) -> None:
+    @rule(call=calls, user=users)
+    def begin_stream(self, call: Call, user: str) -> None:
+        name = self._called(call)
         allowed = self.expected.meaning_of(name, user)
         if allowed is None or not self._has_room(self.expected, self._contents(allowed)):
             return
-        stream = HeldStream(next(self.turn), name, user, next(self.seeds))
+        stream = HeldStream(next(self.turn), self._on_the_wire(name), user, next(self.seeds))
         self.streams.append(stream)
         (stream.content,) = self._contents({stream.meaning})
         assert stream.meaning in allowed
         assert stream.digest == self.digests[stream.content]
-        self.expected.learn(user, stream.meaning)
+        self._learn(name, user, stream.meaning)
 
     @precondition(lambda self: self.streams)
     @rule(leave=st.booleans())
@@ -221,6 +257,34 @@ class RegistryMachine(RuleBasedStateMachine):
             eventually(lambda: not self._stray_blobs(), lambda: f"blobs that nothing needs: {self._stray_blobs()}")
 
     # ----------------------------------------------------------------------------------------------------------
+
+    def _name(self, pick: int) -> str:
+        known = sorted(self.expected.adapters)
+        return NAMES[pick % len(NAMES)] if pick == 7 or not known else known[pick % len(known)]
+
+    def _version(self, pick: int, version: int) -> int:
+        adapter = self.expected.adapters.get(self._name(pick))
+        return 9 if adapter is None or version == 7 else sorted(adapter.versions)[version % len(adapter.versions)]
+
+    def _called(self, call: Call) -> str:
+        kind, pick, selector, which = call
+        aliases = sorted(self.expected.aliases) or ALIASES
+        name = aliases[pick % len(aliases)] if kind == "alias" else self._name(pick)
+        if not selector:
+            return name
+        if selector == "@":
+            return f"{name}@{self._version(pick, which)}"
+        adapter = self.expected.adapters.get(name)
+        known = list(range(NUM_CONTENTS)) if adapter is None or which == 7 else [*adapter.versions.values()]
+        return f"{name}@content:{known[which % len(known)]}"
+
+    def _register(self, name: str, content: int, activate: bool, pin: bool) -> None:
+        body = {"id": name, "source": str(self.sources[content]), "activate": activate, "pin": pin}
+        self._change(lambda e: e.register(name, content, activate, pin), "POST", "/admin/adapters", body)
+
+    def _ask(self, name: str, user: str | None) -> None:
+        reply = self._send(next(self.turn), name, user)
+        self._check(reply, name, user, [self.expected.meaning_of(name, user)])
 
     def _change(
         self, change: Callable[[Expected], int], method: str, path: str, body: Any = None, load: int = 2
@@ -267,7 +331,11 @@ class RegistryMachine(RuleBasedStateMachine):
         found = {e.adapters[meaning[0]].versions.get(meaning[1]) for e in known if meaning[0] in e.adapters}
         digest, text = reply.headers["X-Adapter-Digest"], reply.json["choices"][0]["text"]
         assert (digest, text) in {(self.digests[c], LETTERS[c] * NUM_TOKENS) for c in found if c is not None}
-        if user is not None and "@" not in name + self.expected.aliases.get(name, ""):
+        if user is not None:
+            self._learn(name, user, meaning)
+
+    def _learn(self, name: str, user: str, meaning: tuple[str, int]) -> None:
+        if "@" not in name + self.expected.aliases.get(name, ""):
             self.expected.learn(user, meaning)
 
     def _contents(self, meaning: Meaning) -> set[int]:
