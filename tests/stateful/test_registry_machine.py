@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 from tests.stateful.letters import BASE_LETTER
 from tests.stateful.program import BASE, our_model
 from tests.stateful.streams import HeldStream
-from tests.stateful.walk import ALIASES, NAMES, NUM_CONTENTS, NUM_TOKENS, Call, Walk
+from tests.stateful.walk import ALIASES, MISSING, NAMES, NUM_CONTENTS, NUM_TOKENS, Call, Walk
 
-picks = st.integers(0, 7)  # of what there is; the last of them means what is not there
+picks = st.sampled_from(range(MISSING + 1))  # of what there is; the last of them means what is not there
 contents = st.integers(0, NUM_CONTENTS - 1)
 users = st.sampled_from(("ann", "bob", "cy", "dee", "eve"))
 percents = st.sampled_from((0.0, 20.0, 50.0, 80.0, 100.0))
@@ -84,8 +84,13 @@ class RegistryMachine(Walk):
 
     @rule(pick=picks)
     def roll_back(self, pick: int) -> None:
-        name = self._name(pick)
-        self._change(lambda e: e.roll_back(name), "POST", f"/admin/adapters/{name}/rollback")
+        self._roll_back(self._name(pick))
+
+    @precondition(lambda self: self._routed())
+    @rule(pick=picks)
+    def roll_back_what_was_routed(self, pick: int) -> None:
+        routed = self._routed()
+        self._roll_back(routed[pick % len(routed)])
 
     @rule(pick=picks, version=picks)
     def delete_version(self, pick: int, version: int) -> None:
@@ -220,11 +225,11 @@ def model() -> Iterator[None]:
 @pytest.mark.timeout(3600)
 def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path) -> None:
     RegistryMachine.folder = tmp_path
-    run_state_machine_as_test(RegistryMachine, settings=_settings(30, 30))
+    run_state_machine_as_test(RegistryMachine, settings=_settings(25, 50))
 
 
 @pytest.mark.timeout(3600)
 def test_every_answer_of_either_replica_does(tmp_path: Path, redis_url: str) -> None:
     SharedRegistryMachine.folder = tmp_path
     SharedRegistryMachine.redis_url = redis_url
-    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(6, 20))
+    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(5, 25))

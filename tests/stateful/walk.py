@@ -26,6 +26,7 @@ from tests.stateful.streams import PROMPT, HeldStream
 
 NAMES = ("acme/a", "acme/b", "c")
 ALIASES = ("live", "acme/next", "c")  # the last is an id, too
+MISSING = 12  # a pick of what is not there
 NUM_CONTENTS, NUM_TOKENS, MAX_LORAS = 6, 3, 3
 GONE = "The model `{}` does not exist or you do not have access to it."
 Call = tuple[str, int, str, int]  # "id" or "alias", which, a kind of selector, which
@@ -88,11 +89,11 @@ class Walk(RuleBasedStateMachine):
 
     def _name(self, pick: int) -> str:
         known = sorted(self.expected.adapters)
-        return NAMES[pick % len(NAMES)] if pick == 7 or not known else known[pick % len(known)]
+        return NAMES[pick % len(NAMES)] if pick == MISSING or not known else known[pick % len(known)]
 
     def _version(self, pick: int, version: int) -> int:
         adapter = self.expected.adapters.get(self._name(pick))
-        return 9 if adapter is None or version == 7 else sorted(adapter.versions)[version % len(adapter.versions)]
+        return 9 if adapter is None or version == MISSING else sorted(adapter.versions)[version % len(adapter.versions)]
 
     def _called(self, call: Call) -> str:
         kind, pick, selector, which = call
@@ -103,27 +104,34 @@ class Walk(RuleBasedStateMachine):
         if selector == "@":
             return f"{name}@{self._version(pick, which)}"
         adapter = self.expected.adapters.get(name)
-        known = list(range(NUM_CONTENTS)) if adapter is None or which == 7 else [*adapter.versions.values()]
+        known = list(range(NUM_CONTENTS)) if adapter is None or which == MISSING else [*adapter.versions.values()]
         return f"{name}@content:{known[which % len(known)]}"
 
     def _register(self, name: str, content: int, activate: bool, pin: bool) -> None:
         body = {"id": name, "source": str(self.sources[content]), "activate": activate, "pin": pin}
         self._change(lambda e: e.register(name, content, activate, pin), "POST", "/admin/adapters", body)
 
+    def _roll_back(self, name: str) -> None:
+        self._change(lambda e: e.roll_back(name), "POST", f"/admin/adapters/{name}/rollback")
+
+    def _routed(self) -> list[str]:
+        """Ids that can be rolled back, those with a canary if there are any."""
+        adapters = sorted(self.expected.adapters.items())
+        canaries = [name for name, adapter in adapters if adapter.canary is not None]
+        return canaries or [name for name, adapter in adapters if adapter.history]
+
     def _ask(self, name: str, user: str | None) -> None:
         reply = self._send(next(self.turn), name, user)
         self._check(reply, name, user, [self.expected.meaning_of(name, user)])
 
-    def _change(
-        self, change: Callable[[Expected], int], method: str, path: str, body: Any = None, load: int = 2
-    ) -> None:
-        """Make a change in the model and by HTTP, while `load` requests for each id are under way."""
+    def _change(self, change: Callable[[Expected], int], method: str, path: str, body: Any = None) -> None:
+        """Make a change in the model and by HTTP, while a request for each id is under way."""
         after = copy.deepcopy(self.expected)
         status = change(after)
         if not self._has_room(after):
             return
         before, self.expected = self.expected, after
-        asked = [(name, self.threads.submit(self._send, next(self.turn), name, None)) for name in NAMES * load]
+        asked = [(name, self.threads.submit(self._send, next(self.turn), name, None)) for name in NAMES]
         reply = next(self.turn).call(method, path, body)
         assert reply.status == status, f"{reply.status} {reply.text}, not {status}"
         for name, future in asked:
