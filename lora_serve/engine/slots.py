@@ -99,6 +99,10 @@ class SlotTable:
         """The admin's pin: never evicted while it is set."""
         self._entries[digest].is_pinned = is_pinned
 
+    def is_pinned(self, digest: str) -> bool:
+        """Whether it is here and pinned."""
+        return digest in self._entries and self._entries[digest].is_pinned
+
     def num_rows(self, digest: str) -> int:
         """Rows that run on an adapter now; 0 if it is not here."""
         return self._entries[digest].num_rows if digest in self._entries else 0
