@@ -232,4 +232,4 @@ def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path)
 def test_every_answer_of_either_replica_does(tmp_path: Path, redis_url: str) -> None:
     SharedRegistryMachine.folder = tmp_path
     SharedRegistryMachine.redis_url = redis_url
-    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(5, 25))
+    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(4, 25))
