@@ -28,7 +28,8 @@ from tests.stateful.walk import ALIASES, MISSING, NAMES, NUM_CONTENTS, NUM_TOKEN
 
 picks = st.sampled_from(range(MISSING + 1))  # of what there is; the last of them means what is not there
 contents = st.integers(0, NUM_CONTENTS - 1)
-users = st.sampled_from(("ann", "bob", "cy", "dee", "eve"))
+USERS = ("ann", "bob", "cy", "dee", "eve")
+users = st.sampled_from(USERS)
 percents = st.sampled_from((0.0, 20.0, 50.0, 80.0, 100.0))
 calls = st.tuples(
     st.sampled_from(("id", "id", "alias")), picks, st.sampled_from(("", "", "@", "@content:")), picks
@@ -70,17 +71,19 @@ class RegistryMachine(Walk):
         self._change(lambda e: e.set_route(name, number, (new, percent)), "PUT", path, body)
 
     @precondition(lambda self: any(adapter.canary for adapter in self.expected.adapters.values()))
-    @rule(percent=percents, user=users)
-    def grow_canary(self, percent: float, user: str) -> None:
-        """Of one user before and after: whoever had the canary keeps it while it grows."""
+    @rule(percent=percents)
+    def grow_canary(self, percent: float) -> None:
+        """All users before, again, and after: they stay, and whoever had the canary keeps it while it grows."""
         name, adapter = next((n, a) for n, a in sorted(self.expected.adapters.items()) if a.canary is not None)
         assert adapter.canary is not None
-        self._ask(name, user)
+        for user in (*USERS, *USERS):
+            self._ask(name, user)
         new = adapter.canary[0]
         body = {"canary": {"version": new, "percent": percent}}
         path = f"/admin/adapters/{name}/route"
         self._change(lambda e: e.set_route(name, None, (new, percent)), "PUT", path, body)
-        self._ask(name, user)
+        for user in USERS:
+            self._ask(name, user)
 
     @rule(pick=picks)
     def roll_back(self, pick: int) -> None:
