@@ -69,6 +69,8 @@ class RegistryMachine(Walk):
         body = {"version": number, "canary": {"version": new, "percent": percent}}
         path = f"/admin/adapters/{name}/route"
         self._change(lambda e: e.set_route(name, number, (new, percent)), "PUT", path, body)
+        for user in (*USERS, *USERS):
+            self._ask(name, user)
 
     @precondition(lambda self: any(adapter.canary for adapter in self.expected.adapters.values()))
     @rule(percent=percents)
