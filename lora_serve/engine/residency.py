@@ -182,7 +182,12 @@ class AdapterResidency(Generic[V]):
             self._set_pinned(digest, False)
 
     def evict(self, digest: str, *, forget: bool = False) -> bool:
-        """Out of both tiers, and its figures too if asked; False while a sequence wants it or it is under way."""
+        """Out of both tiers, and its figures too if asked; False while a sequence wants it or it is under way.
+
+        What is pinned stays: another id of the same content may be pinned, or was while this waited.
+        """
+        if self.slots.is_pinned(digest):
+            return True
         if self._wanted[digest] or digest in self._in_flight:
             return False
         reason = EvictionReason.DELETED if forget else EvictionReason.ADMIN

@@ -156,6 +156,10 @@ class SlotTable:
         self._entries[digest].is_pinned = is_pinned
         return self._plan_departures()
 
+    def is_pinned(self, digest: str) -> bool:
+        """Whether it is here and pinned."""
+        return digest in self._entries and self._entries[digest].is_pinned
+
     def num_rows(self, digest: str) -> int:
         """Rows that run on an adapter now; 0 if it is not here."""
         return self._entries[digest].num_rows if digest in self._entries else 0

@@ -115,7 +115,9 @@ async def test_adapter_that_gives_no_numbers_is_refused_even_so(admin: aiohttp.C
 
 
 async def test_card_shows_where_the_time_of_the_last_load_went() -> None:
-    entry = CatalogEntry("a", "default", False, 0.0, {}, 1, (VersionEntry(1, "sha256:00", 2, 10, {}, "folder x", 0.0),))
+    entry = CatalogEntry(
+        "a", "default", False, 0.0, {}, 1, Route(1), (VersionEntry(1, "sha256:00", 2, 10, {}, "folder x", 0.0),)
+    )
     assert adapter_card(entry, None)["last_load"] is None
     times = LoadTimes("redis", fetch=0.1, verify=0.02, parse=0.003, fold=0.004, copy=0.0005)
     counters = {"sha256:00": AdapterCounters(last_load=times)}

@@ -19,8 +19,8 @@ from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import NotReadyError
-from lora_serve.launch import _register_modules
 from lora_serve.server.staging import NUM_TRANSFERS, Staging
+from lora_serve.warm_up import register_modules
 from tests.fake_hub import COMMIT, FakeHub
 from tests.http_thread import serving
 from tests.server.test_upload import NAMES, nothing_left, tar_of
@@ -226,7 +226,7 @@ async def test_vllms_call_takes_the_same_sources(admin: aiohttp.ClientSession, h
 
 async def test_adapters_of_the_command_line_may_come_from_a_source(house: Any, shelf: Shelf) -> None:
     shelf.archives["a.tar"] = tar_of(house.make_adapter("a"))
-    await _register_modules(house.services, (f"sql={shelf.url}/a.tar", f"plain={house.make_adapter('b')}"))
+    await register_modules(house.services, (f"sql={shelf.url}/a.tar", f"plain={house.make_adapter('b')}"))
     assert house.services.catalog.entry("sql").versions[0].source == f"{shelf.url}/a.tar"
     assert house.services.catalog.entry("plain").versions[0].source == "folder b"
     assert await nothing_left(house)
