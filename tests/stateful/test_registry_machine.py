@@ -159,7 +159,7 @@ class RegistryMachine(Walk):
         reply = call()
         assert reply.status == 200, reply.text
         left = {tier for version in reply.json["versions"] for tier in version["tiers"]}
-        assert left == {"disk"} or ours & self.expected.pinned
+        assert not left & {"host", "device"} or ours & self.expected.pinned
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -217,7 +217,8 @@ def _settings(num_examples: int, num_steps: int) -> settings:
         deadline=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink) if longer is None else (Phase.generate,),
+        # Shrinking starts servers by the hundred: only where somebody waits for the shortest sequence.
+        phases=(Phase.generate, Phase.shrink) if longer else (Phase.generate,),
     )
 
 
@@ -227,13 +228,13 @@ def model() -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path) -> None:
     RegistryMachine.folder = tmp_path
     run_state_machine_as_test(RegistryMachine, settings=_settings(25, 50))
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 def test_every_answer_of_either_replica_does(tmp_path: Path, redis_url: str) -> None:
     SharedRegistryMachine.folder = tmp_path
     SharedRegistryMachine.redis_url = redis_url
