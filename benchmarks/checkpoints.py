@@ -28,6 +28,13 @@ SHAPES = {
         "num_attention_heads": 9,
         "num_key_value_heads": 3,
     },
+    "38m": {  # for a thousand adapters: 2.6 MB each at rank 16
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
     "tiny": {  # for trying the script out
         "hidden_size": 64,
         "intermediate_size": 128,

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-POPULARITIES = ("base", "identical", "uniform")
+POPULARITIES = ("base", "identical", "uniform", "skewed")
+ZIPF_EXPONENT = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ def make_jobs(load: Load, popularity: str, adapters: Sequence[str], vocab_size: 
     """`load.num_requests` jobs; prompts depend on the seed only.
 
     base: no adapter; identical: the first adapter for all; uniform: each consecutive `len(adapters)` jobs name
-    every adapter once in a shuffled order, so a full batch of that many rows holds that many different adapters.
+    every adapter once in a shuffled order, so a full batch of that many rows holds that many different adapters;
+    skewed: each job by itself, the adapter of rank k with a probability that falls with k ** 1.1 (Zipf).
     """
     generator = random.Random(load.seed)
     lengths = [generator.randint(load.min_prompt_tokens, load.max_prompt_tokens) for _ in range(load.num_requests)]
@@ -65,6 +67,9 @@ def _names(popularity: str, adapters: Sequence[str], count: int, generator: rand
         return [None] * count
     if popularity == "identical":
         return [adapters[0]] * count
+    if popularity == "skewed":
+        weights = [rank**-ZIPF_EXPONENT for rank in range(1, len(adapters) + 1)]
+        return list(generator.choices(adapters, weights, k=count))
     if popularity != "uniform":
         raise ValueError(f"popularity {popularity!r} is none of {', '.join(POPULARITIES)}")
     names: list[str | None] = []

@@ -75,7 +75,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--output-tokens", type=int, default=64, help="new tokens per request")
     parser.add_argument("--max-prompt-tokens", type=int, default=256, help="prompts have 16 to so many tokens")
     parser.add_argument("--adapters", type=int, default=16, help="number of adapters")
-    parser.add_argument("--popularity", nargs="+", choices=POPULARITIES, default=list(POPULARITIES))
+    parser.add_argument("--popularity", nargs="+", choices=POPULARITIES, default=list(POPULARITIES[:3]))
     parser.add_argument("--rounds", type=int, default=2, help="repetitions; medians are reported")
     parser.add_argument("--peft-dtypes", nargs="*", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
     parser.add_argument("--dtype", default="auto", help="the server's --dtype")
