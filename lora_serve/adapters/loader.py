@@ -6,10 +6,12 @@ The in-flight set is the one state below the doors that two kinds of threads sha
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -81,7 +83,7 @@ class Loader(Generic[V]):
         self._lock = threading.Lock()
         self._in_flight: set[str] = set()
         self._closing = threading.Event()
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="adapter-loader")
+        self._threads = ThreadPoolExecutor(num_threads, "adapter-loader", initializer=_give_way if pace else None)
 
     def submit(self, adapter: AdapterRef) -> None:
         """Start a load unless one of the same digest is under way. Returns at once."""
@@ -127,3 +129,13 @@ class Loader(Generic[V]):
         except Exception:
             _log.exception("adapter %s failed to load", adapter.label)
             return None, InternalError(f"The weights of {adapter.label} could not be loaded.")
+
+
+def _give_way() -> None:
+    """The least share of a busy processor for this thread: on Linux a thread has a priority of its own.
+
+    A step's parallel parts last as long as their slowest thread, which must not be one that a load keeps waiting. That
+    a thread of low priority may hold the GIL does no harm: whoever waits for the GIL leaves it a core.
+    """
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

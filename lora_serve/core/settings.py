@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     )
     store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
     adapter_root: Paths = Field((), description="folder from which the admin may register by path; repeatable")
-    lora_modules: Texts = Field((), description="NAME=PATH adapters to register at start; repeatable")
+    lora_modules: Texts = Field((), description="NAME=SOURCE adapters to register at start; repeatable")
     adapter_url: Texts = Field(
         (), description="beginning of http(s) URLs from which the admin may register archives; repeatable"
     )
