@@ -47,7 +47,7 @@ def main() -> None:
         arguments = [
             "--model", str(model), "--admin-key", ADMIN_KEY, "--store", str(store), "--adapter-root",
             str(options.cache), "--max-loras", "1", "--redis-url", redis_url, "--max-model-len", "512",
-            "--enable-prefix-caching", "false",
+            "--no-enable-prefix-caching",
         ]  # fmt: skip
         with ServerProcess(arguments, Path(scratch) / "log") as server:
             server.wait_until_ready(120)
@@ -122,10 +122,12 @@ def _redis(folder: Path) -> Iterator[str]:
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while is_port_free(port):
-            time.sleep(0.05)
-        yield f"redis://127.0.0.1:{port}/0"
-        process.terminate()
+        try:
+            while is_port_free(port):
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.terminate()
 
 
 if __name__ == "__main__":

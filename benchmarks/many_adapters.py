@@ -94,8 +94,8 @@ def _write(
     kinds = {}
     for kind in ("few", "many"):
         measured = [table[kind] for table in rounds]
-        first = [1000 * sample.first_token for one_round in measured for sample in one_round.samples]
-        gaps = [1000 * gap for one_round in measured for sample in one_round.samples for gap in sample.gaps]
+        first = [sample.first_token for one_round in measured for sample in one_round.samples]
+        gaps = [gap for one_round in measured for sample in one_round.samples for gap in sample.gaps]
         kinds[kind] = {
             "output_tokens_per_s": [round(_throughput(one_round), 1) for one_round in measured],
             "failed": sum(one_round.num_failed for one_round in measured),

@@ -21,6 +21,7 @@ from lora_serve.core.load_times import LoadTimes
 
 V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds
+_NAP = 0.01  # seconds between two looks whether others still run
 _log = logging.getLogger(__name__)
 
 
@@ -104,7 +105,14 @@ class Loader(Generic[V]):
         if loaded is not None and self._keep is not None:
             self._keep(adapter, loaded.value)
         if self._pace is not None:
-            self._closing.wait(self._pace.pause(time.thread_time() - begun, self._num_threads))
+            self._rest(self._pace, time.thread_time() - begun)
+
+    def _rest(self, pace: Pace, used: float) -> None:
+        """No longer than others run: whoever waits for a load then must not wait for this."""
+        end = time.monotonic() + pace.pause(used, self._num_threads)
+        while (left := end - time.monotonic()) > 0 and pace.is_busy():
+            if self._closing.wait(min(left, _NAP)):
+                return
 
     def _load(self, adapter: AdapterRef) -> Loaded[V] | None:
         start = time.perf_counter()

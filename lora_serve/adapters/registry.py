@@ -32,7 +32,6 @@ from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
-_HOLD_TRIES, _HOLD_PAUSE = 20, 0.05  # seconds
 _log = logging.getLogger(__name__)
 
 
@@ -212,21 +211,13 @@ class Registry:
     @contextmanager
     def _held(self, digest: str) -> Iterator[str]:
         """A hold of the blob, which the catalog ends when it names it; without that, no bytes stay behind."""
-        holder = self._hold(digest)
+        holder = self._catalog.holds.take(digest)
         try:
             yield holder
         except BaseException:
             with suppress(AdapterUnavailableError):  # it stays until the next sweep
                 self.collect(digest, holder)
             raise
-
-    def _hold(self, digest: str) -> str:
-        """Wait a moment for a deletion of the same bytes to end."""
-        for _ in range(_HOLD_TRIES):
-            with suppress(AdapterUnavailableError):
-                return self._catalog.holds.take(digest)
-            time.sleep(_HOLD_PAUSE)
-        return self._catalog.holds.take(digest)
 
     def _examined(
         self,

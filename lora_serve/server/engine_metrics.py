@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -26,15 +26,23 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         stats = await services.client.stats()
     except LoraServeError:
         stats = None
-    text = generate_latest(Scrape(services.metrics, stats, await services.store_tiers()))
+    registry = tuple(registry_families(services.catalog.snapshot.position.generation, services.catalog.is_away))
+    text = generate_latest(Scrape(services.metrics, stats, await services.store_tiers(), registry))
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
 class Scrape(Collector):
     """One scrape: all families, without prometheus_client's `_created` series."""
 
-    def __init__(self, metrics: Metrics, stats: EngineStats | None, store_tiers: Mapping[str, TierStats]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        stats: EngineStats | None,
+        store_tiers: Mapping[str, TierStats],
+        registry: Sequence[Metric] = (),
+    ) -> None:
         """`stats` None: the engine is dead. `store_tiers`: those that the engine does not own."""
+        self._registry = registry
         self._metrics = metrics
         self._stats = stats
         self._tiers = {**(stats.tiers if stats else {}), **store_tiers}
@@ -46,6 +54,13 @@ class Scrape(Collector):
         if self._stats is not None:
             yield from engine_families(self._stats, self._metrics.labels)
         yield from tier_families(self._tiers)
+        yield from self._registry
+
+
+def registry_families(generation: int, is_away: bool) -> Iterator[Metric]:
+    """How current this server's knowledge of the adapters is."""
+    yield _gauge("lora_serve_registry_generation", "Commits of the adapter registry known here.", {}, generation)
+    yield _gauge("lora_serve_registry_away", "1 while the shared adapter registry cannot be reached.", {}, is_away)
 
 
 def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:

@@ -169,3 +169,25 @@ def test_closing_does_not_sit_out_a_rest(posted: queue.Queue[LoadFinished[str]])
     assert posted.get(timeout=5).adapter == "weights"  # posted before the rest
     assert asked.wait(5)
     loader.close()
+
+
+def test_rest_ends_as_soon_as_nobody_else_runs(posted: queue.Queue[LoadFinished[str]]) -> None:
+    busy, looked = threading.Event(), threading.Event()
+    busy.set()
+
+    def is_busy() -> bool:
+        looked.set()
+        return busy.is_set()
+
+    class Endless(Pace):
+        def pause(self, used: float, num_threads: int) -> float:
+            return 3600.0
+
+    loader = Loader(lambda adapter: Loaded("weights", TIMES), posted.put, 1, pace=Endless(is_busy))
+    loader.submit(ref("first"))
+    assert posted.get(timeout=5).digest == "first"
+    assert looked.wait(5)
+    loader.submit(ref("second"))
+    busy.clear()
+    assert posted.get(timeout=5).digest == "second"
+    loader.close()

@@ -188,3 +188,18 @@ def test_two_applications_in_one_process_do_not_add_up() -> None:
     first, second = Metrics("base"), Metrics("base")
     first.prompt_tokens.inc(5)
     assert second.registry.get_sample_value("vllm:prompt_tokens_total", second.labels) == 0
+
+
+async def test_registrys_generation_is_shown(http: aiohttp.ClientSession, house: Any) -> None:
+    async def scrape() -> dict[str, float]:
+        async with http.get("/metrics") as answer:
+            lines = (
+                line.split(" ") for line in (await answer.text()).splitlines() if line.startswith("lora_serve_reg")
+            )
+            return {name: float(value) for name, value in lines}
+
+    before = await scrape()
+    await house.register("acme/a")
+    after = await scrape()
+    assert after["lora_serve_registry_generation"] > before["lora_serve_registry_generation"]
+    assert after["lora_serve_registry_away"] == 0

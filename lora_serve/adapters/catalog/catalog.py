@@ -50,7 +50,7 @@ class Catalog:
         self._away_since: float | None = None
         self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
         self._state = CatalogState.of(journal.load())
-        self.holds = Holds(replica, self._change)
+        self.holds = Holds(replica, self._change, self.refresh)
 
     # -- readers -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from lora_serve.adapters.catalog.blob_notes import BlobNote
 from lora_serve.adapters.catalog.state import CatalogState, Changes, noted
 from lora_serve.core.errors import AdapterUnavailableError
 
+PATIENCE = 1.0  # seconds that a registration waits for a deletion of the same bytes
+_PAUSE = 0.05
 T = TypeVar("T")
 
 
@@ -27,24 +29,34 @@ class Change(Protocol):
 class Holds:
     """This server's holds. Every method may be called from any thread, and raises AdapterUnavailableError."""
 
-    def __init__(self, replica: str, change: Change) -> None:
-        """`replica`: the server's name, which outlives it."""
+    def __init__(self, replica: str, change: Change, refresh: Callable[[], None]) -> None:
+        """`replica`: the server's name, which outlives it. `refresh`: bring in what others wrote."""
+        self._refresh = refresh
         self.drainer = f"{replica}:drain"  # holds what was removed, until no row here uses it
         self._replica = replica
         self._change = change
         self._born = time.time_ns()
         self._numbers = itertools.count(self._born)
 
-    def take(self, digest: str) -> str:
-        """Note that the store is about to get `digest`; the hold's name. Refused while it is being deleted."""
+    def take(self, digest: str, patience: float = PATIENCE) -> str:
+        """Note that the store is about to get `digest`; the hold's name.
 
-        def edit(state: CatalogState) -> tuple[Changes, str]:
+        A deletion of the same bytes that is under way is waited for, `patience` seconds at most.
+        """
+
+        def edit(state: CatalogState) -> tuple[Changes, str | None]:
             note, holder = state.note(digest), f"{self._replica}:{next(self._numbers)}"
             if note.condemned:
-                raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
+                return {}, None
             return noted(digest, note.held_by(holder, time.time())), holder
 
-        return self._change(edit)
+        deadline = time.monotonic() + patience
+        while (holder := self._change(edit)) is None:
+            if time.monotonic() > deadline:
+                raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
+            time.sleep(_PAUSE)
+            self._refresh()
+        return holder
 
     def drain(self, digest: str) -> None:
         """Hold what nothing names any more, as `drainer`, until this server has no use for it."""

@@ -21,7 +21,6 @@ from lora_serve.adapters.catalog.state import CatalogState, Changes, noted
 from lora_serve.core.errors import AdapterUnavailableError
 
 GRACE = 1.5  # seconds that a blob in Redis outlives its name, so that servers that still use it can take their hold
-_HOLD_TRIES, _HOLD_PAUSE = 20, 0.05  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +125,12 @@ class Transfer:
         holders: dict[str, str] = {}
         try:
             for digest in digests:
-                holders[digest] = self._hold(digest)
+                holders[digest] = self._holds.take(digest)
             yield holders
         finally:
             with suppress(AdapterUnavailableError):  # the next run ends them
                 for digest, holder in holders.items():
                     self._collect(digest, holder)
-
-    def _hold(self, digest: str) -> str:
-        """Wait a moment for a deletion of the same bytes to end."""
-        for _ in range(_HOLD_TRIES):
-            with suppress(AdapterUnavailableError):
-                return self._holds.take(digest)
-            time.sleep(_HOLD_PAUSE)
-        return self._holds.take(digest)
 
     def _write(self, entry: CatalogEntry, aliases: Mapping[str, str], holders: Mapping[str, str]) -> Merge:
         def edit(state: CatalogState) -> tuple[Changes, Merge]:
