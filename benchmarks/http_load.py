@@ -51,7 +51,6 @@ async def _send(http: aiohttp.ClientSession, base: str, job: Job, output_tokens:
         "model": job.adapter or base,
         "prompt": list(job.prompt),
         "max_tokens": output_tokens,
-        "min_tokens": output_tokens,  # an end-of-text token would not be seen in the text, which tells the ids
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
