@@ -14,7 +14,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.commands import Evict, Pin, Probe
+from lora_serve.core.commands import Evict, Pin, Probe, Unpin
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, RequestTimeoutError
 from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
@@ -98,7 +98,9 @@ async def test_deadline_wakes_an_idle_loop(client: ThreadEngineClient) -> None:
 
 async def test_commands_are_answered_when_done(client: ThreadEngineClient) -> None:
     await client.adapters(Pin(adapter("a")))
-    assert (await client.stats()).slots[0].pinned
+    await client.adapters(Evict("sha256:a"))
+    assert (await client.stats()).slots[0].pinned  # and so it stayed
+    await client.adapters(Unpin("sha256:a"))
     await client.adapters(Evict("sha256:a"))
     assert (await client.stats()).slots == ()
 

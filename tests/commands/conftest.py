@@ -20,6 +20,7 @@ from tests.server.conftest import (  # noqa: F401 (fixtures)
     make_adapter,
     server_config,
     services,
+    sources,
     spec,
     text_model,
     trial,
