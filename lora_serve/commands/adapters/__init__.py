@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from lora_serve.commands.adapters import deletion, listing, registration, residency, routes
-from lora_serve.commands.failure import EXIT_CODES, ExitCode
+from lora_serve.commands.failure import EXIT_CODES
 from lora_serve.commands.flags import CommandParser, add_common_flags
+from lora_serve.commands.subcommands import make_parser, run_subcommand
 from lora_serve.commands.verb import Verb, run_verb
 
 PROGRAM = "lora-serve adapters"
@@ -21,25 +20,11 @@ VERBS: tuple[Verb, ...] = (
 
 def run(arguments: list[str]) -> int:
     """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
-    parser = make_parser()
-    flags = parser.parse_args(arguments)
-    if flags.verb is None:
-        parser.print_help(sys.stderr)
-        return ExitCode.WRONG_COMMAND_LINE
-    return run_verb(flags.verb, flags)
+    return run_subcommand(adapters_parser(), arguments, run_verb)
 
 
-def make_parser() -> CommandParser:
-    parser = CommandParser(PROGRAM, "Client of a running server's admin API.", EXIT_CODES)
+def adapters_parser() -> CommandParser:
+    """Flags of every subcommand may also stand before it."""
+    parser = make_parser(PROGRAM, "Client of a running server's admin API.", EXIT_CODES, VERBS, add_common_flags)
     add_common_flags(parser)
-    parser.set_defaults(verb=None)
-    verbs = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", parser_class=CommandParser)
-    for verb in VERBS:
-        examples = "\n".join(f"  {PROGRAM} {example}" for example in verb.examples)
-        one = verbs.add_parser(
-            verb.name, help=verb.summary, description=verb.summary, epilog=f"examples:\n{examples}\n\n{EXIT_CODES}"
-        )
-        verb.add_flags(one)
-        add_common_flags(one)
-        one.set_defaults(verb=verb)
     return parser
