@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import VersionEntry
 
 
@@ -13,3 +14,8 @@ def digest(letter: str) -> str:
 def version(letter: str) -> VersionEntry:
     """A version with that digest; the catalog gives it its number."""
     return VersionEntry(0, digest(letter), 8, 1000, {"r": 8, "targets": ["q_proj"]}, "folder x", 1.5)
+
+
+def held(catalog: Catalog) -> frozenset[str]:
+    """Digests that somebody holds or deletes."""
+    return catalog.change(lambda state: ({}, frozenset(state.notes)))

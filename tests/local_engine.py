@@ -12,7 +12,7 @@ from typing import Any
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.plain_lora import make_plain
-from lora_serve.adapters.checkpoint.weights import load_adapter, read_weights
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
@@ -22,6 +22,7 @@ from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, S
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.model.build import build_model
+from tests.loading import load_adapter
 
 
 @dataclass

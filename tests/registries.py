@@ -14,6 +14,7 @@ from lora_serve.adapters.catalog.places import Address, Place, open_place
 from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores.disk import is_sound
+from tests.catalog_versions import held
 
 Content = tuple[Mapping[str, CatalogEntry], Mapping[str, str]]
 
@@ -71,7 +72,7 @@ def content(target: str | Path) -> Content:
     with open_place(at(target), is_source=True) as place:
         check_whole(place)
         assert place.store.digests() == place.catalog.snapshot.digests
-        assert place.catalog.holds.all() == set()
+        assert held(place.catalog) == set()
         assert list(place.tmp.iterdir()) == []
         return content_of(place.catalog)
 

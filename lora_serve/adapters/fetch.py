@@ -13,13 +13,11 @@ from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.model_spec import ModelSpec
 
 
-def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
-    """The adapter's weights, checked. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
-    return fetch_timed(store, spec, adapter)[0]
-
-
 def fetch_timed(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> tuple[SavedAdapter, LoadTimes]:
-    """`fetch_adapter`, and where its time went."""
+    """The adapter's weights, checked, and where the time went.
+
+    Raises AdapterUnavailableError, InvalidAdapterError, OSError.
+    """
     if isinstance(store, TieredStore):
         with store.opened(adapter.digest) as blob:
             return _read(blob, adapter, spec)

@@ -14,9 +14,10 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registering_process import open_registry
+from tests.catalog_versions import held
+from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -63,7 +64,7 @@ class Victim:
             for version in entry.versions:
                 assert fetch_adapter(store, self._spec, entry.ref(version)).digest == version.digest
         assert store.digests() == catalog.snapshot.digests
-        assert catalog.holds.all() == set()
+        assert held(catalog) == set()
         assert os.listdir(self._store / "tmp") == []
         assert list(self._store.glob("**/quarantine")) == []
         self.known = {name: entry.default.digest for name, entry in named.items()}

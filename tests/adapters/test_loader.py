@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -190,4 +191,15 @@ def test_rest_ends_as_soon_as_nobody_else_runs(posted: queue.Queue[LoadFinished[
     loader.submit(ref("second"))
     busy.clear()
     assert posted.get(timeout=5).digest == "second"
+    loader.close()
+
+
+def test_paced_loads_give_way_to_every_other_thread(posted: queue.Queue[LoadFinished[str]]) -> None:
+    def fetch(adapter: AdapterRef) -> Loaded[str]:
+        return Loaded(str(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())), TIMES)
+
+    loader = Loader(fetch, posted.put, 1, pace=Pace(lambda: False))
+    loader.submit(ref("d"))
+    assert posted.get(timeout=5).adapter == "19"
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 19
     loader.close()

@@ -14,7 +14,6 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.rank_rules import RankRules
-from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS, check_probe, probe_prompt
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
@@ -23,7 +22,9 @@ from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from tests.catalog_versions import held
 from tests.fake_trial import FakeTrial
+from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -73,7 +74,7 @@ def test_adapter_without_effect_is_refused_and_leaves_nothing(
     assert len(trial.probed) == 1
     assert catalog.snapshot.names == ()
     assert blobs(config) == []
-    assert catalog.holds.all() == frozenset()
+    assert held(catalog) == frozenset()
 
 
 def test_adapter_without_effect_is_taken_if_that_is_asked_for(

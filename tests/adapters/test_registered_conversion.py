@@ -10,13 +10,13 @@ import torch
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 from tests.fake_trial import FakeTrial
+from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter

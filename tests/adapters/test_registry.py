@@ -11,7 +11,6 @@ import torch
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
@@ -25,7 +24,9 @@ from lora_serve.core.errors import (
     PayloadTooLargeError,
 )
 from lora_serve.core.model_spec import ModelSpec
+from tests.catalog_versions import held
 from tests.fake_trial import FakeTrial
+from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -243,10 +244,10 @@ def test_bytes_go_only_when_nothing_names_them(
     assert not registry.collect(digest)
     assert store.has(digest)
     assert registry.delete("b") == (digest,)
-    assert catalog.holds.all() == {digest}
+    assert held(catalog) == {digest}
     assert registry.collect(digest)
     assert not store.has(digest)
-    assert catalog.holds.all() == set()
+    assert held(catalog) == set()
     with pytest.raises(AdapterNotFoundError):
         registry.delete("b")
 
@@ -260,7 +261,7 @@ def test_deleted_and_registered_again_before_its_bytes_are_collected(
     registry.register_folder("a", folder)
     assert not registry.collect(digest)
     assert store.has(digest)
-    assert catalog.holds.all() == set()
+    assert held(catalog) == set()
 
 
 def test_pinning_what_is_not_there(registry: Registry, make_adapter: MakeAdapter) -> None:
@@ -283,7 +284,7 @@ def test_sweep_removes_leftovers_and_keeps_what_is_named(
     assert orphan not in store.digests()
     assert leftovers(config) == []
     assert os.listdir(config.store / "blobs") == [kept.removeprefix("sha256:")]
-    assert catalog.holds.all() == set()
+    assert held(catalog) == set()
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
@@ -346,7 +347,7 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
         Registry(config, spec, catalog, Failing(config.store), FakeTrial()).register_folder("a", make_adapter())
     assert catalog.entries() == ()
     assert store.digests() == frozenset()
-    assert catalog.holds.all() == set()
+    assert held(catalog) == set()
 
 
 def test_sweep_leaves_what_other_replicas_keep_in_the_far_store_but_not_our_own_strays(

@@ -23,11 +23,12 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.places import open_place
 from lora_serve.adapters.catalog.state import saved
 from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
-from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registering_process import open_registry
+from tests.catalog_versions import held
+from tests.loading import fetch_adapter
 from tests.redis_server import RedisServer
 from tests.registries import at, blob, check_whole, content, content_of, copy, corrupt, fill, put, remove
 
@@ -351,7 +352,7 @@ def test_blob_that_a_server_is_deleting_in_the_target_is_waited_for(source: Path
 def test_hold_that_another_run_ended_is_noticed_before_the_record_is_written(source: Path, redis_url: str) -> None:
     def end_holds(done: int, total: int) -> None:
         with open_place(at(redis_url), is_source=False) as other:
-            for digest in other.catalog.holds.all():
+            for digest in held(other.catalog):
                 other.catalog.holds.forget(digest)
 
     with open_ends(at(source), at(redis_url)) as (first, second):

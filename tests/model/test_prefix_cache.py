@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.adapters.checkpoint.weights import load_adapter
 from lora_serve.core.batch import Batch, RowOutput, SlotRef
 from lora_serve.core.errors import NumericalError
 from tests.kind_matrix import Found, mismatches
+from tests.loading import load_adapter
 from tests.local_engine import Answer, LocalEngine
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, save_kind

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_serve.adapters.checkpoint.weights import load_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.errors import InternalError, NumericalError
 from lora_serve.core.request import SamplingParams
+from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
 

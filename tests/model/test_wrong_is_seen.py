@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.checkpoint.weights import load_adapter
 from tests.kind_matrix import BASE, EXACT, LIMITS, NUM_BLOCKS, Found, block_bytes, judge, mismatches
+from tests.loading import load_adapter
 from tests.oracle import load_fresh, save_tiny_model
 from tests.peft_kinds import save_kind
 

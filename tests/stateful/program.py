@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import threading
@@ -54,6 +55,7 @@ class Program:
         self._thread = threading.Thread(target=self._run, args=(listener,), name="program")
         self._thread.start()
         eventually(self._is_ready, lambda: f"it did not start: {self._failure!r}")
+        assert gc.get_freeze_count(), "a full collection would stop the steps"
 
     def begin_stop(self) -> None:
         """As SIGTERM does: requests inside may end."""

@@ -84,10 +84,6 @@ class Holds:
         """The store no longer has `digest`."""
         self._change(lambda state: (noted(digest, BlobNote({})), None))
 
-    def all(self) -> frozenset[str]:
-        """Digests that somebody holds or deletes."""
-        return self._change(lambda state: ({}, frozenset(state.notes)))
-
     def leftovers(self) -> dict[str, str]:
         """Once at start: digests of this server's earlier life, or of a replica long gone; a holder of each."""
         return self._change(lambda state: ({}, self._left_over(state)))

@@ -28,15 +28,6 @@ from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
 
-def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
-    """Read the adapter's files into memory of our own (no file mapping stays open).
-
-    Raises InvalidAdapterError if the content is not what `adapter.digest` names or does not fit `spec`, OSError.
-    """
-    check_digest(folder, adapter)
-    return read_checked(folder, adapter, spec)
-
-
 def check_digest(folder: Path, adapter: AdapterRef) -> None:
     """The folder holds what `adapter` names. Raises InvalidAdapterError, OSError."""
     found = adapter_digest(folder)

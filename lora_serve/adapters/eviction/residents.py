@@ -94,12 +94,6 @@ class Residents:
         resident = self._residents.get(key)
         return 0 if resident is None else resident.num_bytes
 
-    @property
-    def is_over_budget(self) -> bool:
-        """After it shrank, while entries that cannot leave are still here."""
-        has_bytes = self.max_bytes is None or self.num_bytes <= self.max_bytes
-        return not has_bytes or (self.max_items is not None and len(self._residents) > self.max_items)
-
     def __contains__(self, key: object) -> bool:
         return key in self._residents
 

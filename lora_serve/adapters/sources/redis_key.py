@@ -13,7 +13,7 @@ from lora_serve.adapters.intake import CHUNK_BYTES, Intake, Progress
 from lora_serve.adapters.sources.base import refuse
 from lora_serve.adapters.sources.named_files import take_files
 from lora_serve.adapters.stores.files import scratch_folder
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.core.errors import AdapterUnavailableError
 
 _START = "redis://"
 _log = logging.getLogger(__name__)
@@ -100,12 +100,9 @@ def _read_string(connection: Any, key: str, archive: Path, intake: Intake) -> No
 
 
 def _connect(url: str, timeout: float) -> Any:
-    import redis  # noqa: PLC0415 (an optional requirement)
+    from lora_serve.adapters.redis_connection import connect  # noqa: PLC0415 (an optional requirement)
 
-    try:
-        return redis.Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
-    except ValueError as error:
-        raise ConfigError(f"--redis-url: {error}") from None
+    return connect(url, timeout)
 
 
 @contextmanager

@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import redis
 
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.adapters.redis_connection import connect
+from lora_serve.core.errors import AdapterUnavailableError
 
 CHUNK_BYTES = 2**20
 UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
@@ -30,12 +30,7 @@ class RedisStore:
 
     def __init__(self, url: str, prefix: str = "lora_serve:adapters:", timeout: float = 5.0) -> None:
         """`timeout`: seconds for connecting and for each reply. Raises ConfigError for a URL that is not one."""
-        try:
-            self._redis: Any = redis.Redis.from_url(
-                url, socket_timeout=timeout, socket_connect_timeout=timeout, health_check_interval=30
-            )
-        except ValueError as error:
-            raise ConfigError(f"--redis-url: {error}") from None
+        self._redis = connect(url, timeout)
         self._prefix = prefix
 
     def put(self, digest: str, folder: Path) -> None:

@@ -16,10 +16,10 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.checkpoint.targets import targeted
 from lora_serve.adapters.checkpoint.values import check_values
-from lora_serve.adapters.checkpoint.weights import load_adapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from tests.loading import load_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning")
 

@@ -16,11 +16,12 @@ from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, ada
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.checkpoint.plain_lora import make_plain, plain_settings
 from lora_serve.adapters.checkpoint.rank_rules import ranks_and_scales
-from lora_serve.adapters.checkpoint.weights import load_adapter, read_weights
+from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 from tests.fake_trial import FakeTrial
+from tests.loading import load_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter

@@ -10,12 +10,11 @@ from safetensors.torch import load_file
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.values import _is_finite, is_zero
-from lora_serve.adapters.checkpoint.weights import load_adapter
-from lora_serve.adapters.fetch import fetch_adapter
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from tests.loading import fetch_adapter, load_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter

@@ -110,7 +110,6 @@ def test_surplus_after_shrinking_is_as_much_as_may_go() -> None:
     residents.max_items = 1
     assert residents.surplus() == ("a", "b", "c")
     assert residents.surplus(lambda key: None if key in "ab" else 0) == ("c", "d")
-    assert residents.is_over_budget
 
 
 def test_protected_is_what_floors_of_others_keep() -> None:

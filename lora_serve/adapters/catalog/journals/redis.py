@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.adapters.redis_connection import connect
+from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are remembered for replicas that were away
 _LOAD_TRIES = 20
@@ -31,12 +30,9 @@ class RedisJournal:
 
     def __init__(self, url: str, prefix: str = "lora_serve", timeout: float = 2.0) -> None:
         """`timeout`: seconds for connecting and for each reply. Raises ConfigError for a URL that is not one."""
-        try:
-            self._redis = _client(url, timeout)
-            # Its own connection: while it blocks for news, commits go on.
-            self._news = _client(url, timeout)
-        except ValueError as error:
-            raise ConfigError(f"--redis-url: {error}") from None
+        self._redis = connect(url, timeout)
+        # Its own connection: while it blocks for news, commits go on.
+        self._news = connect(url, timeout)
         self._position_key = f"{prefix}:registry:position"
         self._records_key = f"{prefix}:registry:records"
         self._changes_key = f"{prefix}:registry:changes"
@@ -106,17 +102,6 @@ class RedisJournal:
         pipe.hset(self._position_key, mapping={"epoch": position.epoch, "generation": position.generation})
         fields = {"keys": json.dumps(list(changes))}
         pipe.xadd(self._changes_key, fields, id=f"{position.generation}-0", maxlen=MAX_CHANGES, approximate=True)
-
-
-def _client(url: str, timeout: float) -> Any:
-    """One retry, at once, for a connection that the server closed meanwhile; more would only make callers wait."""
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        health_check_interval=30,
-    )
 
 
 def _position(found: Mapping[bytes, bytes]) -> Position:

@@ -1,0 +1,28 @@
+"""The one way to a Redis: bounded in time, and without retries that would only make callers wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from lora_serve.core.errors import ConfigError
+
+
+def connect(url: str, timeout: float) -> Any:
+    """A client that connects when it is first used. `timeout`: seconds for connecting and for each reply.
+
+    One retry, at once, for a connection that the server closed meanwhile. Raises ConfigError for a URL that is not one.
+    """
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+            health_check_interval=30,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--redis-url: {error}") from None

@@ -1,0 +1,23 @@
+"""Adapters' weights without the rest of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights import check_digest, read_checked
+from lora_serve.adapters.fetch import fetch_timed
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.model_spec import ModelSpec
+
+
+def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
+    """From a folder that holds what `adapter` names."""
+    check_digest(folder, adapter)
+    return read_checked(folder, adapter, spec)
+
+
+def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
+    """From a store."""
+    return fetch_timed(store, spec, adapter)[0]
