@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ class StubServer:
         self.cards: dict[str, Card] = {"acme/support": make_card()}
         self.replies: list[web.Response] = []
         self.gets = 0
-        self.seconds_per_chunk = 0.0  # of an upload
+        self.upload_seconds_per_byte = 0.0
         self.upload_bytes = 0
         self.on_chunk: Callable[[], None] = lambda: None
         self.has_upload_begun = asyncio.Event()
@@ -53,7 +54,10 @@ class StubServer:
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)  # a slow upload waits in the client, not here
+        listener.bind(("127.0.0.1", 0))
+        await web.SockSite(self._runner, listener).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
@@ -92,7 +96,7 @@ class StubServer:
         async for chunk in request.content.iter_chunked(2**16):
             self.upload_bytes += len(chunk)
             self.on_chunk()
-            await asyncio.sleep(self.seconds_per_chunk)
+            await asyncio.sleep(self.upload_seconds_per_byte * len(chunk))
             self.has_upload_begun.set()
             await self.may_upload_go_on.wait()
         return web.json_response(make_card(request.match_info["id"], 1, 1), status=201)
