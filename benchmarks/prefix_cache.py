@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.report import machine
 from lora_serve.core.events import PromptEvent
-from lora_serve.core.request import GenerateRequest, SamplingParams
+from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.demo import DATA
 from lora_serve.engine.build import build_engine
@@ -68,7 +68,7 @@ def measure(engine: Engine, num_tokens: int, vocab_size: int) -> dict[str, dict[
 def first_token_ms(engine: Engine, prompt: tuple[int, ...]) -> float:
     """One request of one token, from its submission on."""
     start = time.monotonic()
-    request = GenerateRequest("r", prompt, SamplingParams(max_tokens=1, temperature=0.0), arrival_time=start)
+    request = InferenceRequest("r", prompt, SamplingParams(max_tokens=1, temperature=0.0), arrival_time=start)
     events = engine.scheduler.add(request)
     while not any(isinstance(event, PromptEvent) for event in events):
         _, events = engine.step()

@@ -16,7 +16,7 @@ from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.errors import ConfigError, LoraServeError
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
@@ -78,8 +78,8 @@ async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncC
     return keeper.keeping()
 
 
-async def _exhaust(client: EngineClient, request: GenerateRequest) -> None:
-    async for _ in client.generate(request):
+async def _exhaust(client: EngineClient, request: InferenceRequest) -> None:
+    async for _ in client.infer(request):
         pass
 
 

@@ -18,7 +18,7 @@ from lora_serve.adapters.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
-from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.model.build import build_model
@@ -61,12 +61,12 @@ class LocalEngine:
 
     def request(
         self, prompt: list[int], adapter: str | Mapping[str, float] | None = None, **sampling: Any
-    ) -> GenerateRequest:
+    ) -> InferenceRequest:
         """A greedy request unless `sampling` says otherwise. `adapter`: a name, or names and their scales."""
         self._num_requests += 1
         scales = {adapter: 1.0} if isinstance(adapter, str) else adapter or {}
         starts = {name: self.refs[name].start_in(prompt) for name in scales}
-        return GenerateRequest(
+        return InferenceRequest(
             request_id=f"request-{self._num_requests}",
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
@@ -78,7 +78,7 @@ class LocalEngine:
             arrival_time=time.monotonic(),
         )
 
-    def run(self, requests: list[GenerateRequest]) -> list[Answer]:
+    def run(self, requests: list[InferenceRequest]) -> list[Answer]:
         """All requests at once, to their ends."""
         answers = {request.request_id: Answer() for request in requests}
         for request in requests:

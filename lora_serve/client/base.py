@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.events import Event
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 
 
@@ -17,7 +17,7 @@ class EngineClient(Protocol):
     async def start(self) -> None:
         """Start the engine; returns when it takes requests (warm-up is requests)."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
         """Submit `request` at once and yield its events: PromptEvent, TokenEvent ..., then FinishEvent.
 
         An ErrorEvent is raised as its error instead of yielded. Leaving the loop early (`aclose`) is the abort:

@@ -16,7 +16,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
 from lora_serve.core.errors import LoraServeError, NotReadyError, QueueFullError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
-from lora_serve.core.request import FinishReason, GenerateRequest
+from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
 
 MAX_LORAS = 4
@@ -40,7 +40,7 @@ class MockReply:
 
 @dataclass(slots=True)
 class _Row:
-    request: GenerateRequest
+    request: InferenceRequest
     produced: int = 0
     waiting: bool = True
 
@@ -50,10 +50,10 @@ class MockEngineClient:
     """Fulfils EngineClient. `script` maps a request to its reply."""
 
     vocab_size: int
-    script: Callable[[GenerateRequest], MockReply] = field(default=lambda request: MockReply())
+    script: Callable[[InferenceRequest], MockReply] = field(default=lambda request: MockReply())
     eos_token_ids: tuple[int, ...] = ()
     max_queue: int = 1024
-    requests: list[GenerateRequest] = field(default_factory=list)
+    requests: list[InferenceRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
@@ -71,7 +71,7 @@ class MockEngineClient:
     async def stop(self) -> None:
         self.running = False
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
         """Record `request` and yield what the script says. Raises QueueFullError, NotReadyError."""
         if not self.running:
             raise NotReadyError("The engine is stopped.")
@@ -123,7 +123,7 @@ class MockEngineClient:
             adapters={digest: AdapterCounters(hits=1, misses=1, loads=1) for digest in self._resident},
         )
 
-    async def _events(self, request: GenerateRequest, reply: MockReply) -> AsyncIterator[Event]:
+    async def _events(self, request: InferenceRequest, reply: MockReply) -> AsyncIterator[Event]:
         row = self._rows[request.request_id]
         ended = False
         try:
@@ -155,22 +155,22 @@ class MockEngineClient:
             if not ended:
                 self.aborted.append(request.request_id)
 
-    def _stop_ids(self, request: GenerateRequest) -> tuple[int, ...]:
+    def _stop_ids(self, request: InferenceRequest) -> tuple[int, ...]:
         sampling = request.sampling
         return sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_token_ids)
 
-    def _tokens(self, request: GenerateRequest, reply: MockReply) -> list[int]:
+    def _tokens(self, request: InferenceRequest, reply: MockReply) -> list[int]:
         limit = request.sampling.max_tokens
         if reply.token_ids is not None:
             return list(reply.token_ids)[:limit]
         return [derived_token_id(request, position, self.vocab_size, reply.fell_back) for position in range(limit)]
 
-    def _logprobs(self, request: GenerateRequest, token_id: int) -> TokenLogprobs | None:
+    def _logprobs(self, request: InferenceRequest, token_id: int) -> TokenLogprobs | None:
         count = request.sampling.logprobs
         return None if count is None else token_logprobs(token_id, count, self.vocab_size)
 
 
-def derived_token_id(request: GenerateRequest, position: int, vocab_size: int, fell_back: bool = False) -> int:
+def derived_token_id(request: InferenceRequest, position: int, vocab_size: int, fell_back: bool = False) -> int:
     """The unscripted token at `position` of the answer."""
     uses = request.fallback or () if fell_back else request.adapters
     adapters = "+".join(f"{use.scale}*{use.ref.digest}" for use in uses) or "base"
@@ -184,7 +184,7 @@ def token_logprobs(token_id: int, count: int, vocab_size: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -math.log(2), 1, top)
 
 
-def _prompt_logprobs(request: GenerateRequest) -> tuple[TokenLogprobs | None, ...] | None:
+def _prompt_logprobs(request: InferenceRequest) -> tuple[TokenLogprobs | None, ...] | None:
     count = request.sampling.prompt_logprobs
     if count is None:
         return None

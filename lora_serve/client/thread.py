@@ -11,7 +11,7 @@ from typing import TypeVar
 from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop
@@ -40,8 +40,8 @@ class ThreadEngineClient:
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._thread.start()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
-        """See `EngineClient.generate`."""
+    async def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+        """See `EngineClient.infer`."""
         self._check_running()
         events: asyncio.Queue[Event] = asyncio.Queue()
         self._queues[request.request_id] = events

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import TokenLogprobs
-from lora_serve.core.request import SamplingParams
+from lora_serve.core.request import PoolingParams, SamplingParams
 
 BASE_SLOT = -1  # the slot of rows without an adapter
 
@@ -48,11 +48,22 @@ class Row:
     sequence_id: int
     token_ids: tuple[int, ...]
     start: int  # tokens of this sequence already in the KV cache
-    block_table: tuple[int, ...]  # KV blocks covering positions 0 .. start + len(token_ids) - 1
+    block_table: tuple[int, ...]  # KV blocks covering positions 0 .. start + len(token_ids) - 1; () with `pool`
     adapters: tuple[RowAdapter, ...]  # empty: the base model
     sample: SampleInput | None  # None: a prompt chunk that is not the last
     prompt_targets: tuple[int, ...] | None  # with prompt_logprobs: the next prompt token after each of token_ids
     num_prompt_logprobs: int = 0
+    pool: PoolingParams | None = None  # all its tokens are here, and become one vector
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What makes a step long: the features of `engine/step_cost.py`."""
+
+    num_tokens: int
+    num_rows: int
+    num_adapters: int  # distinct
+    num_kv_read: int  # cached tokens that attention reads, summed over the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,11 @@ class Batch:
     def num_adapters(self) -> int:
         return len({adapter.slot.digest for row in self.rows for adapter in row.adapters})
 
+    @property
+    def load(self) -> StepLoad:
+        num_kv_read = sum(row.start + len(row.token_ids) for row in self.rows)
+        return StepLoad(self.num_tokens, len(self.rows), self.num_adapters, num_kv_read)
+
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
@@ -80,3 +96,4 @@ class RowOutput:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per element of the row's prompt_targets
     error: LoraServeError | None = None
+    pooled: bytes | None = None  # of a row with `pool`: float32, little-endian

@@ -70,4 +70,16 @@ class ProbeResult:
         return not self.logit_change > max(8 * self.noise, 1e-6 * self.logit_scale)
 
 
-AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | Probe
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """New limits of the batcher, from the next step on; None: as it is. 0 turns off what may be off."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    batch_wait: float | None = None  # this and the targets: seconds
+    preferred_batch_size: int | None = None
+    ttft_target: float | None = None
+    itl_target: float | None = None
+
+
+AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | Probe | Tune

@@ -18,20 +18,47 @@ class ModelConfig:
     lora_kernel: str  # name of a file in model/lora_kernels, or "auto"
     seed: int
     quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
+    task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
+    pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch starts and how large it is: what may be changed while the server runs. Times are seconds."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    batch_wait: float = 0.0  # from the first waiting request; 0: a batch never waits
+    preferred_batch_size: int | None = None  # waiting requests that end the wait
+    ttft_target: float | None = None  # of the p95 of time to first token; None: nothing is adapted
+    itl_target: float | None = None  # likewise of inter-token time
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How many may wait before the door closes; None: as many as the others allow."""
+
+    max_requests: int
+    max_tokens: int | None = None  # prompt tokens
+    max_tenant_requests: int | None = None
+    max_tenant_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Batching limits and device memory."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_queue: int  # waiting requests
+    batch: BatchLimits
+    queue: QueueLimits
     kv_cache_memory: int | None  # bytes; None: chosen from free memory
     block_size: int  # tokens per KV block
     enable_prefix_caching: bool
     policy: str  # name of a file in engine/policies
     seed: int
+    max_wait: float = 10.0  # seconds after which no policy lets anybody overtake a request
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # shares of the fair policy; 1 for whoever is not named
+    swap_space: int | None = None  # bytes of host memory for the KV blocks of preempted sequences; None: by device
+    memory_limit: int | None = None  # bytes of the device for all that is ours; None: what is free at start
 
 
 @dataclass(frozen=True, slots=True)

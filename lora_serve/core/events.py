@@ -48,6 +48,14 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledEvent:
+    """The vector of a request with `pooling`: an embedding, normalised if the model says so, or labels' logits."""
+
+    request_id: str
+    values: bytes  # float32, little-endian
+
+
+@dataclass(frozen=True, slots=True)
 class FinishEvent:
     """The sequence ended well; `stop_token_id` is the end-of-text or stop id that ended it, if one did."""
 
@@ -64,4 +72,4 @@ class ErrorEvent:
     error: LoraServeError
 
 
-Event = PromptEvent | TokenEvent | FinishEvent | ErrorEvent
+Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent

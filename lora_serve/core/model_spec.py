@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lora_serve.core.request import Task
+
 Shape = tuple[int, ...]
 
 
@@ -24,6 +26,20 @@ class EmbeddingShape:
 
     num_embeddings: int
     embedding_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSpec:
+    """How a model that does not generate answers."""
+
+    task: Task  # EMBED or CLASSIFY
+    dimension: int  # of an embedding; 0 with CLASSIFY
+    labels: tuple[str, ...] = ()  # of the base's own head; empty: only adapters have heads
+    is_ragged: bool = (
+        True  # rows of any lengths lie end to end; False: they are padded, so rows of like lengths go together
+    )
+    takes_pairs: bool = False  # tokens have types: 0 for the first text, 1 for the second
+    is_multi_label: bool = False  # labels do not exclude one another: sigmoid, not softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,7 @@ class ModelSpec:
     modules: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     input_embedding: str = ""
     output_head: str = ""  # empty: the model has no layer for it
+    pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
 
     @property

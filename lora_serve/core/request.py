@@ -53,6 +53,21 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+class Task(enum.StrEnum):
+    """What a server does with a prompt: one task per server, as the model's head decides it."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """A prompt that is answered by one vector, in one step: its embedding, or its labels' logits."""
+
+    token_type_ids: tuple[int, ...] = ()  # one per prompt token, for a pair of texts; empty: all 0
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
     """One adapter of a request: its deltas count `scale` times, from token position `start` of the sequence on."""
@@ -63,20 +78,25 @@ class AdapterUse:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """One sequence to generate. Times are seconds of `time.monotonic()`."""
+class InferenceRequest:
+    """One prompt: to be continued, or with `pooling` to be answered by a vector, then `sampling` says nothing.
+
+    Times are seconds of `time.monotonic()`.
+    """
 
     request_id: str  # made by the server, never the client's
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     adapters: tuple[AdapterUse, ...] = ()  # added up; empty: the base model
-    tenant: str = "default"
+    tenant: str = "default"  # whose prompt it is: nobody else may find its KV blocks
+    account: str = ""  # whose share of the engine it uses; empty: the tenant's
     priority: int = 0  # lower runs first, as in vLLM
     arrival_time: float = 0.0
     deadline: float | None = None
     on_cold: OnCold = OnCold.WAIT
     max_cold_wait: float | None = None  # seconds; None: for ever with WAIT, else 0
     fallback: tuple[AdapterUse, ...] | None = None  # who answers in their place: () with BASE; None: nobody
+    pooling: PoolingParams | None = None
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
 
     @property

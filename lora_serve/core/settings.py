@@ -6,50 +6,25 @@ the flag, the value and what is allowed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig, ServerConfig
+from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig, QueueLimits, ServerConfig
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
+from lora_serve.core.setting_types import Bytes, Paths, Texts, Weights
 from lora_serve.core.settings_file import read_settings_file
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SECRETS = ("admin_key", "redis_url")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-def parse_bytes(value: Any) -> Any:
-    """`"512MiB"`, `"2GB"`, `"1.5g"` or a plain number -> bytes (int). Anything else raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", value.lower())
-    if not match:
-        raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def parse_list(value: Any) -> Any:
-    """An environment variable's text -> list: JSON's `["a", "b"]` or `a,b`. Anything else is left alone."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        return json.loads(value)
-    return [item.strip() for item in value.split(",") if item.strip()]
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
-Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 
 
 class Settings(BaseSettings):
@@ -73,6 +48,12 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="weights; auto: the checkpoint's own where the device computes it natively, else float32"
     )
+    task: Literal["auto", "generate", "embed", "classify"] = Field(
+        "auto", description="what the model does; auto: as its config.json and sentence-transformers files say"
+    )
+    pooling: Literal["auto", "cls", "mean", "last"] = Field(
+        "auto", description="which tokens make an embedding; auto: as the model's files say"
+    )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="quantise the base's linear weights at load; none: serve the checkpoint as it is"
     )
@@ -83,7 +64,26 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int = Field(
         512, ge=16, description="tokens in one step at most; longer prompts run in chunks"
     )
+    batch_wait_ms: float = Field(
+        0.0, ge=0, le=60_000, description="milliseconds that the first waiting request waits for others; 0: none"
+    )
+    preferred_batch_size: int | None = Field(
+        None, ge=1, description="waiting requests that start a batch before --batch-wait-ms is over"
+    )
+    latency_target_ms: float | None = Field(
+        None, gt=0, description="p95 of time to first token, milliseconds, for which batches are sized; default: none"
+    )
+    inter_token_target_ms: float | None = Field(
+        None, gt=0, description="p95 of inter-token time, milliseconds, for which batches are sized; default: none"
+    )
     max_queue: int = Field(1024, ge=1, description="waiting requests at most; more are refused with 503")
+    max_queue_tokens: int | None = Field(None, ge=1, description="prompt tokens that wait at most; default: any number")
+    max_tenant_queue: int | None = Field(
+        None, ge=1, description="waiting requests of one tenant at most; more are refused with 429; default: any number"
+    )
+    max_tenant_queue_tokens: int | None = Field(
+        None, ge=1, description="prompt tokens of one tenant that wait at most; default: any number"
+    )
     max_loras: int = Field(16, ge=1, description="adapters resident on the device at most (slots)")
     max_lora_rank: int = Field(512, ge=1, le=1024, description="largest rank that may be registered")
     max_cpu_loras: int | None = Field(
@@ -107,6 +107,12 @@ class Settings(BaseSettings):
         None, description="bytes of the KV cache; default: chosen from the memory that is free"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    swap_space: Bytes | None = Field(
+        None, description="bytes of host memory for KV blocks of preempted requests; default: 4GiB on cuda, else 0"
+    )
+    memory_limit: Bytes | None = Field(
+        None, description="bytes of device memory for weights, KV, adapters and steps; default: what is free at start"
+    )
     enable_prefix_caching: bool = Field(
         True, description="reuse the KV blocks of equal beginnings of prompts, within a tenant"
     )
@@ -121,7 +127,15 @@ class Settings(BaseSettings):
     )
     redis_prefix: str = Field("lora_serve", min_length=1, description="beginning of every key in Redis")
     engine: Literal["thread"] = Field("thread", description="where the engine runs")
-    policy: Literal["fcfs"] = Field("fcfs", description="order of waiting requests")
+    policy: Literal["fcfs", "affinity", "fair", "deadline", "priority"] = Field(
+        "fcfs", description="order of waiting requests"
+    )
+    max_wait_ms: float = Field(
+        10_000, gt=0, description="milliseconds after which no policy lets anybody overtake a waiting request"
+    )
+    tenant_weight: Weights = Field(
+        (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
+    )
     attention: Literal["auto", "sdpa"] = Field("auto", description="paged attention; auto: the fastest that runs here")
     lora_kernel: Literal["auto", "loop", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
@@ -182,6 +196,8 @@ class Settings(BaseSettings):
             self.lora_kernel,
             self.seed,
             self.quantization,
+            self.task,
+            self.pooling,
         )
 
     @property
@@ -190,15 +206,27 @@ class Settings(BaseSettings):
         return self.served_model_name or self.model
 
     def engine_slice(self) -> EngineConfig:
-        return EngineConfig(
+        batch = BatchLimits(
             self.max_num_seqs,
             self.max_num_batched_tokens,
-            self.max_queue,
+            self.batch_wait_ms / 1000,
+            self.preferred_batch_size,
+            None if self.latency_target_ms is None else self.latency_target_ms / 1000,
+            None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000,
+        )
+        queue = QueueLimits(self.max_queue, self.max_queue_tokens, self.max_tenant_queue, self.max_tenant_queue_tokens)
+        return EngineConfig(
+            batch,
+            queue,
             self.kv_cache_memory,
             self.block_size,
             self.enable_prefix_caching,
             self.policy,
             self.seed,
+            self.max_wait_ms / 1000,
+            self.tenant_weight,
+            self.swap_space,
+            self.memory_limit,
         )
 
     def adapter_slice(self) -> AdapterConfig:

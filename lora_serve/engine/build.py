@@ -9,13 +9,16 @@ from lora_serve.adapters.host_cache import HostCache
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.engine.batcher import Batcher, padded_length
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.engine import Engine, Runner
 from lora_serve.engine.policies import create_policy
+from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduler import Scheduler
 from lora_serve.engine.slots import SlotTable
+from lora_serve.engine.step_cost import StepCost
 
 
 def build_engine(
@@ -34,9 +37,19 @@ def build_engine(
         HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
     )
-    policy = create_policy(engine_config.policy)
+    cost = StepCost()
+    view = PolicyView(
+        engine_config.max_wait,
+        engine_config.tenant_weights,
+        cost,
+        lambda adapter: adapter.digest in residency.slots,
+        lambda adapter: residency.is_here(adapter.digest),
+    )
+    policy = create_policy(engine_config.policy, view)
+    is_padded = spec.pooling is not None and not spec.pooling.is_ragged
+    batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
     prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
     scheduler = Scheduler(
-        engine_config, blocks, prefix_cache, residency, policy, spec.eos_token_ids, spec.max_model_len
+        engine_config, blocks, prefix_cache, residency, policy, batcher, spec.eos_token_ids, spec.max_model_len
     )
     return Engine(runner, scheduler, residency, blocks)

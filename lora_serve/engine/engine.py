@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
+from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError
 from lora_serve.core.events import Event
 from lora_serve.core.stats import BatchInfo, EngineStats
@@ -184,6 +184,9 @@ class Engine:
             elif isinstance(command, Resize):
                 self.residency.resize(command)
                 is_done = True
+            elif isinstance(command, Tune):
+                self.scheduler.batcher.tune(command)
+                is_done = True
             else:
                 is_done = self.residency.evict(command.digest, forget=command.forget)
         except LoraServeError as refusal:
@@ -208,5 +211,6 @@ class Engine:
 
     def _record(self, batch: Batch, seconds: float) -> None:
         self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))
+        self.scheduler.batcher.observe_step(batch.load, seconds)
         self._num_steps += 1
         self._step_seconds += seconds

@@ -62,8 +62,9 @@ class EngineLoop:
 
     def _patience(self) -> float | None:
         """Seconds until something must happen even without a message."""
-        deadline = self._engine.scheduler.next_deadline()
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
+        now = time.monotonic()
+        deadline = self._engine.scheduler.next_deadline(now)
+        return None if deadline is None else max(0.0, deadline - now)
 
     def _take(self, message: Message) -> list[Event]:
         """Handle one message; a bug in that ends all requests, and the loop goes on."""

@@ -9,7 +9,7 @@ from typing import Any
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 
 Outcome = LoraServeError | ProbeResult | None
@@ -19,7 +19,7 @@ Outcome = LoraServeError | ProbeResult | None
 class Submit:
     """A new request; answered by events."""
 
-    request: GenerateRequest
+    request: InferenceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class PrefixCache:
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether the free blocks suffice for all known tokens and one more; what can be shared is not needed anew."""
+        if sequence.is_pooling:
+            return True
         num_needed = self._blocks.num_needed(len(sequence.token_ids) + 1)
         if num_needed <= self._blocks.num_free:
             return True
@@ -43,7 +45,7 @@ class PrefixCache:
         """After a step: the blocks that it filled can be read by others."""
         size = self._blocks.block_size
         first, end = num_computed_before // size, sequence.num_computed // size
-        if not self._is_enabled or first == end:
+        if not self._is_enabled or first == end or sequence.is_pooling:
             return
         keys = self._keys_of(sequence)
         for index in range(first, end):
@@ -65,7 +67,7 @@ class PrefixCache:
         return self._blocks.find(self._keys_of(sequence)[:most])
 
     def _can_look_up(self, sequence: Sequence) -> bool:
-        return self._is_enabled and not wants_prompt_logprobs(sequence)
+        return self._is_enabled and not sequence.is_pooling and not wants_prompt_logprobs(sequence)
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
         """Of all full blocks of its known tokens; worked out once each."""

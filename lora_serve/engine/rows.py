@@ -9,7 +9,9 @@ _PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of eve
 
 
 def chunk_of(sequence: Sequence, budget: int) -> int:
-    """How many of its known tokens the sequence runs next, `budget` at most."""
+    """How many of its known tokens the sequence runs next, `budget` at most; all of them if they are to be pooled."""
+    if sequence.is_pooling:
+        return sequence.num_remaining
     limit = min(budget, _PROMPT_LOGPROB_CHUNK) if wants_prompt_logprobs(sequence) else budget
     return min(sequence.num_remaining, limit)
 
@@ -18,6 +20,7 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
     """The next `count` tokens as a row; it samples if they are the last that are known."""
     start = sequence.num_computed
     end = start + count
+    pool = sequence.request.pooling
     wants_targets = wants_prompt_logprobs(sequence) and start < sequence.num_prompt
     return Row(
         sequence_id=sequence.sequence_id,
@@ -27,9 +30,10 @@ def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Ro
         adapters=tuple(
             RowAdapter(slot, use.scale, use.start) for slot, use in zip(sequence.slots, sequence.adapters, strict=True)
         ),
-        sample=_sample_input(sequence, eos_token_ids) if end == len(sequence.token_ids) else None,
+        sample=_sample_input(sequence, eos_token_ids) if end == len(sequence.token_ids) and pool is None else None,
         prompt_targets=tuple(sequence.token_ids[start + 1 : end + 1]) if wants_targets else None,
         num_prompt_logprobs=sequence.request.sampling.prompt_logprobs or 0,
+        pool=pool,
     )
 
 

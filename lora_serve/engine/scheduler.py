@@ -5,11 +5,11 @@ slots.
 
 from __future__ import annotations
 
-import bisect
 import random
+from itertools import islice
 from typing import Any
 
-from lora_serve.core.batch import Batch, Row, RowOutput
+from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -17,15 +17,18 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import FinishReason, GenerateRequest
+from lora_serve.core.events import ErrorEvent, Event
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.answers import finish_of, pooled_events, token_events
+from lora_serve.engine.batcher import Batcher, StepLimits
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.patience import ColdPatience
-from lora_serve.engine.policies import Policy
+from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.step_rows import StepRows
 
 _LOOK_AHEAD = 64  # waiting sequences whose adapters are asked for before their turn
 _PLACE_AHEAD = 2  # adapters put into free slots before their turn, in one step
@@ -41,6 +44,7 @@ class Scheduler:
         prefix_cache: PrefixCache,
         residency: AdapterResidency[Any],
         policy: Policy,
+        batcher: Batcher,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
     ) -> None:
@@ -50,27 +54,24 @@ class Scheduler:
         self._residency = residency
         self._patience = ColdPatience(residency)
         self._policy = policy
+        self.batcher = batcher
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
         self._random = random.Random(config.seed)
         self._num_added = 0
         self._by_request: dict[str, Sequence] = {}
-        self.waiting: list[Sequence] = []  # in the policy's order
+        self.waiting: list[Sequence] = []  # in no order: that is the policy's
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.num_preemptions = 0
         self._look_ahead_is_due = False
 
     # -- coming and going --------------------------------------------------------------------------------------
 
-    def add(self, request: GenerateRequest) -> list[Event]:
+    def add(self, request: InferenceRequest) -> list[Event]:
         """Take a request in, or refuse it."""
-        if len(self.waiting) >= self._config.max_queue:
-            return [
-                ErrorEvent(
-                    request.request_id,
-                    QueueFullError(f"The queue is full ({self._config.max_queue} requests wait); try again later."),
-                )
-            ]
+        if len(self.waiting) >= (limit := self._config.queue.max_requests):
+            full = QueueFullError(f"The queue is full ({limit} requests wait); try again later.")
+            return [ErrorEvent(request.request_id, full)]
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
         sequence = Sequence(
             self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback
@@ -115,26 +116,30 @@ class Scheduler:
             if (error := self._lateness(sequence, now)) is not None
         ]
 
-    def next_deadline(self) -> float | None:
-        """When `expire` must be called next, in seconds of time.monotonic()."""
+    def next_deadline(self, now: float) -> float | None:
+        """When a step must be tried even if nothing happens, in seconds of time.monotonic()."""
         sequences = self._by_request.values()
         times = [time for s in sequences for time in (s.request.deadline, self._patience.ends_at(s))]
+        opens_at = self.batcher.opens_at(self.waiting)
+        times.append(opens_at if opens_at is not None and opens_at > now else None)
         return min((time for time in times if time is not None), default=None)
 
     # -- one step ----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> tuple[Batch | None, list[Event]]:
         """The next batch, None if nobody can run now; and the refusals found on the way."""
-        rows: dict[int, Row] = {}
+        limits = self.batcher.step_limits()
+        rows = StepRows(limits.max_tokens)
         preempted = self.num_preemptions
-        budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
-        first = next((sequence for sequence in self.waiting if sequence.adapters), None)
+        self._schedule_running(rows)
+        order = tuple(self._policy.order(now)) if self.waiting else ()
+        first = next((sequence for sequence in order if sequence.adapters), None)
         self._residency.favour(() if first is None else first.refs)
-        events = self._admit(rows, budget, now) if self.num_preemptions == preempted else []
+        events = self._admit(order, rows, limits, now) if self.num_preemptions == preempted else []
         self._look_ahead(now)
         if not rows:
             return None, events
-        return Batch(tuple(rows.values()), self._blocks.take_fresh()), events
+        return Batch(rows.rows(), self._blocks.take_fresh()), events
 
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
         """Take in one step's results: tokens, ends, errors."""
@@ -150,27 +155,31 @@ class Scheduler:
                 sequence.prompt_logprobs.extend(output.prompt_logprobs)
             sequence.num_computed += len(row.token_ids)
             self.prefix_cache.publish(sequence, row.start)
-            if output.token_id is not None:
-                events.extend(self._take_token(sequence, output, now))
+            num_prompt = max(0, min(sequence.num_computed, sequence.num_prompt) - row.start)
+            self._policy.served(sequence, num_prompt, int(output.token_id is not None))
+            events.extend(self._take_output(sequence, output, now))
         return events
 
-    def _schedule_running(self, rows: dict[int, Row], budget: int) -> int:
-        """Rows of running sequences, those that decode first; returns the tokens left."""
+    def _schedule_running(self, rows: StepRows) -> None:
+        """Rows of running sequences, those that decode first."""
         for sequence in sorted(self.running, key=lambda s: s.num_remaining > 1):
-            count = chunk_of(sequence, budget)
-            if count == 0 or sequence not in self.running or not self._reserve(sequence, count, rows):
-                continue
-            rows[sequence.sequence_id] = row_of(sequence, count, self._eos_token_ids)
-            budget = self._config.max_num_batched_tokens - sum(len(row.token_ids) for row in rows.values())
-        return budget
+            count = chunk_of(sequence, max(rows.budget, 0))
+            if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
+                rows.add(row_of(sequence, count, self._eos_token_ids), count)
 
-    def _admit(self, rows: dict[int, Row], budget: int, now: float) -> list[Event]:
+    def _admit(self, order: tuple[Sequence, ...], rows: StepRows, limits: StepLimits, now: float) -> list[Event]:
         """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
         events: list[Event] = []
         slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
         passed_over: list[Sequence] = []
-        for sequence in list(self.waiting):
-            if len(self.running) >= self._config.max_num_seqs or budget == 0:
+        buckets = self.batcher.open_buckets(order, len(self.running), now) if order else frozenset()
+        for sequence in order:
+            if rows.budget <= 0 or not self._has_place(sequence, limits, rows):
+                break
+            bucket = self.batcher.bucket_of(sequence)
+            if bucket not in buckets:
+                continue
+            if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
                 break
             self._patience.settle(sequence, now)
             if self.running and not self.prefix_cache.has_room(sequence):
@@ -185,17 +194,27 @@ class Scheduler:
                     continue
                 if not has_slots:
                     passed_over.append(sequence)
-                    waited_long = sequence.num_passed_over >= self._config.max_num_seqs
+                    waited_long = sequence.num_passed_over >= limits.max_rows
                     slot_is_owed = waited_long and not self._patience.cold(sequence.adapters)
                     continue
                 for older in passed_over:
                     older.num_passed_over += 1
             self._start(sequence, now)
-            count = chunk_of(sequence, budget)
+            count = chunk_of(sequence, rows.budget)
             self._reserve(sequence, count, rows)
-            rows[sequence.sequence_id] = row_of(sequence, count, self._eos_token_ids)
-            budget -= count
+            rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
+            if self.batcher.is_bucketed:
+                buckets = frozenset((bucket,))
         return events
+
+    def _has_place(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
+        """Whether one more may run; the policy may make somebody give way."""
+        if len(self.running) < limits.max_rows:
+            return True
+        victim = self._policy.victim(self.running, newcomer)
+        if victim is not None:
+            self._preempt(victim, rows)
+        return victim is not None
 
     def _acquire(self, sequence: Sequence, now: float) -> bool:
         """Slots for all of the sequence's adapters; False: not now."""
@@ -209,7 +228,7 @@ class Scheduler:
         if not self._look_ahead_is_due:
             return
         num_placed, has_room = 0, True
-        for sequence in self.waiting[:_LOOK_AHEAD]:
+        for sequence in islice(tuple(self._policy.order(now)), _LOOK_AHEAD):
             self._patience.settle(sequence, now)
             if has_room:  # nobody further back overtakes whoever the host has no room for
                 has_room = self._patience.ask(sequence)
@@ -223,52 +242,47 @@ class Scheduler:
     def _start(self, sequence: Sequence, now: float) -> None:
         self._patience.start(sequence)
         self._look_ahead_is_due = True
-        self.waiting.remove(sequence)
+        self._dequeue(sequence)
         self.running.append(sequence)
         self.prefix_cache.attach(sequence)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
 
-    def _reserve(self, sequence: Sequence, count: int, rows: dict[int, Row]) -> bool:
-        """Blocks for `count` more tokens; the youngest sequences are preempted for them, at last itself (False)."""
+    def _reserve(self, sequence: Sequence, count: int, rows: StepRows) -> bool:
+        """Blocks for `count` more tokens; others are preempted for them, at last the sequence itself (False)."""
+        if sequence.is_pooling:
+            return True
         missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
         while missing > self._blocks.num_free:
-            victim = self.running[-1]
-            self._preempt(victim)
-            rows.pop(victim.sequence_id, None)
+            victim = self._policy.victim(self.running, None)
+            assert victim is not None, "when memory is short, the policy names somebody"
+            self._preempt(victim, rows)
             if victim is sequence:
                 return False
         sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
         return True
 
-    def _take_token(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
-        request, token = sequence.request, output.token_id
-        assert token is not None
-        events: list[Event] = []
-        if sequence.num_output == 0:
-            wanted = request.sampling.prompt_logprobs is not None
-            prompt = (None, *sequence.prompt_logprobs) if wanted else None
-            events.append(
-                PromptEvent(request.request_id, sequence.timings(now), prompt, sequence.num_cached, sequence.fell_back)
-            )
-        if request.sampling.max_tokens > 0:
-            sequence.token_ids.append(token)
-            events.append(TokenEvent(request.request_id, token, output.logprobs))
-        finish = self._finish(sequence, token)
+    def _take_output(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
+        if output.pooled is not None:
+            events = pooled_events(sequence, output.pooled, now)
+            self._release(sequence)
+            return events
+        if output.token_id is None:
+            return []
+        self._note_time(sequence, now)
+        events = token_events(sequence, output.token_id, output.logprobs, now)
+        finish = finish_of(sequence, output.token_id, self._eos_token_ids, self._max_model_len)
         if finish is not None:
             self._release(sequence)
             events.append(finish)
         return events
 
-    def _finish(self, sequence: Sequence, token: int) -> FinishEvent | None:
-        request, params = sequence.request, sequence.request.sampling
-        if sequence.num_output >= params.min_tokens:
-            is_eos = token in self._eos_token_ids and not params.ignore_eos
-            if params.max_tokens > 0 and (is_eos or token in params.stop_token_ids):
-                return FinishEvent(request.request_id, FinishReason.STOP, token)
-        if sequence.num_output >= params.max_tokens or len(sequence.token_ids) >= self._max_model_len:
-            return FinishEvent(request.request_id, FinishReason.LENGTH)
-        return None
+    def _note_time(self, sequence: Sequence, now: float) -> None:
+        if sequence.last_token_at is None:
+            self.batcher.observe_first_token(now - sequence.ready_at)
+        else:
+            self.batcher.observe_token(now - sequence.last_token_at)
+        sequence.last_token_at = now
 
     # -- the one release path ----------------------------------------------------------------------------------
 
@@ -282,13 +296,14 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
         else:
-            self.waiting.remove(sequence)
+            self._dequeue(sequence)
         self._patience.leave(sequence)
         self._look_ahead_is_due = True
         del self._by_request[sequence.request.request_id]
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
         """Back to waiting with its tokens; K and V that were not kept are computed again later."""
+        rows.drop(sequence.sequence_id)
         self._give_back(sequence)
         sequence.num_computed = 0
         self.running.remove(sequence)
@@ -303,13 +318,20 @@ class Scheduler:
         sequence.slots = ()
 
     def _enqueue(self, sequence: Sequence) -> None:
-        bisect.insort(self.waiting, sequence, key=self._policy.key)
+        self.waiting.append(sequence)
+        self._policy.add(sequence)
         self._look_ahead_is_due = True
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._policy.remove(sequence)
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """Why the request ends now, if it does. A patience that is over may also make another answer it."""
+        if sequence.first_scheduled is None and (refusal := self._policy.refusal(sequence, now)) is not None:
+            return refusal
         deadline = sequence.request.deadline
         if deadline is not None and now >= deadline:
             return RequestTimeoutError("The request's timeout_ms passed before it was done.")

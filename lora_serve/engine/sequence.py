@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.events import Timings, TokenLogprobs
-from lora_serve.core.request import AdapterUse, GenerateRequest
+from lora_serve.core.request import AdapterUse, InferenceRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +16,7 @@ class Sequence:
     """Tokens so far, and what it holds: KV blocks and a slot while it runs, nothing while it waits."""
 
     sequence_id: int  # also the order of arrival
-    request: GenerateRequest
+    request: InferenceRequest
     seed: int
     token_ids: list[int]  # prompt, then output
     adapters: tuple[AdapterUse, ...]  # that answer: the request's own, or its fallback
@@ -33,11 +34,29 @@ class Sequence:
     was_cold: bool = False
     cold_until: float | None = None  # when its adapters were first seen on this host; None while one is not
     first_scheduled: float | None = None
+    last_token_at: float | None = None
 
     @property
     def refs(self) -> tuple[AdapterRef, ...]:
         """The adapters it needs on the device."""
         return tuple(use.ref for use in self.adapters)
+
+    @property
+    def is_pooling(self) -> bool:
+        """Answered by one vector in one step: it needs no KV block and is never cut into chunks."""
+        return self.request.pooling is not None
+
+    @property
+    def account(self) -> str:
+        """Whose share it uses."""
+        return self.request.account or self.request.tenant
+
+    @property
+    def ready_at(self) -> float:
+        """Since when it could run, seconds of time.monotonic(); infinity while it waits for adapters."""
+        if not self.was_cold:
+            return self.request.arrival_time
+        return math.inf if self.cold_until is None else max(self.cold_until, self.request.arrival_time)
 
     @property
     def num_prompt(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 
 _NEW_TOKENS = 3
 
@@ -17,7 +17,7 @@ class WarmupStage:
     """Requests that run at the same time."""
 
     name: str
-    requests: tuple[GenerateRequest, ...]
+    requests: tuple[InferenceRequest, ...]
 
 
 def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: AdapterRef) -> list[WarmupStage]:
@@ -25,13 +25,17 @@ def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: Ada
 
     mode "off": none; "auto": one row, some rows, a long prompt; "full": every power of two up to the limits.
     """
-    longest = max(1, min(config.max_num_batched_tokens, spec.max_model_len - _NEW_TOKENS - 1))
+    longest = max(1, min(config.batch.max_num_batched_tokens, spec.max_model_len - _NEW_TOKENS - 1))
     if mode == "off":
         return []
     shapes = [(1, 8), (8, 32), (1, longest)]
     if mode == "full":
-        shapes = [(rows, 16) for rows in _powers(config.max_num_seqs)] + [(2, tokens) for tokens in _powers(longest)]
-    return [_stage(min(rows, config.max_num_seqs), min(tokens, longest), spec, adapter) for rows, tokens in shapes]
+        shapes = [(rows, 16) for rows in _powers(config.batch.max_num_seqs)] + [
+            (2, tokens) for tokens in _powers(longest)
+        ]
+    return [
+        _stage(min(rows, config.batch.max_num_seqs), min(tokens, longest), spec, adapter) for rows, tokens in shapes
+    ]
 
 
 def _powers(limit: int) -> list[int]:
@@ -45,7 +49,7 @@ def _stage(rows: int, tokens: int, spec: ModelSpec, adapter: AdapterRef) -> Warm
     return WarmupStage(
         name,
         tuple(
-            GenerateRequest(
+            InferenceRequest(
                 request_id=f"warm-up-{name}-{row}".replace(" ", "-"),
                 prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(tokens)),
                 sampling=params,

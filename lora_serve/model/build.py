@@ -62,7 +62,7 @@ def _num_blocks(loaded: LoadedModel, config: EngineConfig) -> int:
     """How many blocks the budget pays for; at least one sequence of full length must fit."""
     block_bytes = loaded.observation.kv_shape.block_bytes(config.block_size)
     per_sequence = -(-loaded.spec.max_model_len // config.block_size)
-    wanted = per_sequence * config.max_num_seqs
+    wanted = per_sequence * config.batch.max_num_seqs
     budget = config.kv_cache_memory if config.kv_cache_memory is not None else _free_memory(loaded.device)
     num_blocks = min(wanted, budget // block_bytes)
     if num_blocks < per_sequence:

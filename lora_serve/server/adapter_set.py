@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.request import AdapterUse, GenerateRequest
+from lora_serve.core.request import AdapterUse, InferenceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class AdapterSet:
         uses = [AdapterUse(member.ref, member.scale, start) for member, start in starts if start is not None]
         return tuple(sorted(uses, key=lambda use: use.ref.digest))
 
-    def active_in(self, requests: Sequence[GenerateRequest]) -> tuple[int, ...]:
+    def active_in(self, requests: Sequence[InferenceRequest]) -> tuple[int, ...]:
         """In how many of these requests each member acts."""
         return tuple(sum(member.ref in request.refs for request in requests) for member in self.members)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from lora_serve.core.events import Timings
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.fallback import Fallback
 from lora_serve.tenancy.tenant import Tenant
@@ -32,7 +32,7 @@ class Answerer:
     fallback: str = ""  # "base" or "previous": it answers for adapters that were cold
 
     @classmethod
-    def of(cls, adapters: AdapterSet, base_name: str, requests: Sequence[GenerateRequest] = ()) -> Answerer:
+    def of(cls, adapters: AdapterSet, base_name: str, requests: Sequence[InferenceRequest] = ()) -> Answerer:
         """`requests`: one for each prompt."""
         if not adapters.members:
             return cls((base_name,), (BASE_VERSION,), (BASE_DIGEST,))
@@ -73,7 +73,7 @@ class Answerer:
         return {name: ",".join(parts) for name, parts in values.items() if parts}
 
 
-def _active(adapters: AdapterSet, requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
+def _active(adapters: AdapterSet, requests: Sequence[InferenceRequest]) -> tuple[str, ...]:
     """`1` or `0`, or for several prompts in how many of them an adapter acts: `1/2`."""
     total = "" if len(requests) == 1 else f"/{len(requests)}"
     return tuple(f"{count}{total}" for count in adapters.active_in(requests))

@@ -1,4 +1,4 @@
-"""Fields of a request -> SamplingParams and GenerateRequests, checked against the model."""
+"""Fields of a request -> SamplingParams and InferenceRequests, checked against the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import AdapterUse, GenerateRequest, OnCold, SamplingParams
+from lora_serve.core.request import AdapterUse, InferenceRequest, OnCold, SamplingParams
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.schemas.sampling import SamplingFields
 
@@ -29,6 +29,7 @@ class Caller:
     request_id: str
     tenant: str
     arrival: float
+    account: str = ""  # see InferenceRequest
 
 
 def sampling_params(fields: SamplingFields, spec: ModelSpec, limits: Limits) -> SamplingParams:
@@ -61,13 +62,13 @@ def requests_for(
     adapters: AdapterSet,
     caller: Caller,
     fallback: AdapterSet | None = None,
-) -> list[GenerateRequest]:
+) -> list[InferenceRequest]:
     """`fields.n` requests for each prompt, in the order of the choices; `fallback` may answer for cold adapters.
 
     Raises InvalidRequestError.
     """
     params = sampling_params(fields, spec, limits)
-    requests: list[GenerateRequest] = []
+    requests: list[InferenceRequest] = []
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, spec.max_model_len)
         _check_min_tokens(fields.min_tokens, room)
@@ -125,14 +126,15 @@ def _request(
     uses: tuple[AdapterUse, ...],
     other_uses: tuple[AdapterUse, ...] | None,
     caller: Caller,
-) -> GenerateRequest:
+) -> InferenceRequest:
     timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
-    return GenerateRequest(
+    return InferenceRequest(
         request_id=name,
         prompt_token_ids=prompt,
         sampling=sampling,
         adapters=uses,
         tenant=caller.tenant,
+        account=caller.account,
         priority=fields.priority,
         arrival_time=caller.arrival,
         deadline=None if timeout is None else caller.arrival + timeout / 1000,

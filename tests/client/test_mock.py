@@ -13,15 +13,15 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin, Prefetch
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, QueueFullError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import AdapterUse, FinishReason, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, SamplingParams
 
 
 def adapter(number: int) -> AdapterRef:
     return AdapterRef("acme", f"acme/{number}", 1, f"sha256:{number:064x}", 8, 1000)
 
 
-async def all_of(client: EngineClient, request: GenerateRequest) -> list[Event]:
-    return [event async for event in client.generate(request)]
+async def all_of(client: EngineClient, request: InferenceRequest) -> list[Event]:
+    return [event async for event in client.infer(request)]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def client() -> MockEngineClient:
 
 
 async def test_prompt_comes_first_and_the_end_last(client: MockEngineClient) -> None:
-    events = await all_of(client, GenerateRequest("r", (1, 2), SamplingParams(max_tokens=3)))
+    events = await all_of(client, InferenceRequest("r", (1, 2), SamplingParams(max_tokens=3)))
     assert isinstance(events[0], PromptEvent)
     assert [type(event) for event in events[1:-1]] == [TokenEvent] * 3
     assert events[-1] == FinishEvent("r", FinishReason.LENGTH)
@@ -40,16 +40,16 @@ async def test_prompt_comes_first_and_the_end_last(client: MockEngineClient) -> 
 
 
 async def test_answers_depend_on_prompt_and_adapter_and_on_nothing_else(client: MockEngineClient) -> None:
-    first = await all_of(client, GenerateRequest("a", (1, 2)))
+    first = await all_of(client, InferenceRequest("a", (1, 2)))
     assert [event.token_id for event in first if isinstance(event, TokenEvent)] == [
-        event.token_id for event in await all_of(client, GenerateRequest("a", (1, 2))) if isinstance(event, TokenEvent)
+        event.token_id for event in await all_of(client, InferenceRequest("a", (1, 2))) if isinstance(event, TokenEvent)
     ]
-    assert first != await all_of(client, GenerateRequest("a", (1, 3)))
-    assert first != await all_of(client, GenerateRequest("a", (1, 2), adapters=(AdapterUse(adapter(1)),)))
+    assert first != await all_of(client, InferenceRequest("a", (1, 3)))
+    assert first != await all_of(client, InferenceRequest("a", (1, 2), adapters=(AdapterUse(adapter(1)),)))
 
 
 async def test_leaving_early_is_an_abort(client: MockEngineClient) -> None:
-    async with aclosing(client.generate(GenerateRequest("r", (1,)))) as events:  # type: ignore[type-var]
+    async with aclosing(client.infer(InferenceRequest("r", (1,)))) as events:  # type: ignore[type-var]
         async for _ in events:
             break
     assert client.aborted == ["r"]
@@ -58,7 +58,7 @@ async def test_leaving_early_is_an_abort(client: MockEngineClient) -> None:
 
 async def test_scripted_error_comes_where_it_was_put(client: MockEngineClient) -> None:
     client.script = lambda request: MockReply(error=InternalError("x"), error_after=2)
-    events = client.generate(GenerateRequest("r", (1,)))
+    events = client.infer(InferenceRequest("r", (1,)))
     assert [type(await anext(events)) for _ in range(3)] == [PromptEvent, TokenEvent, TokenEvent]
     with pytest.raises(InternalError):
         await anext(events)
@@ -67,14 +67,14 @@ async def test_scripted_error_comes_where_it_was_put(client: MockEngineClient) -
 
 async def test_stop_id_ends_the_sequence(client: MockEngineClient) -> None:
     client.script = lambda request: MockReply(token_ids=[5, 6, 7])
-    events = await all_of(client, GenerateRequest("r", (1,), SamplingParams(stop_token_ids=(6,))))
+    events = await all_of(client, InferenceRequest("r", (1,), SamplingParams(stop_token_ids=(6,))))
     assert events[-1] == FinishEvent("r", FinishReason.STOP, 6)
 
 
 async def test_gate_holds_the_request_in_the_queue(client: MockEngineClient) -> None:
     gate = asyncio.Event()
     client.script = lambda request: MockReply(gate=gate)
-    task = asyncio.create_task(all_of(client, GenerateRequest("r", (1,), adapters=(AdapterUse(adapter(1)),))))
+    task = asyncio.create_task(all_of(client, InferenceRequest("r", (1,), adapters=(AdapterUse(adapter(1)),))))
     await asyncio.sleep(0)
     stats = await client.stats()
     assert (stats.num_waiting, stats.waiting_adapters) == (1, ("acme/1",))
@@ -86,10 +86,10 @@ async def test_gate_holds_the_request_in_the_queue(client: MockEngineClient) -> 
 async def test_full_queue_and_stopped_engine_refuse(client: MockEngineClient) -> None:
     client.max_queue = 0
     with pytest.raises(QueueFullError):
-        await all_of(client, GenerateRequest("r", (1,)))
+        await all_of(client, InferenceRequest("r", (1,)))
     await client.stop()
     with pytest.raises(NotReadyError):
-        await all_of(client, GenerateRequest("r", (1,)))
+        await all_of(client, InferenceRequest("r", (1,)))
 
 
 async def test_residency_commands_move_adapters(client: MockEngineClient) -> None:

@@ -17,7 +17,7 @@ from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.commands import Evict, Pin, Probe, Unpin
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, RequestTimeoutError
 from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
-from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.messages import Message
 from tests.engine.fake_runner import next_token
 from tests.engine.world import World, adapter
@@ -39,15 +39,15 @@ async def client() -> Any:
     await client.stop()
 
 
-def request(name: str, ref: AdapterRef | None = None, max_tokens: int = 4, **fields: Any) -> GenerateRequest:
+def request(name: str, ref: AdapterRef | None = None, max_tokens: int = 4, **fields: Any) -> InferenceRequest:
     uses = () if ref is None else (AdapterUse(ref),)
-    return GenerateRequest(
+    return InferenceRequest(
         name, (1, 2), SamplingParams(max_tokens=max_tokens), uses, arrival_time=time.monotonic(), **fields
     )
 
 
 async def test_events_come_in_order_and_end(client: ThreadEngineClient) -> None:
-    events = [event async for event in client.generate(request("r", adapter("a")))]
+    events = [event async for event in client.infer(request("r", adapter("a")))]
     assert isinstance(events[0], PromptEvent)
     assert isinstance(events[-1], FinishEvent)
     tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
@@ -58,7 +58,7 @@ async def test_events_come_in_order_and_end(client: ThreadEngineClient) -> None:
 async def test_many_at_once_get_their_own(client: ThreadEngineClient) -> None:
     async def first(index: int) -> int:
         ref = adapter("ab"[index % 2])
-        events = [event async for event in client.generate(request(f"r{index}", ref))]
+        events = [event async for event in client.infer(request(f"r{index}", ref))]
         return next(event.token_id for event in events if isinstance(event, TokenEvent))
 
     found = await asyncio.gather(*(first(index) for index in range(40)))
@@ -73,7 +73,7 @@ async def test_leaving_the_loop_aborts(client: ThreadEngineClient, monkeypatch: 
         return run(batch)
 
     monkeypatch.setattr(client._engine._runner, "run", run_slowly)
-    async with aclosing(client.generate(request("r", max_tokens=190))) as events:  # type: ignore[type-var]
+    async with aclosing(client.infer(request("r", max_tokens=190))) as events:  # type: ignore[type-var]
         await anext(aiter(events))
         assert (await client.stats()).num_running == 1
     stats = await client.stats()
@@ -82,10 +82,10 @@ async def test_leaving_the_loop_aborts(client: ThreadEngineClient, monkeypatch: 
 
 async def test_error_of_an_adapter_is_raised_to_its_caller(client: ThreadEngineClient) -> None:
     with pytest.raises(AdapterUnavailableError, match="broken"):
-        [_ async for _ in client.generate(request("r", adapter("broken")))]
+        [_ async for _ in client.infer(request("r", adapter("broken")))]
     with pytest.raises(AdapterUnavailableError, match="broken"):
         await client.adapters(Pin(adapter("broken")))
-    assert len([_ async for _ in client.generate(request("s"))]) == 6
+    assert len([_ async for _ in client.infer(request("s"))]) == 6
 
 
 async def test_deadline_wakes_an_idle_loop(client: ThreadEngineClient) -> None:
@@ -93,7 +93,7 @@ async def test_deadline_wakes_an_idle_loop(client: ThreadEngineClient) -> None:
     late = request("r", adapter("slow"), deadline=time.monotonic() + 0.05)
     with pytest.raises(RequestTimeoutError):
         async with asyncio.timeout(5):
-            [_ async for _ in client.generate(late)]
+            [_ async for _ in client.infer(late)]
 
 
 async def test_commands_are_answered_when_done(client: ThreadEngineClient) -> None:
@@ -111,8 +111,8 @@ async def test_a_bug_in_the_step_ends_the_requests_and_not_the_loop(
     with monkeypatch.context() as patch:
         patch.setattr(client._engine.scheduler, "update", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="engine failed"):
-            [_ async for _ in client.generate(request("r"))]
-    assert len([_ async for _ in client.generate(request("s"))]) == 6
+            [_ async for _ in client.infer(request("r"))]
+    assert len([_ async for _ in client.infer(request("s"))]) == 6
 
 
 async def test_a_bug_in_taking_a_message_is_answered_and_the_loop_goes_on(
@@ -121,11 +121,11 @@ async def test_a_bug_in_taking_a_message_is_answered_and_the_loop_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(client._engine.scheduler, "add", lambda _: 1 / 0)
         with pytest.raises(InternalError):
-            [_ async for _ in client.generate(request("r"))]
+            [_ async for _ in client.infer(request("r"))]
         patch.setattr(client._engine, "command", lambda _: 1 / 0)
         with pytest.raises(InternalError):
             await client.adapters(Pin(adapter("a")))
-    assert len([_ async for _ in client.generate(request("s"))]) == 6
+    assert len([_ async for _ in client.infer(request("s"))]) == 6
 
 
 async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
@@ -133,7 +133,7 @@ async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
     client = ThreadEngineClient(world.engine, queue.SimpleQueue())
     world.residency._submit = lambda ref: None
     await client.start()
-    waiting = asyncio.create_task(anext(aiter(client.generate(request("r", adapter("a"))))))  # type: ignore[arg-type]
+    waiting = asyncio.create_task(anext(aiter(client.infer(request("r", adapter("a"))))))  # type: ignore[arg-type]
     await asyncio.sleep(0.05)
     await client.stop()
     with pytest.raises(NotReadyError):

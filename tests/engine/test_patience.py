@@ -123,7 +123,7 @@ def test_max_cold_wait_does_not_end_the_wait_for_either_but_timeout_does() -> No
     world.add("r", [1], NEW, max_cold_wait=0.001, deadline=now + 60, arrival_time=now, **PREVIOUS)
     world.take(world.scheduler.expire(now + 1))
     assert "r" not in world.ends
-    assert world.scheduler.next_deadline() == now + 60
+    assert world.scheduler.next_deadline(0.0) == now + 60
     world.take(world.scheduler.expire(now + 61))
     assert "timeout_ms" in str(world.error("r"))
     world.check_nothing_held()

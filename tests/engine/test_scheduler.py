@@ -202,10 +202,10 @@ def test_max_cold_wait_ends_the_wait_and_only_a_cold_one() -> None:
 
 def test_next_deadline_is_the_earliest() -> None:
     world = World(auto_load=False)
-    assert world.scheduler.next_deadline() is None
+    assert world.scheduler.next_deadline(0.0) is None
     world.add("a", [1], deadline=50.0, arrival_time=1.0)
     world.add("b", [1], adapter("x"), max_cold_wait=5.0, arrival_time=2.0)
-    assert world.scheduler.next_deadline() == 7.0
+    assert world.scheduler.next_deadline(0.0) == 7.0
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import AdapterUse, GenerateRequest, SamplingParams
+from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token
@@ -23,7 +23,7 @@ def adapter(name: str, num_bytes: int = 10) -> AdapterRef:
     return AdapterRef("default", name, 1, f"sha256:{name}", 8, num_bytes)
 
 
-def key_of(request: GenerateRequest) -> object:
+def key_of(request: InferenceRequest) -> object:
     """What the fake runner answers with: a digest, None, or a set of digests with their scales and starts."""
     return key_of_adapters(request.adapters)
 
@@ -58,15 +58,15 @@ class World:
         self.prompts: dict[str, PromptEvent] = {}
         self.order: list[str] = []  # request ids in the order of their ends
         self._auto_load = auto_load
-        self._requests: dict[str, GenerateRequest] = {}
+        self._requests: dict[str, InferenceRequest] = {}
 
     def add(
         self, request_id: str, prompt: list[int], ref: AdapterRef | tuple[AdapterUse, ...] | None = None, **fields: Any
-    ) -> GenerateRequest:
+    ) -> InferenceRequest:
         """Submit; sampling fields and request fields are told apart by name."""
         uses = (AdapterUse(ref),) if isinstance(ref, AdapterRef) else ref or ()
         sampling = {k: fields.pop(k) for k in list(fields) if k in SamplingParams.__dataclass_fields__}
-        request = GenerateRequest(
+        request = InferenceRequest(
             request_id, tuple(prompt), SamplingParams(**{"max_tokens": 5, **sampling}), uses,
             **{"arrival_time": time.monotonic(), **fields},
         )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from lora_serve.client.mock import MockReply
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.server.openai.usage import Usage
 
 BASE = "tiny-base"
@@ -47,7 +47,7 @@ async def test_cached_tokens_are_in_the_usage_of_a_stream(
 
 
 def test_prompt_counts_its_cached_tokens_once_and_never_more_than_it_has() -> None:
-    requests = [GenerateRequest(f"r{index}", (1,) * length) for index, length in enumerate((9, 9, 5, 5))]
+    requests = [InferenceRequest(f"r{index}", (1,) * length) for index, length in enumerate((9, 9, 5, 5))]
     usage = Usage.of(requests, choices_per_prompt=2)
     for choice, num_cached in enumerate((4, 8, 0, 4)):
         usage.admit(choice, num_cached)

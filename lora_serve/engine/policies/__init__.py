@@ -1,21 +1,13 @@
-"""The order of waiting requests: one file per policy, its name is the value of --policy."""
+"""Who is tried first: one file per policy, its name is the value of --policy; `base.py` is their seam."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol
 
-from lora_serve.engine.sequence import Sequence
-
-
-class Policy(Protocol):
-    """`file.py` holds `class Policy` with this method."""
-
-    def key(self, sequence: Sequence) -> tuple[float, ...]:
-        """Waiting sequences are tried in ascending order; the key of a sequence never changes."""
+from lora_serve.engine.policies.base import Policy, PolicyView
 
 
-def create_policy(name: str) -> Policy:
+def create_policy(name: str, view: PolicyView) -> Policy:
     """The policy of file `name`."""
-    policy: Policy = importlib.import_module(f"{__name__}.{name}").Policy()
+    policy: Policy = importlib.import_module(f"{__name__}.{name}").Policy(view)
     return policy

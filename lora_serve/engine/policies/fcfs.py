@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from lora_serve.engine.policies import base
 from lora_serve.engine.sequence import Sequence
 
 
-class Policy:
-    """See `Policy` of this package. A preempted sequence keeps its place of arrival."""
+class Policy(base.Policy):
+    """A preempted sequence keeps its place of arrival."""
 
     def key(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.request.priority, sequence.sequence_id)

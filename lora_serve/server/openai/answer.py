@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.core.events import FinishEvent, Timings, TokenEvent, TokenLogprobs
-from lora_serve.core.request import FinishReason, GenerateRequest
+from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.text.detokenizer import Detokenizer
 from lora_serve.text.stop import StopMatcher
 from lora_serve.text.tokenizer import TextModel
@@ -46,7 +46,7 @@ class Answer:
     """The text of one sequence as it grows."""
 
     def __init__(
-        self, text: TextModel, request: GenerateRequest, rules: StopRules, eos_token_ids: tuple[int, ...]
+        self, text: TextModel, request: InferenceRequest, rules: StopRules, eos_token_ids: tuple[int, ...]
     ) -> None:
         self._detokenizer = Detokenizer(text, request.prompt_token_ids, rules.skip_special_tokens)
         self._matcher = StopMatcher(rules.strings, rules.include)

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import CONTEXT, Answerer, RequestContext
@@ -47,13 +47,13 @@ def make_requests(
     limits: Limits,
     prompts: list[tuple[int, ...]],
     adapters: AdapterSet,
-) -> list[GenerateRequest]:
+) -> list[InferenceRequest]:
     """`fields.n` requests for each prompt; where the adapters act, and who may answer for them, is noted.
 
     Raises InvalidRequestError.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
-    caller = Caller(context.request_id, tenant_of(context).name, context.started)
+    caller = Caller(context.request_id, tenant_of(context).name, context.started, account_of(tenant_of(context), adapters))
     spec = services.spec_of(adapters.vocabulary_of)
     fallback = fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config)
     other = None if fallback is None else fallback.adapters
@@ -62,6 +62,11 @@ def make_requests(
     if fallback is not None:
         context.fallback_answerer = context.answerer.replaced_by(fallback, services.base_name)
     return requests
+
+
+def account_of(tenant: Tenant, adapters: AdapterSet) -> str:
+    """Whose share of the engine the request uses: whoever may use everybody's adapters acts for their owners."""
+    return adapters.members[0].ref.tenant if tenant.sees_all and adapters.members else tenant.name
 
 
 def tenant_of(context: RequestContext) -> Tenant:

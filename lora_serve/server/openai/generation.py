@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import cast
 
 from lora_serve.core.errors import AdapterUnavailableError, InternalError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
+from lora_serve.core.request import InferenceRequest
 from lora_serve.server.context import RequestContext
 from lora_serve.server.metrics import SequenceTimer
 from lora_serve.server.openai.answer import Admitted, Answer, Piece, StopRules
@@ -21,7 +21,7 @@ ChoiceEvents = AsyncGenerator[tuple[int, Admitted | Piece], None]
 
 
 async def run_choices(
-    services: Services, context: RequestContext, requests: Sequence[GenerateRequest], rules: StopRules
+    services: Services, context: RequestContext, requests: Sequence[InferenceRequest], rules: StopRules
 ) -> ChoiceEvents:
     """(number of the choice, Admitted or Piece) as they come; each choice ends with a Piece with a finish_reason.
 
@@ -53,13 +53,13 @@ def _admitted(context: RequestContext, event: Admitted, outcomes: set[bool]) -> 
 
 
 async def _run_choice(
-    services: Services, context: RequestContext, request: GenerateRequest, rules: StopRules
+    services: Services, context: RequestContext, request: InferenceRequest, rules: StopRules
 ) -> AsyncGenerator[Admitted | Piece, None]:
     adapter = request.adapters[0].ref if request.adapters else None  # one with tokens of its own is alone
     answer = Answer(services.text_of(adapter), request, rules, services.spec.eos_token_ids)
     with services.metrics.sequence(request.tenant, context.started, len(request.prompt_token_ids)) as timer:
         # Leaving the engine's iterator is the abort, so it must be closed here and now, not by the garbage collector.
-        async with aclosing(cast(AsyncGenerator[Event, None], services.client.generate(request))) as events:
+        async with aclosing(cast(AsyncGenerator[Event, None], services.client.infer(request))) as events:
             async for event in events:
                 made = _made_of(request, event, answer, timer)
                 yield made
@@ -69,7 +69,7 @@ async def _run_choice(
     raise InternalError(f"The engine left {request.request_id} without an end.")
 
 
-def _made_of(request: GenerateRequest, event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | Piece:
+def _made_of(request: InferenceRequest, event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | Piece:
     match event:
         case PromptEvent():
             timer.admitted(event.timings)
@@ -79,6 +79,8 @@ def _made_of(request: GenerateRequest, event: Event, answer: Answer, timer: Sequ
             return answer.finish(event)
         case ErrorEvent():
             raise event.error
-        case _:
+        case TokenEvent():
             timer.token()
             return answer.token(event)
+        case PooledEvent():
+            raise InternalError(f"The engine pooled {request.request_id}, which was to be continued.")

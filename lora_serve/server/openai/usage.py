@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.core.request import GenerateRequest
+from lora_serve.core.request import InferenceRequest
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Usage:
     choices_per_prompt: int = 1
 
     @classmethod
-    def of(cls, requests: Sequence[GenerateRequest], choices_per_prompt: int) -> Usage:
+    def of(cls, requests: Sequence[InferenceRequest], choices_per_prompt: int) -> Usage:
         lengths = [len(request.prompt_token_ids) for request in requests]
         zeros = [0] * len(lengths)
         return cls(lengths, sum(lengths[::choices_per_prompt]), zeros, zeros.copy(), choices_per_prompt)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints
 
-from lora_serve.core.settings import parse_bytes
+from lora_serve.core.setting_types import parse_bytes
 
 MAX_NAME_LENGTH = 512
 MAX_STOPS = 16

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.events import FinishEvent, TokenEvent
-from lora_serve.core.request import FinishReason, GenerateRequest, SamplingParams
+from lora_serve.core.request import FinishReason, InferenceRequest, SamplingParams
 from lora_serve.server.openai.answer import Answer, Piece, StopRules
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_level_tokenizer
@@ -20,7 +20,7 @@ END = TEXT.wrapper.convert_tokens_to_ids("<|end|>")
 
 def run(token_ids: Any, rules: StopRules | None = None, end: FinishEvent | None = None, **sampling: Any) -> list[Piece]:
     """Pieces until one has a finish_reason."""
-    request = GenerateRequest("r", (1,), SamplingParams(**sampling))
+    request = InferenceRequest("r", (1,), SamplingParams(**sampling))
     answer = Answer(TEXT, request, rules or StopRules(), (END,))
     pieces = []
     for token_id in token_ids:
