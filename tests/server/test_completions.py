@@ -117,14 +117,14 @@ async def test_prompts_times_n_are_numbered_prompt_by_prompt(openai: AsyncOpenAI
 
 async def test_stop_string_is_cut_and_frees_the_row(openai: AsyncOpenAI, house: Any, ids: Ids) -> None:
     house.engine.script = says(ids, "one two STOP three four")
-    kept, generate = [], house.engine.generate
+    kept, generate = [], house.engine.infer
 
     def keep(request: Any) -> Any:
         """An iterator that is held somewhere is not closed by the garbage collector."""
         kept.append(generate(request))
         return kept[-1]
 
-    house.engine.generate = keep
+    house.engine.infer = keep
     answer = await openai.completions.create(model=BASE, prompt="x", max_tokens=50, stop=["STOP"])
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("one two ", "stop")
     assert answer.choices[0].stop_reason == "STOP"  # type: ignore[attr-defined]

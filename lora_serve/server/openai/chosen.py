@@ -53,7 +53,9 @@ def make_requests(
     Raises InvalidRequestError.
     """
     services, context = request.app[SERVICES], request[CONTEXT]
-    caller = Caller(context.request_id, tenant_of(context).name, context.started, account_of(tenant_of(context), adapters))
+    caller = Caller(
+        context.request_id, tenant_of(context).name, context.started, account_of(tenant_of(context), adapters)
+    )
     spec = services.spec_of(adapters.vocabulary_of)
     fallback = fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config)
     other = None if fallback is None else fallback.adapters
