@@ -59,7 +59,7 @@ class MockEngineClient:
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
     max_loras: int = MAX_LORAS
-    limits: BatchLimits = BatchLimits(8, 64)
+    limits: BatchLimits = field(default_factory=lambda: BatchLimits(8, 64))
     running: bool = False
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ _MIN_SHARE, _FIRST_SHARE, _MAX_SHARE = 0.3, 0.9, 1.25  # of the inter-token targ
 _BINDING = 0.75  # of its budget: a shorter step would not have been longer with a larger budget
 _UNRELATED = 3.0  # a step predicted so many times shorter than the target was late for another reason than its size
 _MIN_CHUNK = 16  # tokens of prompts in a step, whatever the target, so that they come to an end
+_DECODE_PART = 0.75  # of a step at most, so that prompts, which bring new rows, have the rest
 _MIN_STEPS = 16  # seen before a cost is believed
 _MIX_FORGETTING = 0.998
 
@@ -59,7 +60,7 @@ class LatencyController:
         self._window_share = 0.5  # of the target of the first token
         self._num_gaps = self._num_late = 0  # of the step that has just run
         self._mean_gaps = 1.0
-        self._mix = [1.0, 0.0, 0.0, 0.0]  # forgetting sums of rows, prompt tokens, adapters and KV read
+        self._mix = [1.0, 0.0, 0.0]  # forgetting sums of rows, adapters and KV read
 
     # -- what has been measured --------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class LatencyController:
 
     def observe_step(self, load: StepLoad, seconds: float, limits: BatchLimits) -> None:
         """After the tokens that it gave."""
-        facts = (load.num_rows, load.num_tokens - load.num_rows, load.num_adapters, load.num_kv_read)
+        facts = (load.num_rows, load.num_adapters, load.num_kv_read)
         self._mix = [_MIX_FORGETTING * total + fact for total, fact in zip(self._mix, facts, strict=True)]
         if limits.itl_target is not None and self._num_gaps > 0:
             self._correct(self._cost.seconds(load), seconds, limits.itl_target)
@@ -103,7 +104,7 @@ class LatencyController:
         if limits.itl_target is None or self._cost.num_observed < _MIN_STEPS:
             return StepLimits(rows, tokens)
         budget = self._step_share * limits.itl_target
-        rows = max(1, bisect_right(range(1, rows + 1), budget, key=self._seconds_with_rows))
+        rows = max(1, bisect_right(range(1, rows + 1), _DECODE_PART * budget, key=self._seconds_with_rows))
         if running.num_decoding:
             floor = min(tokens, running.num_rows + _MIN_CHUNK)
             more = bisect_right(
@@ -116,7 +117,7 @@ class LatencyController:
         """Seconds from the first of so many waiting rows, of so many tokens in all."""
         if limits.ttft_target is None or limits.batch_wait == 0:
             return limits.batch_wait
-        mix = StepLoad(num_tokens, num_rows, min(num_rows, round(num_rows * self._per_row(2))), num_tokens)
+        mix = StepLoad(num_tokens, num_rows, min(num_rows, round(num_rows * self._per_row(1))), num_tokens)
         slack = _AIM * limits.ttft_target - self._cost.seconds(mix)
         return max(0.0, min(limits.batch_wait, self._window_share * limits.ttft_target, slack))
 
@@ -124,11 +125,10 @@ class LatencyController:
         return self._mix[index] / max(1.0, self._mix[0])
 
     def _seconds_with_rows(self, num_rows: int) -> float:
-        """Of a step in which so many rows decode, beside as much of prompts as keeps that many rows coming."""
-        num_tokens = round(num_rows * (1 + self._per_row(1)))
-        num_kv = round(num_rows * self._per_row(3))
-        num_adapters = min(num_rows, round(num_rows * self._per_row(2)))
-        return self._cost.seconds(StepLoad(num_tokens, num_rows, num_adapters, num_kv, num_kv))
+        """Of a step in which so many rows decode and nobody else."""
+        num_kv = round(num_rows * self._per_row(2))
+        num_adapters = min(num_rows, round(num_rows * self._per_row(1)))
+        return self._cost.seconds(StepLoad(num_rows, num_rows, num_adapters, num_kv, num_kv))
 
     def _seconds_with_tokens(self, num_tokens: int, running: Running) -> float:
         """Of a step of all running rows, which takes the rest of its tokens from prompts."""
