@@ -37,7 +37,9 @@ def loads(seed: int) -> Iterator[StepLoad]:
             )
 
 
-def learn(cost: StepCost, table: Iterator[StepLoad], count: int, *, factor: float = 1.0, outliers: bool = False) -> None:
+def learn(
+    cost: StepCost, table: Iterator[StepLoad], count: int, *, factor: float = 1.0, outliers: bool = False
+) -> None:
     generator = random.Random(7)
     for _ in range(count):
         load = next(table)
