@@ -41,12 +41,13 @@ async def _user(
 ) -> None:
     for index, job in queue:
         try:
-            samples[index] = await _send(http, base, job, load.output_tokens)
+            samples[index] = await send(http, base, job, load.output_tokens)
         except (aiohttp.ClientError, ValueError) as error:
             print(f"request {index} failed: {error}")
 
 
-async def _send(http: aiohttp.ClientSession, base: str, job: Job, output_tokens: int) -> Sample:
+async def send(http: aiohttp.ClientSession, base: str, job: Job, output_tokens: int) -> Sample:
+    """One streamed request. Raises ValueError for what is no answer, and what aiohttp raises."""
     body = {
         "model": job.adapter or base,
         "prompt": list(job.prompt),

@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
+from lora_serve.core.config import BatchLimits
 from lora_serve.core.errors import LoraServeError, NotReadyError, QueueFullError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, InferenceRequest
-from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
+from lora_serve.core.stats import AdapterCounters, BatcherStats, EngineStats, SlotInfo
 
 MAX_LORAS = 4
 TIMINGS = Timings(queue=0.001, load=0.002, prefill=0.003)
@@ -58,6 +59,7 @@ class MockEngineClient:
     commands: list[AdapterCommand] = field(default_factory=list)
     command_error: LoraServeError | None = None  # raised by `adapters`
     max_loras: int = MAX_LORAS
+    limits: BatchLimits = field(default_factory=lambda: BatchLimits(8, 64))
     running: bool = False
 
     def __post_init__(self) -> None:
@@ -97,6 +99,8 @@ class MockEngineClient:
                 self._resident.pop(digest, None)
             case Resize(max_loras):
                 self.max_loras = max_loras or self.max_loras
+            case Tune():
+                self.limits = command.applied_to(self.limits)
             case Probe():
                 return ProbeResult(1.0, 0.0, 1.0)
         return None
@@ -121,6 +125,9 @@ class MockEngineClient:
             host_digests=tuple(self._resident),
             loading_digests=(),
             adapters={digest: AdapterCounters(hits=1, misses=1, loads=1) for digest in self._resident},
+            batcher=BatcherStats(
+                self.limits, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.limits.batch_wait
+            ),
         )
 
     async def _events(self, request: InferenceRequest, reply: MockReply) -> AsyncIterator[Event]:

@@ -64,6 +64,7 @@ class StepLoad:
     num_rows: int
     num_adapters: int  # distinct
     num_kv_read: int  # cached tokens that attention reads, summed over the rows
+    num_attended: int = 0  # pairs of a token and one it attends to: quadratic in the length of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,13 @@ class Batch:
     @property
     def load(self) -> StepLoad:
         num_kv_read = sum(row.start + len(row.token_ids) for row in self.rows)
-        return StepLoad(self.num_tokens, len(self.rows), self.num_adapters, num_kv_read)
+        return StepLoad(self.num_tokens, len(self.rows), self.num_adapters, num_kv_read, self.num_attended)
+
+    @property
+    def num_attended(self) -> int:
+        """Pairs of a token and one that it attends to, itself included; causal, but all of them with `pool`."""
+        counts = [(len(row.token_ids), row) for row in self.rows]
+        return sum(n * n if row.pool else n * row.start + n * (n + 1) // 2 for n, row in counts)
 
 
 @dataclass(frozen=True, slots=True)

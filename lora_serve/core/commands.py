@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import BatchLimits
+from lora_serve.core.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,19 @@ class Tune:
     preferred_batch_size: int | None = None
     ttft_target: float | None = None
     itl_target: float | None = None
+
+    def applied_to(self, limits: BatchLimits) -> BatchLimits:
+        """The limits as they will be. Raises InvalidRequestError for what cannot be in force together."""
+        changes = {name: value for name, value in asdict(self).items() if value is not None}
+        may_be_off = ("preferred_batch_size", "ttft_target", "itl_target")
+        new = replace(limits, **changes | {name: None for name in may_be_off if changes.get(name) == 0})
+        if new.max_num_batched_tokens < new.max_num_seqs:
+            raise InvalidRequestError(
+                f"`max_num_batched_tokens` ({new.max_num_batched_tokens}) must be at least `max_num_seqs` "
+                f"({new.max_num_seqs}): each running row takes one token per step.",
+                param="max_num_seqs" if self.max_num_batched_tokens is None else "max_num_batched_tokens",
+            )
+        return new
 
 
 AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | Probe | Tune

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lora_serve.core.config import BatchLimits
 from lora_serve.core.load_times import LoadTimes
 
 
@@ -72,6 +73,21 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class BatcherStats:
+    """What may be, what is in force now, and what it was decided from. Times are seconds."""
+
+    limits: BatchLimits  # the admin's: maxima and targets
+    max_rows: int  # this and the next two: of the next step
+    max_tokens: int
+    window: float
+    ttft_p95: float | None = None  # of the last requests, without the load of adapters; None: none yet
+    itl_p95: float | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)  # seconds for one more of each, as learned
+    cost_error: float | None = None  # running median of |predicted / observed - 1| of a step
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """One snapshot."""
 
@@ -94,3 +110,4 @@ class EngineStats:
     step_seconds: float = 0.0  # summed over all steps
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits: int = 0  # and found there
+    batcher: BatcherStats | None = None

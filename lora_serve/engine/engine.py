@@ -129,6 +129,7 @@ class Engine:
             recent_batches=tuple(self._recent),
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
+            batcher=self.scheduler.batcher.stats(self.scheduler.running),
         )
 
     def _load_slots(self) -> None:

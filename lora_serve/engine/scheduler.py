@@ -5,6 +5,7 @@ slots.
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import islice
 from typing import Any
@@ -20,8 +21,9 @@ from lora_serve.core.errors import (
 from lora_serve.core.events import ErrorEvent, Event
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.answers import finish_of, pooled_events, token_events
-from lora_serve.engine.batcher import Batcher, StepLimits
+from lora_serve.engine.batcher import Batcher
 from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.latency_controller import StepLimits
 from lora_serve.engine.patience import ColdPatience
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.prefix_cache import PrefixCache
@@ -64,6 +66,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.num_preemptions = 0
         self._look_ahead_is_due = False
+        self._scheduled_at = -math.inf
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -101,6 +104,7 @@ class Scheduler:
         """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
         self._look_ahead_is_due = True
         for sequence in self._waiting_for(digest):
+            self._patience.settle(sequence, now)
             self._patience.is_cold(sequence, now)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
@@ -120,15 +124,15 @@ class Scheduler:
         """When a step must be tried even if nothing happens, in seconds of time.monotonic()."""
         sequences = self._by_request.values()
         times = [time for s in sequences for time in (s.request.deadline, self._patience.ends_at(s))]
-        opens_at = self.batcher.opens_at(self.waiting)
-        times.append(opens_at if opens_at is not None and opens_at > now else None)
+        times.append(self.batcher.opens_at(self.waiting, after=min(now, self._scheduled_at)))
         return min((time for time in times if time is not None), default=None)
 
     # -- one step ----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> tuple[Batch | None, list[Event]]:
         """The next batch, None if nobody can run now; and the refusals found on the way."""
-        limits = self.batcher.step_limits()
+        self._scheduled_at = now
+        limits = self.batcher.step_limits(self.running)
         rows = StepRows(limits.max_tokens)
         preempted = self.num_preemptions
         self._schedule_running(rows)
@@ -172,12 +176,12 @@ class Scheduler:
         events: list[Event] = []
         slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
         passed_over: list[Sequence] = []
-        buckets = self.batcher.open_buckets(order, len(self.running), now) if order else frozenset()
+        buckets = self.batcher.open_buckets(order, limits, len(self.running), rows.budget, now)
         for sequence in order:
             if rows.budget <= 0 or not self._has_place(sequence, limits, rows):
                 break
             bucket = self.batcher.bucket_of(sequence)
-            if bucket not in buckets:
+            if bucket not in buckets and not sequence.has_run:
                 continue
             if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
                 break
@@ -264,6 +268,7 @@ class Scheduler:
 
     def _take_output(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
         if output.pooled is not None:
+            self._note_time(sequence, now)
             events = pooled_events(sequence, output.pooled, now)
             self._release(sequence)
             return events

@@ -47,6 +47,11 @@ class Sequence:
         return self.request.pooling is not None
 
     @property
+    def has_run(self) -> bool:
+        """It was admitted once; if it waits, it had to give way."""
+        return self.first_scheduled is not None
+
+    @property
     def account(self) -> str:
         """Whose share it uses."""
         return self.request.account or self.request.tenant

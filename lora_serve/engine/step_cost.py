@@ -2,52 +2,120 @@
 
 from __future__ import annotations
 
+import math
+
 from lora_serve.core.batch import StepLoad
 
-_FORGETTING = 0.998  # weight of a step that is one step older
-_RIDGE = 1e-2  # of the start: the coefficients stay near their first guess until data says otherwise
-_SCALES = (1.0, 64.0, 8.0, 8.0, 4096.0)  # of the features, so that one ridge fits all
-_FIRST_GUESS = (1e-3, 1e-2, 1e-3, 1e-3, 1e-3)  # seconds per scaled feature
-_MAX_COVARIANCE = 1e6  # what is never seen would let forgetting grow it without end
+_NAMES = ("step", "token", "row", "adapter", "kv_token", "attended_pair")
+_FIRST_GUESS = (1e-3, 1.6e-4, 1e-4, 1e-4, 2.5e-7, 1.5e-8)  # seconds for one of each: what counts is their ratios
+_FORGETTING = 0.99  # weight of a step that is one step older
+_RIDGE = 0.01  # of a step's weight: the coefficients stay near their first guess until data says otherwise
+_PROXIMAL = 1e-5  # what no step has shown for long stays as it is
+_NUM_SWEEPS = 2
+_NUM_FREE = 10  # first observations, whose errors are not bounded: the first guess may be far away
+_MAX_RATIO = 3.0  # of an observation to its prediction; a step that was interrupted says nothing of its load
+_DRIFT_RATE = 0.1  # of the running mean of the log errors
+_MIN_SECONDS = 1e-9  # of a prediction
+_MAX_DRIFT = 0.25  # beyond it, the machine has become slower or faster: all coefficients are scaled at once
 
 Vector = list[float]
 
 
 class StepCost:
-    """seconds = c . (1, tokens, rows, adapters, KV tokens read), by recursive least squares with forgetting.
+    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs); every c is at least 0.
 
-    (Ljung, System Identification, 1999, section 11.2.) Coefficients below zero, which noise can give, count as zero.
+    Least squares of the relative error with exponential forgetting: the normal equations A c = b are kept, and each
+    step moves c by sweeps of coordinate descent that stay at or above 0 (Franc, Hlavac and Navara, Sequential
+    coordinate-wise algorithm for the non-negative least squares problem, 2005). Errors are bounded as in Huber's
+    estimator. If all predictions err to the same side, what was learned is scaled, not forgotten.
     """
 
     def __init__(self) -> None:
-        self._coefficients = list(_FIRST_GUESS)
-        size = len(_SCALES)
-        self._covariance = [[1 / _RIDGE if i == j else 0.0 for j in range(size)] for i in range(size)]
+        size = len(_NAMES)
+        self._shares = [1.0] * size  # of the first guess: c = shares * _FIRST_GUESS
+        self._matrix = [[_RIDGE if i == j else 0.0 for j in range(size)] for i in range(size)]  # A
+        self._vector = [_RIDGE] * size  # b
+        self._drift = 0.0
+        self._error: float | None = None
         self.num_observed = 0
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """A step of this load took `seconds`."""
+        if seconds <= 0:
+            return
         x = _features(load)
-        gain = [sum(p * value for p, value in zip(row, x, strict=True)) for row in self._covariance]
-        scale = _FORGETTING + sum(a * b for a, b in zip(x, gain, strict=True))
-        error = seconds - sum(a * b for a, b in zip(self._coefficients, x, strict=True))
-        self._coefficients = [c + g * error / scale for c, g in zip(self._coefficients, gain, strict=True)]
-        self._covariance = [
-            [min((p - gi * gj / scale) / _FORGETTING, _MAX_COVARIANCE) for p, gj in zip(row, gain, strict=True)]
-            for row, gi in zip(self._covariance, gain, strict=True)
-        ]
+        log_ratio = math.log(seconds / self._predict(x))
+        if self.num_observed >= _NUM_FREE:
+            bound = math.log(_MAX_RATIO)
+            log_ratio = max(-bound, min(bound, log_ratio))
+            self._note_error(abs(math.exp(-log_ratio) - 1))
+        self._drift += max(_DRIFT_RATE, 1 / (self.num_observed + 1)) * (log_ratio - self._drift)
+        if abs(self._drift) > _MAX_DRIFT:
+            log_ratio -= self._drift
+            self._scale(math.exp(self._drift))
         self.num_observed += 1
+        predicted = self._predict(x)
+        self._learn([value / predicted for value in x], math.exp(log_ratio))
 
     def seconds(self, load: StepLoad) -> float:
         """Of one step."""
-        return sum(max(0.0, c) * x for c, x in zip(self._coefficients, _features(load), strict=True))
+        return self._predict(_features(load))
 
     @property
     def seconds_per_token(self) -> float:
         """That one more token of a prompt costs."""
-        return max(0.0, self._coefficients[1]) / _SCALES[1]
+        return self.coefficients["token"]
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Seconds for one more of each, as learned."""
+        return {name: share * guess for name, share, guess in zip(_NAMES, self._shares, _FIRST_GUESS, strict=True)}
+
+    @property
+    def relative_error(self) -> float | None:
+        """Running median of |predicted / observed - 1|, each predicted before it was observed; None: too early."""
+        return self._error
+
+    def _predict(self, x: Vector) -> float:
+        return max(_MIN_SECONDS, _dot(self._shares, x))
+
+    def _scale(self, factor: float) -> None:
+        """As if every step so far had taken `factor` times as long; the weights are 1 / seconds ** 2."""
+        self._shares = [factor * share for share in self._shares]
+        self._vector = [b / factor for b in self._vector]
+        self._matrix = [[a / factor**2 for a in row] for row in self._matrix]
+        self._drift = 0.0
+
+    def _learn(self, x: Vector, target: float) -> None:
+        """One more equation x . shares = target."""
+        for row, vector_x in zip(self._matrix, x, strict=True):
+            row[:] = [_FORGETTING * a + vector_x * b for a, b in zip(row, x, strict=True)]
+        self._vector = [_FORGETTING * b + value * target for b, value in zip(self._vector, x, strict=True)]
+        shares = self._shares
+        for _ in range(_NUM_SWEEPS):
+            for i, row in enumerate(self._matrix):
+                descent = (self._vector[i] - _dot(row, shares)) / (row[i] + _PROXIMAL)
+                shares[i] = max(0.0, shares[i] + descent)
+
+    def _note_error(self, error: float) -> None:
+        """A running median: up by a step if it is above, down if it is below (Robbins and Monro, 1951)."""
+        if self._error is None:
+            self._error = error
+        else:
+            self._error = max(0.0, self._error + (0.005 if error > self._error else -0.005))
 
 
 def _features(load: StepLoad) -> Vector:
-    facts = (1, load.num_tokens, load.num_rows, load.num_adapters, load.num_kv_read)
-    return [fact / scale for fact, scale in zip(facts, _SCALES, strict=True)]
+    """Times the first guess: each is in seconds, so that one ridge fits all."""
+    return [
+        _FIRST_GUESS[0],
+        _FIRST_GUESS[1] * load.num_tokens,
+        _FIRST_GUESS[2] * load.num_rows,
+        _FIRST_GUESS[3] * load.num_adapters,
+        _FIRST_GUESS[4] * load.num_kv_read,
+        _FIRST_GUESS[5] * load.num_attended,
+    ]
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    return sum([p * q for p, q in zip(a, b, strict=True)])

@@ -18,8 +18,8 @@ M = TypeVar("M", bound=BaseModel)
 ENCODINGS = ("", "identity", "gzip", "deflate")  # what aiohttp decodes
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
-    """The body as a JSON object, fields that are null left out.
+async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
+    """The body as a JSON object, fields that are null left out unless null says something.
 
     Raises InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError.
     """
@@ -33,7 +33,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     value = parse_json(raw)
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
-    return {name: item for name, item in value.items() if item is not None}
+    return {name: item for name, item in value.items() if keep_null or item is not None}
 
 
 def check_fields(model: type[M], fields: dict[str, Any]) -> M:

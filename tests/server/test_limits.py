@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.core.commands import Resize
+from lora_serve.core.commands import Resize, Tune
 from lora_serve.core.errors import ConflictError
 from lora_serve.server.app import build_app
 from tests.server.conftest import ADMIN
@@ -44,6 +44,20 @@ async def test_new_limits_reach_the_engine_and_its_figures_come_back(admin: aioh
         ({"adapter_memory": -1}, "adapter_memory"),
         ({"adapter_host_memory": 0}, "adapter_host_memory"),
         ({"max_cpu_loras": 1.5}, "max_cpu_loras"),
+        ({"max_loras": None}, None),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 2.0}, "max_num_seqs"),
+        ({"max_num_seqs": 65}, "max_num_seqs"),  # more than tokens
+        ({"max_num_seqs": 33, "max_num_batched_tokens": 32}, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": 15}, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": "512"}, "max_num_batched_tokens"),
+        ({"batch_wait_ms": -1}, "batch_wait_ms"),
+        ({"batch_wait_ms": 60_001}, "batch_wait_ms"),
+        ({"batch_wait_ms": True}, "batch_wait_ms"),
+        ({"preferred_batch_size": -1}, "preferred_batch_size"),
+        ({"latency_target_ms": "fast"}, "latency_target_ms"),
+        ({"inter_token_target_ms": [50]}, "inter_token_target_ms"),
+        ({"max_loras": 2, "max_num_seqs": 65}, "max_num_seqs"),  # nothing of it is done
     ],
 )
 async def test_limits_that_are_none_are_refused(
@@ -52,6 +66,45 @@ async def test_limits_that_are_none_are_refused(
     status, answer = await put(admin, body)
     assert (status, answer["error"]["param"]) == (400, param)
     assert house.engine.commands == []
+
+
+async def test_the_batcher_is_tuned_and_its_limits_come_back_under_the_same_names(
+    admin: aiohttp.ClientSession, house: Any
+) -> None:
+    body = {
+        "max_num_seqs": 4, "max_num_batched_tokens": 32, "batch_wait_ms": 2.5, "preferred_batch_size": 3,
+        "latency_target_ms": 250, "inter_token_target_ms": 40.5,
+    }  # fmt: skip
+    status, answer = await put(admin, body)
+    assert status == 200
+    assert house.engine.commands == [Tune(4, 32, 0.0025, 3, 0.25, 0.0405)]
+    assert {name: answer["batcher"][name] for name in body} == body
+    assert answer["batcher"]["in_force"] == {
+        "max_num_seqs": 4, "max_num_batched_tokens": 32, "batch_wait_ms": 2.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("off", [None, 0])
+async def test_targets_are_turned_off_by_null_or_0_and_kept_if_left_out(
+    admin: aiohttp.ClientSession, off: int | None
+) -> None:
+    names = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
+    await put(admin, dict.fromkeys(names, 7))
+    for index, name in enumerate(names):
+        status, answer = await put(admin, {name: off})
+        assert status == 200
+        assert [answer["batcher"][other] for other in names] == [None] * (index + 1) + [7] * (2 - index)
+
+
+async def test_null_leaves_a_limit_that_cannot_be_off_as_it_is(admin: aiohttp.ClientSession, house: Any) -> None:
+    status, answer = await put(admin, {"max_num_seqs": None, "batch_wait_ms": 3})
+    assert (status, answer["batcher"]["max_num_seqs"], answer["batcher"]["batch_wait_ms"]) == (200, 8, 3)
+    assert house.engine.commands == [Tune(batch_wait=0.003)]
+
+
+async def test_tiers_and_batcher_are_changed_by_one_call(admin: aiohttp.ClientSession, house: Any) -> None:
+    assert (await put(admin, {"max_loras": 3, "max_num_seqs": 2}))[0] == 200
+    assert house.engine.commands == [Resize(3), Tune(2)]
 
 
 async def test_admin_key_is_needed(http: aiohttp.ClientSession, house: Any) -> None:

@@ -11,6 +11,7 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.stats import EngineStats
+from lora_serve.server.admin.batcher import batcher_card
 from lora_serve.server.admin.card import adapter_card, state_of
 from lora_serve.server.services import SERVICES, Services
 
@@ -42,10 +43,11 @@ async def get_adapter(request: web.Request) -> web.StreamResponse:
 
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
-    """Slots, tiers, KV blocks, queue, the composition of the last batches."""
+    """Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches."""
     services = request.app[SERVICES]
     stats = await services.client.stats()
-    return web.json_response(asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()})))
+    shown = asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()}))
+    return web.json_response(shown | {"batcher": batcher_card(stats.batcher)})
 
 
 async def card_response(services: Services, name: str, status: int = 200) -> web.Response:

@@ -44,12 +44,18 @@ class AliasFields(Fields):
 
 
 class LimitFields(Fields):
-    """PUT /admin/engine; what is left out stays as it is. Named as the flags are"""
+    """PUT /admin/engine; what is left out stays as it is. Named as the flags are; 0 turns a target off, as null does"""
 
     max_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
     adapter_memory: Bytes | None = None
     adapter_host_memory: Bytes | None = None
     max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=16, le=2**24)] | None = None
+    batch_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    preferred_batch_size: Annotated[int, Field(ge=0, le=2**24)] | None = None
+    latency_target_ms: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    inter_token_target_ms: Annotated[float, Field(ge=0, le=1e9)] | None = None
 
 
 class LoadLoraFields(Fields):
