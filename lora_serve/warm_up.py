@@ -58,6 +58,7 @@ async def warm_up(services: Services, settings: Settings) -> None:
         for stage in stages:
             progress.update(task, description=f"warm-up: {stage.name}")
             with timed(f"warm-up: {stage.name}"):
+                client.gate.enter(stage.requests, limited=False)
                 await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
             progress.advance(task)
         if stages:
