@@ -1,13 +1,15 @@
 """Goodput and refusals from half to ten times the capacity: a real server on the demo model, an open loop of arrivals.
 
-    python -m benchmarks.overload [--seconds 12] [--factors 0.5 1 2 5 10] [--max-queue 16] [--out FILE.json]
+    python -m benchmarks.overload [--seconds 12] [--factors 0.5 1 2 5 10] [--max-queue N] [--out FILE.json]
 
-The capacity is what a closed loop gets that keeps every row busy. Then requests arrive at random (Poisson) at multiples
-of it, whether earlier ones are answered or not. Goodput: tokens per second of requests whose first token took less
-than --first-token seconds (Server-Timing's queue, load and prefill). Refusal: from sending to the last byte of the 503.
-Every fifth of the refused comes again once, when Retry-After says so. Last, callers of whom all obey Retry-After until
-they are answered, many times as many as may wait: how many tries an answer took. The generator shares the machine with
-the server; `late_ms` is how much later than meant it sent.
+The capacity is what a closed loop gets that keeps every row busy. By default a second server is then started whose
+--max-queue is what the capacity answers in half of --first-token seconds: who waits behind more is served in vain.
+Requests arrive at random (Poisson) at multiples of the capacity, whether earlier ones are answered or not. Goodput:
+tokens per second of requests whose first token took less than --first-token seconds (Server-Timing's queue, load and
+prefill). Refusal: from sending to the last byte of the 503. Every fifth of the refused comes again once, when
+Retry-After says so. Last, callers of whom all obey Retry-After until they are answered, many times as many as may wait:
+how many tries an answer took. The generator shares the machine with the server; `late_ms` is how much later than meant
+it sent.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,19 +87,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 1, 2, 5, 10])
-    parser.add_argument("--max-queue", type=int, default=16)
+    parser.add_argument("--max-queue", type=int)
     parser.add_argument("--first-token", type=float, default=2.0)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/overload.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--model", str(DATA / "model"), "--served-model-name", BASE, "--store", f"{folder}/store"]
-        arguments += ["--max-num-seqs", str(ROWS), "--max-queue", str(options.max_queue)]
-        for name, path in adapter_folders().items():
-            arguments += ["--lora-modules", f"{name}={path}"]
-        with ServerProcess(arguments, Path(folder) / "log") as server:
-            server.wait_until_ready(300)
-            found = asyncio.run(_measure(server.url, options))
+        with _server(Path(folder), ROWS) as server:
+            capacity = asyncio.run(_capacity(server.url, options))
+        print(f"capacity {capacity:.1f} requests per second", flush=True)
+        options.max_queue = options.max_queue or max(1, round(capacity * options.first_token / 2))
+        with _server(Path(folder), options.max_queue) as server:
+            found = asyncio.run(_measure(server.url, capacity, options))
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     report = {"machine": machine(), "settings": {**settings, "max_num_seqs": ROWS}, **found}
     options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -105,15 +106,36 @@ def main() -> None:
         draw(report, options.out.with_suffix(".png"))
 
 
-async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
+@contextmanager
+def _server(folder: Path, max_queue: int) -> Iterator[ServerProcess]:
+    arguments = ["--model", str(DATA / "model"), "--served-model-name", BASE, "--store", f"{folder}/store"]
+    arguments += ["--max-num-seqs", str(ROWS), "--max-queue", str(max_queue)]
+    for name, path in adapter_folders().items():
+        arguments += ["--lora-modules", f"{name}={path}"]
+    with ServerProcess(arguments, folder / "log") as server:
+        server.wait_until_ready(300)
+        yield server
+
+
+@asynccontextmanager
+async def _site(url: str, output_tokens: int) -> AsyncIterator[Site]:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     headers = {"Content-Type": "application/json"}
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(url, connector=connector, headers=headers, timeout=timeout) as http:
-        site = Site(http, _bodies(options.output_tokens))
+        yield Site(http, _bodies(output_tokens))
+
+
+async def _capacity(url: str, options: argparse.Namespace) -> float:
+    """Requests per second."""
+    async with _site(url, options.output_tokens) as site:
         await _closed_loop(site, options.seconds / 4)
-        capacity = await _closed_loop(site, options.seconds)
-        print(f"capacity {capacity:.1f} requests per second", flush=True)
+        return await _closed_loop(site, options.seconds)
+
+
+async def _measure(url: str, capacity: float, options: argparse.Namespace) -> dict[str, Any]:
+    async with _site(url, options.output_tokens) as site:
+        await _closed_loop(site, options.seconds / 4)
         rows = []
         for factor in options.factors:
             rows.append({"factor": factor, **await _open_loop(site, factor * capacity, options)})
