@@ -30,6 +30,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Message
+from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_trial import EngineTrial
 from lora_serve.logs import configure_logging, timed
 from lora_serve.model.build import ModelParts, build_model
@@ -85,7 +86,7 @@ def _build_services(
     engine: Engine = build_engine(
         parts.runner, parts.spec, parts.num_blocks, settings.engine_slice(), config, loader.submit
     )
-    client = ThreadEngineClient(engine, mailbox)
+    client = ThreadEngineClient(engine, mailbox, QueueGate(settings.engine_slice().queue))
     trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())
     base_tokens = BaseTokens(text.vocabulary())
     registry = Registry(config, parts.spec, weights.catalog, weights.store, trial, base_tokens)

@@ -20,6 +20,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
+from lora_serve.server.openai.rehearsal import rehearse
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
 from lora_serve.warm_set import WarmSetKeeper
@@ -48,7 +49,7 @@ async def _register_module(services: Services, name: str, source: str) -> None:
 
 
 async def warm_up(services: Services, settings: Settings) -> None:
-    """Dummy rows through the ordinary step, then the pinned adapters onto the device."""
+    """Dummy rows through the ordinary step, a text through all of it, then the pinned adapters onto the device."""
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
     stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)
@@ -58,9 +59,12 @@ async def warm_up(services: Services, settings: Settings) -> None:
         for stage in stages:
             progress.update(task, description=f"warm-up: {stage.name}")
             with timed(f"warm-up: {stage.name}"):
+                client.gate.enter(stage.requests, limited=False)
                 await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
             progress.advance(task)
         if stages:
+            with timed("warm-up: a text"):
+                await rehearse(services)
             await client.adapters(Evict(dummy.digest, forget=True))
         for ref in pinned:
             progress.update(task, description=f"warm-up: {ref.label}")

@@ -9,10 +9,15 @@ from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.events import Event
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
+from lora_serve.engine.queue_gate import QueueGate
 
 
 class EngineClient(Protocol):
     """What the doors and the web know of an engine. All methods run on the event loop's thread."""
+
+    @property
+    def gate(self) -> QueueGate:
+        """Who waits at the door, and who may: `infer` asks it, and whoever submits several requests asks it first."""
 
     async def start(self) -> None:
         """Start the engine; returns when it takes requests (warm-up is requests)."""
@@ -21,7 +26,8 @@ class EngineClient(Protocol):
         """Submit `request` at once and yield its events: PromptEvent, TokenEvent ..., then FinishEvent.
 
         An ErrorEvent is raised as its error instead of yielded. Leaving the loop early (`aclose`) is the abort:
-        the engine then frees the row's blocks and slot. Submitting is refused with QueueFullError when full.
+        the engine then frees the row's blocks and slot. Submitting is refused by the gate: QueueFullError,
+        TenantQueueFullError.
         """
 
     async def adapters(self, command: AdapterCommand) -> ProbeResult | None:

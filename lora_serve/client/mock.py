@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
-from lora_serve.core.config import BatchLimits
-from lora_serve.core.errors import LoraServeError, NotReadyError, QueueFullError
+from lora_serve.core.config import BatchLimits, QueueLimits
+from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import AdapterCounters, BatcherStats, EngineStats, SlotInfo
+from lora_serve.engine.queue_gate import QueueGate
 
 MAX_LORAS = 4
 TIMINGS = Timings(queue=0.001, load=0.002, prefill=0.003)
@@ -53,7 +54,7 @@ class MockEngineClient:
     vocab_size: int
     script: Callable[[InferenceRequest], MockReply] = field(default=lambda request: MockReply())
     eos_token_ids: tuple[int, ...] = ()
-    max_queue: int = 1024
+    gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits(1024)))
     requests: list[InferenceRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early
     commands: list[AdapterCommand] = field(default_factory=list)
@@ -74,11 +75,10 @@ class MockEngineClient:
         self.running = False
 
     def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
-        """Record `request` and yield what the script says. Raises QueueFullError, NotReadyError."""
+        """Record `request` and yield what the script says. Raises NotReadyError, and what the gate raises."""
         if not self.running:
             raise NotReadyError("The engine is stopped.")
-        if len(self._rows) >= self.max_queue:
-            raise QueueFullError("The queue is full.", retry_after=2.0)
+        self.gate.enter((request,))
         self.requests.append(request)
         self._rows[request.request_id] = _Row(request)
         return self._events(request, self.script(request))
@@ -141,6 +141,7 @@ class MockEngineClient:
                 ended = True
                 raise reply.error
             row.waiting = False
+            self.gate.leave(request.request_id)
             self._resident.update({ref.digest: ref for ref in request.refs})
             prompt = _prompt_logprobs(request)
             yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back)
@@ -159,6 +160,7 @@ class MockEngineClient:
             yield FinishEvent(request.request_id, reply.finish or FinishReason.LENGTH, reply.stop_token_id)
         finally:
             del self._rows[request.request_id]
+            self.gate.leave(request.request_id)
             if not ended:
                 self.aborted.append(request.request_id)
 

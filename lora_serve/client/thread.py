@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import LoraServeError, NotReadyError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent
+from lora_serve.core.events import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop
 from lora_serve.engine.messages import Abort, Command, Message, Outcome, StatsQuery, Stop, Submit
+from lora_serve.engine.queue_gate import QueueGate
 
 R = TypeVar("R")
 
@@ -23,7 +24,8 @@ R = TypeVar("R")
 class ThreadEngineClient:
     """See `EngineClient`. The mailbox is shared with the adapter loader, which posts into it."""
 
-    def __init__(self, engine: Engine, mailbox: queue.SimpleQueue[Message]) -> None:
+    def __init__(self, engine: Engine, mailbox: queue.SimpleQueue[Message], gate: QueueGate) -> None:
+        self.gate = gate
         self._engine = engine
         self._mailbox = mailbox
         self._queues: dict[str, asyncio.Queue[Event]] = {}
@@ -33,7 +35,7 @@ class ThreadEngineClient:
         """Start the engine's thread."""
         loop = asyncio.get_running_loop()
 
-        def emit(events: list[Event]) -> None:
+        def emit(events: Sequence[StepEvent]) -> None:
             loop.call_soon_threadsafe(self._deliver, events)
 
         run = EngineLoop(self._engine, self._mailbox, emit).run
@@ -43,21 +45,22 @@ class ThreadEngineClient:
     async def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
         """See `EngineClient.infer`."""
         self._check_running()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        self._queues[request.request_id] = events
-        self._mailbox.put(Submit(request))
-        is_over = False
-        try:
-            while not is_over:
-                event = await events.get()
-                is_over = isinstance(event, ErrorEvent | FinishEvent)
-                if isinstance(event, ErrorEvent):
-                    raise event.error
-                yield event
-        finally:
-            del self._queues[request.request_id]
-            if not is_over:
-                self._mailbox.put(Abort(request.request_id))
+        with self.gate.entered((request,)):
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            self._queues[request.request_id] = events
+            self._mailbox.put(Submit(request))
+            is_over = False
+            try:
+                while not is_over:
+                    event = await events.get()
+                    is_over = isinstance(event, ErrorEvent | FinishEvent)
+                    if isinstance(event, ErrorEvent):
+                        raise event.error
+                    yield event
+            finally:
+                del self._queues[request.request_id]
+                if not is_over:
+                    self._mailbox.put(Abort(request.request_id))
 
     async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
         """See `EngineClient.adapters`."""
@@ -97,9 +100,12 @@ class ThreadEngineClient:
         if self._thread is None or not self._thread.is_alive():
             raise NotReadyError("The engine is not running.", retry_after=5)
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: Sequence[StepEvent]) -> None:
         """On the event loop: each event to whoever still waits for it."""
         for event in events:
+            if isinstance(event, StartedEvent):
+                self.gate.leave(event.request_id)
+                continue
             waiting = self._queues.get(event.request_id)
             if waiting is not None:
                 waiting.put_nowait(event)

@@ -16,6 +16,7 @@ LoraServeError
 │   └── InvalidAdapterError      the adapter cannot be served exactly; `reasons` lists why
 ├── CapacityError                not now: come back after `retry_after` seconds
 │   ├── QueueFullError           the waiting queue is at its limit
+│   ├── TenantQueueFullError     the tenant's own part of it is
 │   ├── NotReadyError            warming up or draining
 │   └── AdapterUnavailableError  the adapter's weights could not be fetched now
 ├── RequestTimeoutError          the request's own deadline passed
@@ -93,7 +94,9 @@ class InvalidAdapterError(RequestError):
 
 
 class CapacityError(LoraServeError):
-    """Not now; try again after `retry_after` seconds."""
+    """Not now; try again after `retry_after` seconds. `reason` is its label in the metrics, one of a few."""
+
+    reason = "overloaded"
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -103,13 +106,39 @@ class CapacityError(LoraServeError):
 class QueueFullError(CapacityError):
     """The waiting queue is at its limit."""
 
+    def __init__(self, message: str, retry_after: float = 1.0, reason: str = "queue_requests") -> None:
+        super().__init__(message, retry_after)
+        self.reason = reason
+
+
+class TenantQueueFullError(CapacityError):
+    """So much of the tenant waits that no more may; `requests` and `tokens` are (limit, what is left of it)."""
+
+    def __init__(
+        self,
+        message: str,
+        retry_after: float = 1.0,
+        reason: str = "tenant_requests",
+        *,
+        requests: tuple[int, int] | None = None,
+        tokens: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(message, retry_after)
+        self.reason = reason
+        self.requests = requests
+        self.tokens = tokens
+
 
 class NotReadyError(CapacityError):
     """The server is warming up or draining."""
 
+    reason = "not_ready"
+
 
 class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
+
+    reason = "adapter_unavailable"
 
 
 class RequestTimeoutError(LoraServeError):

@@ -28,6 +28,13 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedEvent:
+    """The request waits no longer: its first tokens are in a step. Between engine and client only."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEvent:
     """The prompt is computed; always the first event of a request that is not refused."""
 
@@ -72,4 +79,5 @@ class ErrorEvent:
     error: LoraServeError
 
 
-Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent
+Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent  # what a caller gets
+StepEvent = Event | StartedEvent  # what a step tells

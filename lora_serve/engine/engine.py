@@ -11,7 +11,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError
-from lora_serve.core.events import Event
+from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.messages import Command, Outcome
@@ -60,12 +60,12 @@ class Engine:
         """Whether sequences run; may be asked from any thread."""
         return bool(self.scheduler.running)
 
-    def step(self) -> tuple[bool, list[Event]]:
+    def step(self) -> tuple[bool, list[StepEvent]]:
         """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
         start = time.monotonic()
-        events = self.scheduler.expire(start)
-        batch, refusals = self.scheduler.schedule(start)
-        events += refusals
+        events: list[StepEvent] = [*self.scheduler.expire(start)]
+        batch, news = self.scheduler.schedule(start)
+        events += news
         self._settle_commands()
         self._load_slots()
         if batch is None:

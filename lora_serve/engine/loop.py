@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.errors import InternalError, NotReadyError
-from lora_serve.core.events import ErrorEvent, Event
+from lora_serve.core.events import ErrorEvent, Event, StepEvent
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Abort, Command, Message, StatsQuery, Stop, Submit
 
@@ -20,7 +20,7 @@ class EngineLoop:
     """Runs until `Stop`. `emit` gets one list of events per step, on this thread."""
 
     def __init__(
-        self, engine: Engine, mailbox: queue.SimpleQueue[Message], emit: Callable[[list[Event]], None]
+        self, engine: Engine, mailbox: queue.SimpleQueue[Message], emit: Callable[[Sequence[StepEvent]], None]
     ) -> None:
         self._engine = engine
         self._mailbox = mailbox
@@ -31,7 +31,7 @@ class EngineLoop:
         """The thread's main function."""
         is_busy = False
         while not self._is_stopping:
-            events = self._drain(is_busy)
+            events: list[StepEvent] = [*self._drain(is_busy)]
             is_busy, new = self._step()
             events += new
             if events:
@@ -40,13 +40,13 @@ class EngineLoop:
         self._engine.end_commands(goodbye)
         self._emit(self._engine.scheduler.fail_all(goodbye))
 
-    def _step(self) -> tuple[bool, list[Event]]:
+    def _step(self) -> tuple[bool, list[StepEvent]]:
         """A step that survives a bug: then all requests end with an error and the loop goes on."""
         try:
             return self._engine.step()
         except Exception:
             _log.exception("the step failed")
-            return False, self._engine.scheduler.fail_all(InternalError("The engine failed; the request was ended."))
+            return False, [*self._engine.scheduler.fail_all(InternalError("The engine failed; the request was ended."))]
 
     def _drain(self, is_busy: bool) -> list[Event]:
         """Handle every message there is; with nothing to run, wait for one or for the next deadline."""

@@ -15,10 +15,9 @@ from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     LoraServeError,
-    QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import ErrorEvent, Event
+from lora_serve.core.events import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.answers import finish_of, pooled_events, token_events
 from lora_serve.engine.batcher import Batcher
@@ -50,7 +49,6 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
     ) -> None:
-        self._config = config
         self._blocks = blocks
         self.prefix_cache = prefix_cache
         self._residency = residency
@@ -71,10 +69,7 @@ class Scheduler:
     # -- coming and going --------------------------------------------------------------------------------------
 
     def add(self, request: InferenceRequest) -> list[Event]:
-        """Take a request in, or refuse it."""
-        if len(self.waiting) >= (limit := self._config.queue.max_requests):
-            full = QueueFullError(f"The queue is full ({limit} requests wait); try again later.")
-            return [ErrorEvent(request.request_id, full)]
+        """Take a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
         sequence = Sequence(
             self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback
@@ -129,8 +124,8 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> tuple[Batch | None, list[Event]]:
-        """The next batch, None if nobody can run now; and the refusals found on the way."""
+    def schedule(self, now: float) -> tuple[Batch | None, list[StepEvent]]:
+        """The next batch, None if nobody can run now; and who started, or was refused, on the way."""
         self._scheduled_at = now
         limits = self.batcher.step_limits(self.running)
         rows = StepRows(limits.max_tokens)
@@ -171,9 +166,9 @@ class Scheduler:
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count, self._eos_token_ids), count)
 
-    def _admit(self, order: tuple[Sequence, ...], rows: StepRows, limits: StepLimits, now: float) -> list[Event]:
+    def _admit(self, order: tuple[Sequence, ...], rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
         """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
-        events: list[Event] = []
+        events: list[StepEvent] = []
         slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
         passed_over: list[Sequence] = []
         buckets = self.batcher.open_buckets(order, limits, len(self.running), rows.budget, now)
@@ -203,6 +198,8 @@ class Scheduler:
                     continue
                 for older in passed_over:
                     older.num_passed_over += 1
+            if sequence.first_scheduled is None:
+                events.append(StartedEvent(sequence.request.request_id))
             self._start(sequence, now)
             count = chunk_of(sequence, rows.budget)
             self._reserve(sequence, count, rows)

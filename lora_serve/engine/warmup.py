@@ -1,15 +1,44 @@
-"""What to run before the first user does: ordinary requests, in stages. Running them is `launch.py`'s business."""
+"""What to run before the first user does: ordinary requests in stages, derived from the configuration.
+
+A plan is a list of shapes: rows x prompt tokens x with or without LoRA. It covers what a step's time and memory depend
+on: batch sizes of decoding, chunks of prompts, segments of an adapter short and long enough for either LoRA kernel,
+chunks beside decoding rows, every way of sampling, and for pooling models their rows and lengths. Running the stages is
+`warm_up.py`'s business.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
-from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
+from lora_serve.core.model_spec import ModelSpec, PoolingSpec
+from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task
 
 _NEW_TOKENS = 3
+_ROW_TOKENS = 2  # of prompts that are there for their rows: the shortest that are not decoding at once
+_SHORTEST_PADDED = 16
+_WAYS_OF_SAMPLING = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=1),
+    SamplingParams(presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1, min_tokens=1),
+    SamplingParams(temperature=0.0, logit_bias=((0, 1.0),), stop_token_ids=(0,)),
+    SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupShape:
+    """Prompts that are sent at the same time."""
+
+    num_rows: int
+    num_tokens: int  # of each prompt
+    has_adapter: bool  # every second row uses it, the first among them
+
+    def __str__(self) -> str:
+        return f"{self.num_rows} x {self.num_tokens} tokens, {'LoRA' if self.has_adapter else 'base'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,41 +50,110 @@ class WarmupStage:
 
 
 def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: AdapterRef) -> list[WarmupStage]:
-    """Stages of growing row counts and prompt lengths; every second row uses `adapter`.
+    """The plan as requests; `adapter` changes nothing and may be used by anybody.
 
-    mode "off": none; "auto": one row, some rows, a long prompt; "full": every power of two up to the limits.
+    mode "off": none; "auto": a few shapes at the ends of what may occur; "full": the product of all powers of two. A
+    classifier whose labels only adapters bring cannot run before one of them is there.
     """
-    longest = max(1, min(config.batch.max_num_batched_tokens, spec.max_model_len - _NEW_TOKENS - 1))
-    if mode == "off":
+    pooling = spec.pooling
+    if mode == "off" or (pooling is not None and pooling.task is Task.CLASSIFY and not pooling.labels):
         return []
-    shapes = [(1, 8), (8, 32), (1, longest)]
-    if mode == "full":
-        shapes = [(rows, 16) for rows in _powers(config.batch.max_num_seqs)] + [
-            (2, tokens) for tokens in _powers(longest)
-        ]
-    return [
-        _stage(min(rows, config.batch.max_num_seqs), min(tokens, longest), spec, adapter) for rows, tokens in shapes
-    ]
+    if pooling is not None:
+        return [_pooling_stage(shape, spec, pooling, adapter) for shape in pooling_shapes(mode, spec, config)]
+    stages = [_stage(shape, spec, config, adapter) for shape in generating_shapes(mode, spec, config)]
+    return [*stages, _sampling_stage(spec, adapter)]
 
 
-def _powers(limit: int) -> list[int]:
-    """1, 2, 4, ... and the limit itself."""
-    return [1 << n for n in range(limit.bit_length()) if 1 << n < limit] + [limit]
+def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[WarmupShape]:
+    """Of models that generate. Prompts of `chunk` tokens fill a step, so several of them run beside decoding rows."""
+    room = spec.max_model_len - _NEW_TOKENS - 1
+    most_rows = config.batch.max_num_seqs
+    chunk = max(1, min(config.batch.max_num_batched_tokens, room))
+    if mode == "auto":
+        some = [(1, 8), (min(8, most_rows), 8), (most_rows, _ROW_TOKENS)]
+        return _distinct([*_both(some), WarmupShape(min(3, most_rows), chunk, True)], room)
+    rows = [(count, _ROW_TOKENS) for count in _powers(1, most_rows)]
+    chunks = [(1, length) for length in _powers(4, chunk)]
+    together = [(min(4, most_rows), chunk), (1, chunk + chunk // 2)]  # beside decoding; a chunk after another
+    return _distinct(_both([*rows, *chunks, *together]), room)
 
 
-def _stage(rows: int, tokens: int, spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
-    name = f"{rows} rows of {tokens} prompt tokens"
-    params = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, ignore_eos=True)
+def pooling_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[WarmupShape]:
+    """Of models that pool: single texts and full batches of every power of two, which is what lengths are padded to."""
+    longest, budget = spec.max_model_len, config.batch.max_num_batched_tokens
+    lengths = _powers(_SHORTEST_PADDED, longest)
+    if mode == "auto":
+        lengths = [lengths[0], max(length for length in lengths if length <= max(budget, lengths[0]))]
+    pairs = []
+    for length in lengths:
+        most_rows = max(1, min(config.batch.max_num_seqs, budget // length))
+        pairs += [(count, length) for count in ((1, most_rows) if mode == "auto" else _powers(1, most_rows))]
+    return _distinct(_both(pairs), longest)
+
+
+def _both(pairs: Iterable[tuple[int, int]]) -> list[WarmupShape]:
+    return [WarmupShape(rows, tokens, has_adapter) for rows, tokens in pairs for has_adapter in (False, True)]
+
+
+def _distinct(shapes: Iterable[WarmupShape], room: int) -> list[WarmupShape]:
+    """Each once, with prompts of `room` tokens at most."""
+    return list(dict.fromkeys(replace(shape, num_tokens=max(1, min(shape.num_tokens, room))) for shape in shapes))
+
+
+def _powers(first: int, limit: int) -> list[int]:
+    """`first`, twice that, ... below the limit, and the limit itself."""
+    return [first << n for n in range(limit.bit_length()) if first << n < limit] + [limit]
+
+
+def _stage(shape: WarmupShape, spec: ModelSpec, config: EngineConfig, adapter: AdapterRef) -> WarmupStage:
+    """Those that are there for their rows decode until the last of them has started: then all decode together."""
+    num_new = _NEW_TOKENS
+    if shape.num_tokens <= _ROW_TOKENS:
+        num_new += _steps_to_start(shape.num_rows, config.batch.max_num_batched_tokens)
+    params = SamplingParams(max_tokens=min(num_new, spec.max_model_len - shape.num_tokens), temperature=0.0)
+    return _rows(shape, spec, adapter, [params], None)
+
+
+def _steps_to_start(num_rows: int, max_tokens: int) -> int:
+    """Steps of `max_tokens` until so many prompts of `_ROW_TOKENS` have begun, beside those that decode already."""
+    started, steps = 0, 0
+    while started < num_rows:
+        left = max_tokens - started
+        steps += -(-_ROW_TOKENS // left)
+        started += max(1, left // _ROW_TOKENS)
+    return steps
+
+
+def _sampling_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
+    num_tokens = max(1, min(8, spec.max_model_len - _NEW_TOKENS - 1))
+    shape = WarmupShape(len(_WAYS_OF_SAMPLING), num_tokens, True)
+    ways = [replace(way, max_tokens=_NEW_TOKENS) for way in _WAYS_OF_SAMPLING]
+    return replace(_rows(shape, spec, adapter, ways, None), name="ways of sampling")
+
+
+def _pooling_stage(shape: WarmupShape, spec: ModelSpec, pooling: PoolingSpec, adapter: AdapterRef) -> WarmupStage:
+    types = (0,) * (shape.num_tokens - 1) + (1,) if pooling.takes_pairs else ()
+    return _rows(shape, spec, adapter, [SamplingParams()], PoolingParams(types))
+
+
+def _rows(
+    shape: WarmupShape,
+    spec: ModelSpec,
+    adapter: AdapterRef,
+    params: list[SamplingParams],
+    pooling: PoolingParams | None,
+) -> WarmupStage:
     return WarmupStage(
-        name,
+        str(shape),
         tuple(
             InferenceRequest(
-                request_id=f"warm-up-{name}-{row}".replace(" ", "-"),
-                prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(tokens)),
-                sampling=params,
-                adapters=(AdapterUse(adapter),) if row % 2 or rows == 1 else (),
-                tenant=f"warm-up: {name}",  # a stage must not find the blocks of an earlier one: it would run less
+                request_id=f"warm-up-{shape}-{row}".replace(" ", "-"),
+                prompt_token_ids=tuple((row + position) % spec.vocab_size for position in range(shape.num_tokens)),
+                sampling=replace(params[row % len(params)], ignore_eos=True),
+                adapters=(AdapterUse(adapter),) if shape.has_adapter and row % 2 == 0 else (),
+                tenant=f"warm-up: {shape}",  # a stage must not find the blocks of an earlier one: it would run less
+                pooling=pooling,
             )
-            for row in range(rows)
+            for row in range(shape.num_rows)
         ),
     )

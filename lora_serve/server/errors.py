@@ -11,6 +11,7 @@
 | UnsupportedMediaError     | 415    | invalid_request_error | unsupported_media_type   |
 | InvalidAdapterError       | 422    | invalid_adapter       | invalid_adapter          |
 | QueueFullError            | 503    | server_error          | overloaded               |
+| TenantQueueFullError      | 429    | rate_limit_error      | rate_limit_exceeded      |
 | NotReadyError             | 503    | server_error          | not_ready                |
 | AdapterUnavailableError   | 503    | server_error          | adapter_unavailable      |
 | RequestTimeoutError       | 504    | timeout_error         | timeout                  |
@@ -43,6 +44,7 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.UnsupportedMediaError, 415, "invalid_request_error", "unsupported_media_type"),
     (errors.InvalidAdapterError, 422, "invalid_adapter", "invalid_adapter"),
     (errors.QueueFullError, 503, "server_error", "overloaded"),
+    (errors.TenantQueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.NotReadyError, 503, "server_error", "not_ready"),
     (errors.AdapterUnavailableError, 503, "server_error", "adapter_unavailable"),
     (errors.CapacityError, 503, "server_error", "overloaded"),
@@ -96,8 +98,19 @@ def _headers(error: errors.LoraServeError) -> dict[str, str] | None:
     if isinstance(error, errors.AuthenticationError):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, errors.CapacityError):
-        return {"Retry-After": str(max(1, min(MAX_RETRY_AFTER, math.ceil(error.retry_after))))}
+        headers = {"Retry-After": str(max(1, min(MAX_RETRY_AFTER, math.ceil(error.retry_after))))}
+        return headers | (_rate_limits(error) if isinstance(error, errors.TenantQueueFullError) else {})
     return None
+
+
+def _rate_limits(error: errors.TenantQueueFullError) -> dict[str, str]:
+    """In OpenAI's names, for each limit that there is."""
+    headers = {}
+    for name, figures in (("requests", error.requests), ("tokens", error.tokens)):
+        if figures is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(figures[0])
+            headers[f"x-ratelimit-remaining-{name}"] = str(figures[1])
+    return headers
 
 
 def _http_exception(error: web.HTTPException) -> WireError:

@@ -14,6 +14,7 @@ from lora_serve.core.events import Timings
 
 MAX_TENANT_LABELS = 200
 OTHER_TENANTS = "other"
+REFUSAL_REASONS = ("queue_requests", "queue_tokens", "tenant_requests", "tenant_tokens")  # shown from the start
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -39,13 +40,25 @@ class Metrics:
         self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Time in the queue.", REQUEST_BUCKETS)
         self._tenant_tokens = self._tenant_counter("lora_serve_tenant_tokens", "Prompt and generated tokens.")
         self._tenant_requests = self._tenant_counter("lora_serve_tenant_requests", "Sequences asked for.")
+        self._refused = Counter(
+            "lora_serve_requests_refused",
+            "Requests told to come again later, by what was short.",
+            ["reason"],
+            registry=self.registry,
+        )
         self._tenants: set[str] = set()
         for reason in ("stop", "length", "abort"):
             self._success.labels(**self.labels, finished_reason=reason)
+        for reason in REFUSAL_REASONS:
+            self._refused.labels(reason)
 
     def sequence(self, tenant: str, arrival: float, num_prompt_tokens: int) -> SequenceTimer:
         """Times one sequence; `arrival` is seconds of `time.monotonic()`."""
         return SequenceTimer(self, self._tenant_label(tenant), arrival, num_prompt_tokens)
+
+    def count_refusal(self, reason: str) -> None:
+        """`reason`: of a CapacityError."""
+        self._refused.labels(reason).inc()
 
     def count_start(self, tenant_label: str) -> None:
         self._tenant_requests.labels(tenant_label).inc()

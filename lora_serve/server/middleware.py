@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from lora_serve.core.errors import CapacityError
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.services import SERVICES
@@ -38,6 +39,8 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
     except Exception as error:
         if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             return web.Response(status=CLIENT_LEFT)  # nobody reads it, and aiohttp logs no traceback
+        if isinstance(error, CapacityError):
+            request.app[SERVICES].metrics.count_refusal(error.reason)
         return wire_error(error, context.request_id).response()
 
 
@@ -70,12 +73,13 @@ def _log(request: web.Request, context: RequestContext, status: int) -> None:
 
 
 def for_inference(handler: Handler) -> Handler:
-    """Let in whoever may use the models, while the server is ready."""
+    """Let in whoever may use the models, while the server is ready and its queue is not full already."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
         request[CONTEXT].tenant = services.authenticator.inference(request.headers.get("Authorization"))
         with services.lifecycle.inside():
+            services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
             return await handler(request)
 
     return guarded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import time
 from contextlib import aclosing
 from typing import Any
@@ -15,10 +16,18 @@ from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.commands import Evict, Pin, Probe, Unpin
-from lora_serve.core.errors import AdapterUnavailableError, InternalError, NotReadyError, RequestTimeoutError
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InternalError,
+    NotReadyError,
+    QueueFullError,
+    RequestTimeoutError,
+)
 from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.messages import Message
+from lora_serve.engine.queue_gate import QueueGate
 from tests.engine.fake_runner import next_token
 from tests.engine.world import World, adapter
 
@@ -33,7 +42,7 @@ async def client() -> Any:
         mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
 
     world.residency._submit = submit
-    client = ThreadEngineClient(world.engine, mailbox)
+    client = ThreadEngineClient(world.engine, mailbox, QueueGate(QueueLimits(1024)))
     await client.start()
     yield client
     await client.stop()
@@ -130,7 +139,7 @@ async def test_a_bug_in_taking_a_message_is_answered_and_the_loop_goes_on(
 
 async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
     world = World()
-    client = ThreadEngineClient(world.engine, queue.SimpleQueue())
+    client = ThreadEngineClient(world.engine, queue.SimpleQueue(), QueueGate(QueueLimits(1024)))
     world.residency._submit = lambda ref: None
     await client.start()
     waiting = asyncio.create_task(anext(aiter(client.infer(request("r", adapter("a"))))))  # type: ignore[arg-type]
@@ -156,3 +165,46 @@ async def test_probe_is_answered_with_what_the_runner_saw(client: ThreadEngineCl
 async def test_probe_of_an_adapter_that_cannot_be_had_is_an_error(client: ThreadEngineClient) -> None:
     with pytest.raises(AdapterUnavailableError, match="broken"):
         await client.adapters(Probe(adapter("broken"), (1,)))
+
+
+async def test_a_full_queue_refuses_in_the_middle_of_a_step(
+    client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.gate = QueueGate(QueueLimits(1))
+    run, is_running, may_end = client._engine._runner.run, threading.Event(), threading.Event()
+
+    def run_when_told(batch: Batch) -> list[RowOutput]:
+        is_running.set()
+        may_end.wait(10)
+        return run(batch)
+
+    monkeypatch.setattr(client._engine._runner, "run", run_when_told)
+    first = asyncio.create_task(_tokens(client, request("r")))
+    await asyncio.to_thread(is_running.wait, 10)
+    with pytest.raises(QueueFullError):
+        await _tokens(client, request("s"))
+    may_end.set()
+    assert await first == 4
+
+
+async def test_who_has_started_or_left_waits_no_longer(
+    client: ThreadEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client._engine.residency._submit = lambda ref: None  # the load never ends
+    cold = asyncio.create_task(_tokens(client, request("cold", adapter("a"))))
+    failing = asyncio.create_task(_tokens(client, request("late", adapter("b"), deadline=time.monotonic() + 0.02)))
+    async with aclosing(client.infer(request("warm"))) as events:  # type: ignore[type-var]
+        await anext(aiter(events))
+        assert {name for name in client.gate._waiting if name != "late"} == {"cold"}
+    with pytest.raises(RequestTimeoutError):
+        await failing
+    assert set(client.gate._waiting) == {"cold"}
+    cold.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cold
+    assert client.gate.num_requests == 0
+
+
+async def _tokens(client: ThreadEngineClient, asked: InferenceRequest) -> int:
+    async with aclosing(client.infer(asked)) as events:  # type: ignore[type-var]
+        return sum([isinstance(event, TokenEvent) async for event in events])

@@ -29,6 +29,7 @@ from lora_serve.core.commands import Evict
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message
+from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_trial import EngineTrial
 from lora_serve.model.build import build_model
 from lora_serve.model.host_adapter import HostAdapter
@@ -112,7 +113,9 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
     with closing(open_catalog(tmp_path)) as catalog, closing(Loader(fetch, mailbox.put, 4)) as loader:
         slices = settings.engine_slice(), settings.adapter_slice()
         client = ThreadEngineClient(
-            build_engine(parts.runner, parts.spec, parts.num_blocks, *slices, loader.submit), mailbox
+            build_engine(parts.runner, parts.spec, parts.num_blocks, *slices, loader.submit),
+            mailbox,
+            QueueGate(slices[0].queue),
         )
         trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())
         registry = Registry(slices[1], parts.spec, catalog, store, trial, BaseTokens(text.vocabulary()))

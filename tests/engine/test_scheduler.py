@@ -12,10 +12,9 @@ from lora_serve.core.errors import (
     AdapterUnavailableError,
     InternalError,
     NumericalError,
-    QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import ErrorEvent, FinishEvent
+from lora_serve.core.events import ErrorEvent, FinishEvent, StartedEvent
 from lora_serve.core.request import FinishReason, OnCold
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import World, adapter
@@ -75,15 +74,18 @@ def test_lower_priority_number_runs_first() -> None:
     assert world.order == ["soon", "late"]
 
 
-def test_full_queue_refuses_and_leaves_the_others_alone() -> None:
-    world = World(max_queue=2, max_num_seqs=1)
+def test_start_of_a_request_is_told_once_though_it_is_preempted() -> None:
+    world = World(num_blocks=8, max_num_seqs=4, enable_prefix_caching=False)
     for index in range(4):
-        world.add(f"r{index}", [index])
-    assert isinstance(world.error("r2"), QueueFullError)
-    assert isinstance(world.error("r3"), QueueFullError)
-    world.run()
+        world.add(f"r{index}", [index] * 8, max_tokens=20)
+    started: list[str] = []
+    for _ in range(300):
+        _, events = world.engine.step()
+        world.take([event for event in events if not isinstance(event, StartedEvent)])
+        started += [event.request_id for event in events if isinstance(event, StartedEvent)]
+    assert world.scheduler.num_preemptions > 0
+    assert sorted(started) == ["r0", "r1", "r2", "r3"]
     world.check_answers()
-    assert len(world.ends) == 4
 
 
 def test_abort_frees_blocks_and_slot_at_once_waiting_or_running() -> None:

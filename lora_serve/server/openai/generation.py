@@ -25,20 +25,22 @@ async def run_choices(
 ) -> ChoiceEvents:
     """(number of the choice, Admitted or Piece) as they come; each choice ends with a Piece with a finish_reason.
 
-    Leaving early, or an error of one choice, aborts all of them. The engine lets the same adapters answer all choices
-    that may fall back; should it ever not, no answer is given, as its headers could not tell who it is of.
+    Either all choices may wait for their turn or none is begun: QueueFullError, TenantQueueFullError. Leaving early, or
+    an error of one choice, aborts all of them. The engine lets the same adapters answer all choices that may fall back;
+    should it ever not, no answer is given, as its headers could not tell who it is of.
     """
     sources = [_run_choice(services, context, request, rules) for request in requests]
     admitted_at: float | None = None
     outcomes: set[bool] = set()
-    async with aclosing(merge(sources)) as events:
-        async for number, event in events:
-            if isinstance(event, Admitted):
-                admitted_at = admitted_at or time.monotonic()
-                yield number, _admitted(context, event, outcomes)
-            else:
-                context.num_output_tokens += len(event.token_ids)
-                yield number, event
+    with services.client.gate.entered(requests):
+        async with aclosing(merge(sources)) as events:
+            async for number, event in events:
+                if isinstance(event, Admitted):
+                    admitted_at = admitted_at or time.monotonic()
+                    yield number, _admitted(context, event, outcomes)
+                else:
+                    context.num_output_tokens += len(event.token_ids)
+                    yield number, event
     context.decode = time.monotonic() - (admitted_at or time.monotonic())
 
 

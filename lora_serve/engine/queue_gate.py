@@ -1,0 +1,125 @@
+"""Who may begin to wait: the limits of the queue, asked at the door, before anything is done for a request.
+
+It belongs to the client's side of the mailbox, so that a refusal does not wait for the end of a step. Plain Python, no
+lock: the event loop's thread is its only caller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import QueueFullError, TenantQueueFullError
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.waiting_line import WaitingLine
+
+
+class QueueGate:
+    """A request waits from `enter` until `leave`: it has started, or ended before it could.
+
+    What is larger than a whole limit enters when nobody else waits, or it never could.
+    """
+
+    def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._waiting: dict[str, tuple[str, int]] = {}  # by request id: account, prompt tokens
+        self._all = WaitingLine(clock())
+        self._lines: dict[str, WaitingLine] = {}  # by account, of those that have somebody waiting
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait."""
+        return self._all.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Their prompt tokens."""
+        return self._all.num_tokens
+
+    def check(self) -> None:
+        """Raise QueueFullError if not even the smallest request may enter: cheap, asked before a body is read."""
+        self._check_all(1, 1, self._clock())
+
+    def enter(self, requests: Sequence[InferenceRequest], *, limited: bool = True) -> None:
+        """All of one answer's requests wait from now on, or none. Who entered before is not counted again.
+
+        `limited` False: whatever the limits are. Raises QueueFullError, TenantQueueFullError.
+        """
+        now = self._clock()
+        fresh = [request for request in requests if request.request_id not in self._waiting]
+        if limited and fresh:
+            num_tokens = sum(len(request.prompt_token_ids) for request in fresh)
+            self._check_all(len(fresh), num_tokens, now)
+            self._check_account(_account(fresh[0]), len(fresh), num_tokens, now)
+        for request in fresh:
+            account, num_tokens = _account(request), len(request.prompt_token_ids)
+            self._waiting[request.request_id] = (account, num_tokens)
+            self._all.add(num_tokens, now)
+            self._lines.setdefault(account, WaitingLine(now)).add(num_tokens, now)
+
+    def leave(self, request_id: str) -> None:
+        """It waits no longer; whoever does not wait is fine."""
+        account, num_tokens = self._waiting.pop(request_id, ("", -1))
+        if num_tokens < 0:
+            return
+        now, line = self._clock(), self._lines[account]
+        self._all.remove(num_tokens, now)
+        line.remove(num_tokens, now)
+        if line.num_requests == 0:
+            del self._lines[account]
+
+    @contextmanager
+    def entered(self, requests: Sequence[InferenceRequest]) -> Iterator[None]:
+        """`enter` now, and `leave` at the end of the block for whoever still waits then."""
+        self.enter(requests)
+        try:
+            yield
+        finally:
+            for request in requests:
+                self.leave(request.request_id)
+
+    def _check_all(self, num_requests: int, num_tokens: int, now: float) -> None:
+        limits, line = self._limits, self._all
+        excess = _excess(line, num_requests, num_tokens, limits.max_requests, limits.max_tokens)
+        if excess == (0, 0):
+            return
+        reason = "queue_requests" if excess[0] else "queue_tokens"
+        raise QueueFullError(
+            f"The queue is full ({line.num_requests} requests with {line.num_tokens} prompt tokens wait); try again "
+            "after the seconds in Retry-After.",
+            line.seconds_until_left(*excess, now),
+            reason,
+        )
+
+    def _check_account(self, account: str, num_requests: int, num_tokens: int, now: float) -> None:
+        limits, line = self._limits, self._lines.get(account)
+        if line is None:
+            return
+        max_requests, max_tokens = limits.max_tenant_requests, limits.max_tenant_tokens
+        excess = _excess(line, num_requests, num_tokens, max_requests, max_tokens)
+        if excess == (0, 0):
+            return
+        raise TenantQueueFullError(
+            f"{line.num_requests} of your requests with {line.num_tokens} prompt tokens wait already; try again after "
+            "the seconds in Retry-After.",
+            line.seconds_until_left(*excess, now),
+            "tenant_requests" if excess[0] else "tenant_tokens",
+            requests=None if max_requests is None else (max_requests, max(0, max_requests - line.num_requests)),
+            tokens=None if max_tokens is None else (max_tokens, max(0, max_tokens - line.num_tokens)),
+        )
+
+
+def _account(request: InferenceRequest) -> str:
+    return request.account or request.tenant
+
+
+def _excess(
+    line: WaitingLine, num_requests: int, num_tokens: int, max_requests: int | None, max_tokens: int | None
+) -> tuple[int, int]:
+    """How many requests and tokens must leave the line first, all of it at most."""
+    requests = 0 if max_requests is None else line.num_requests + num_requests - max_requests
+    tokens = 0 if max_tokens is None else line.num_tokens + num_tokens - max_tokens
+    return min(max(0, requests), line.num_requests), min(max(0, tokens), line.num_tokens)

@@ -1,0 +1,80 @@
+"""What has run before the server says that it is ready."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lora_serve import warm_up
+from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.client.mock import MockEngineClient, MockReply
+from lora_serve.core.commands import Evict
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.model_spec import ModelSpec, PoolingSpec
+from lora_serve.core.request import Task
+from lora_serve.core.settings import Settings
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.engine.warmup import warmup_stages
+from lora_serve.text.tokenizer import TextModel
+from tests.text.tiny_tokenizer import byte_level_tokenizer
+
+
+@pytest.fixture
+async def engine() -> MockEngineClient:
+    mock = MockEngineClient(vocab_size=300)
+    await mock.start()
+    return mock
+
+
+async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> list[str]:
+    """Ids of the requests that ran, in their order."""
+    text = TextModel(byte_level_tokenizer())
+    pooling = fields.pop("pooling", None)
+    spec = ModelSpec("fake", "Fake", text.vocab_size, 128, (), 1, {}, 0, "float32", "cpu", pooling=pooling)
+    monkeypatch.setattr(warm_up, "pinned_refs", lambda snapshot: {})
+    services: Any = SimpleNamespace(client=engine, spec=spec, text=text, catalog=SimpleNamespace(snapshot=None))
+    settings = Settings(model="fake", max_num_seqs=4, **fields)
+    await warm_up.warm_up(services, settings)
+    planned = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy_adapter_ref(spec))
+    expected = [request for stage in planned for request in stage.requests]
+    assert engine.requests[: len(expected)] == expected, "the plan is what ran"
+    return [request.request_id for request in engine.requests[len(expected) :]]
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+async def test_the_plan_runs_then_a_text_and_the_dummy_adapter_leaves(
+    engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    assert await warmed(engine, monkeypatch, warmup=mode) == ["warm-up-text"]
+    text = TextModel(byte_level_tokenizer())
+    assert "Dear customer" in text.decode(engine.requests[-1].prompt_token_ids)
+    assert isinstance(engine.commands[-1], Evict)
+    assert engine.gate.num_requests == 0
+
+
+async def test_off_runs_nothing(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await warmed(engine, monkeypatch, warmup="off") == []
+    assert engine.requests == []
+
+
+async def test_queue_smaller_than_a_stage_does_not_refuse_it(
+    engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.gate = QueueGate(QueueLimits(1))
+    assert await warmed(engine, monkeypatch, warmup="full") == ["warm-up-text"]
+
+
+async def test_stop_string_in_the_text_ends_it_early(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    newline = TextModel(byte_level_tokenizer()).encode("\n", False)[0]
+    engine.script = lambda request: MockReply(token_ids=[newline] * 8)
+    assert await warmed(engine, monkeypatch) == ["warm-up-text"]
+    assert engine.aborted == ["warm-up-text"]
+
+
+async def test_pooling_model_is_asked_for_vectors_only(
+    engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await warmed(engine, monkeypatch, pooling=PoolingSpec(Task.EMBED, 8)) == []
+    assert all(request.pooling is not None for request in engine.requests)
