@@ -141,4 +141,5 @@ def _features(load: StepLoad) -> Vector:
 
 
 def _dot(a: Vector, b: Vector) -> float:
-    return sum(map(mul, a, b))
+    total: float = sum(map(mul, a, b))
+    return total
