@@ -5,7 +5,9 @@ of seconds. Back: the budget is a share of the target that follows the quantile 
 approximation method, 1951): each time that is late lowers the share by 0.95 of a rate, each that is not raises it by
 0.05, so that it rests where one in twenty is late, which is what a p95 at the target means.
 
-The admin's limits are maxima: nothing here goes beyond them, the window included.
+The admin's limits are maxima: nothing here goes beyond them, the window included. And what would add little to a step
+that is run anyway is always let in: where the fixed part of a step or other programs are what is late, small steps
+would not help, and cost the throughput. So targets below about 2.4 steps of one row are not kept under load.
 """
 
 from __future__ import annotations
@@ -22,11 +24,16 @@ from lora_serve.engine.step_cost import StepCost
 LATE_SHARE = 0.05  # 1 - 0.95
 _AIM = 0.97  # of a target: the quantile swings a little around where it rests
 _RATE = 0.1
-_MIN_SHARE, _FIRST_SHARE, _MAX_SHARE = 0.3, 0.9, 1.25  # of the inter-token target that a step is sized for
+_MIN_SHARE, _FIRST_SHARE, _MAX_SHARE = 0.5, 0.9, 1.25  # of the inter-token target that a step is sized for
 _BINDING = 0.75  # of its budget: a shorter step would not have been longer with a larger budget
 _UNRELATED = 3.0  # a step predicted so many times shorter than the target was late for another reason than its size
 _MIN_CHUNK = 16  # tokens of prompts in a step, whatever the target, so that they come to an end
 _DECODE_PART = 0.75  # of a step at most, so that prompts, which bring new rows, have the rest
+_CHEAP_ROWS = 2.0  # times a step of one row: rows that fit into it are at least half of the throughput
+_CHEAP_CHUNK = 1.2  # times a step without prompts: likewise tokens of prompts
+_MIN_ROW_SHARE = 0.75  # of the inter-token target, for rows
+_PROBE_EVERY = 50  # steps: 2 of the 5 in 100 that may be late are for learning what larger ones cost
+_PROBE_SIZE = 4  # times the limit of the others
 _MIN_STEPS = 16  # seen before a cost is believed
 _MIX_FORGETTING = 0.998
 
@@ -104,14 +111,8 @@ class LatencyController:
         if limits.itl_target is None or self._cost.num_observed < _MIN_STEPS:
             return StepLimits(rows, tokens)
         budget = self._step_share * limits.itl_target
-        rows = max(1, bisect_right(range(1, rows + 1), _DECODE_PART * budget, key=self._seconds_with_rows))
-        if running.num_decoding:
-            floor = min(tokens, running.num_rows + _MIN_CHUNK)
-            more = bisect_right(
-                range(floor + 1, tokens + 1), budget, key=lambda count: self._seconds_with_tokens(count, running)
-            )
-            tokens = floor + more
-        return StepLimits(rows, tokens)
+        for_rows = max(budget, _MIN_ROW_SHARE * limits.itl_target)
+        return StepLimits(self._rows_within(for_rows, rows), self._tokens_within(budget, tokens, running))
 
     def window(self, limits: BatchLimits, num_rows: int, num_tokens: int) -> float:
         """Seconds from the first of so many waiting rows, of so many tokens in all."""
@@ -120,6 +121,24 @@ class LatencyController:
         mix = StepLoad(num_tokens, num_rows, min(num_rows, round(num_rows * self._per_row(1))), num_tokens)
         slack = _AIM * limits.ttft_target - self._cost.seconds(mix)
         return max(0.0, min(limits.batch_wait, self._window_share * limits.ttft_target, slack))
+
+    def _rows_within(self, budget: float, most: int) -> int:
+        budget = max(_DECODE_PART * budget, _CHEAP_ROWS * self._seconds_with_rows(1))
+        return max(1, bisect_right(range(1, most + 1), budget, key=self._seconds_with_rows))
+
+    def _tokens_within(self, budget: float, most: int, running: Running) -> int:
+        """All there may be while nobody waits for a next token.
+
+        Now and then a step is larger: if all were alike, what is wrong about their cost would stay wrong for ever.
+        """
+        if not running.num_decoding:
+            return most
+        budget = max(budget, _CHEAP_CHUNK * self._seconds_with_tokens(running.num_rows, running))
+        least = min(most, running.num_rows + _MIN_CHUNK)
+        counts = range(least + 1, most + 1)
+        found = least + bisect_right(counts, budget, key=lambda count: self._seconds_with_tokens(count, running))
+        is_probe = self._cost.num_observed % _PROBE_EVERY == 0
+        return min(most, _PROBE_SIZE * found) if is_probe else found
 
     def _per_row(self, index: int) -> float:
         return self._mix[index] / max(1.0, self._mix[0])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from operator import add, mul
 
 from lora_serve.core.batch import StepLoad
 
 _NAMES = ("step", "token", "row", "adapter", "kv_token", "attended_pair")
 _FIRST_GUESS = (1e-3, 1.6e-4, 1e-4, 1e-4, 2.5e-7, 1.5e-8)  # seconds for one of each: what counts is their ratios
 _FORGETTING = 0.99  # weight of a step that is one step older
-_RIDGE = 0.01  # of a step's weight: the coefficients stay near their first guess until data says otherwise
-_PROXIMAL = 1e-5  # what no step has shown for long stays as it is
+_RIDGE = 0.02  # pulls the coefficients to the ratios of the first guess where the data does not tell them apart
 _NUM_SWEEPS = 2
 _NUM_FREE = 10  # first observations, whose errors are not bounded: the first guess may be far away
 _MAX_RATIO = 3.0  # of an observation to its prediction; a step that was interrupted says nothing of its load
@@ -19,6 +19,28 @@ _MIN_SECONDS = 1e-9  # of a prediction
 _MAX_DRIFT = 0.25  # beyond it, the machine has become slower or faster: all coefficients are scaled at once
 
 Vector = list[float]
+
+
+class _Equations:
+    """A c = b of the steps so far, the newer the heavier."""
+
+    def __init__(self) -> None:
+        size = len(_NAMES)
+        self.matrix = [[0.0] * size for _ in range(size)]
+        self.vector = [0.0] * size
+
+    def add(self, x: Vector, target: float) -> None:
+        """One more equation x . c = target."""
+        self.matrix = [
+            [_FORGETTING * a + value * b for a, b in zip(row, x, strict=True)]
+            for row, value in zip(self.matrix, x, strict=True)
+        ]
+        self.vector = [_FORGETTING * b + value * target for b, value in zip(self.vector, x, strict=True)]
+
+    def rescale(self, factor: float) -> None:
+        """As if every c were `factor` times as large; the weights are 1 / seconds ** 2."""
+        self.matrix = [[a / factor**2 for a in row] for row in self.matrix]
+        self.vector = [b / factor for b in self.vector]
 
 
 class StepCost:
@@ -31,10 +53,9 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        size = len(_NAMES)
-        self._shares = [1.0] * size  # of the first guess: c = shares * _FIRST_GUESS
-        self._matrix = [[_RIDGE if i == j else 0.0 for j in range(size)] for i in range(size)]  # A
-        self._vector = [_RIDGE] * size  # b
+        self._shares = [1.0] * len(_NAMES)  # of the first guess: c = shares * _FIRST_GUESS
+        self._decode, self._prompt = _Equations(), _Equations()  # apart: hours of the one do not wash out the other
+        self._scale = 1.0  # what all shares would be if the first guess had the right ratios
         self._drift = 0.0
         self._error: float | None = None
         self.num_observed = 0
@@ -52,10 +73,13 @@ class StepCost:
         self._drift += max(_DRIFT_RATE, 1 / (self.num_observed + 1)) * (log_ratio - self._drift)
         if abs(self._drift) > _MAX_DRIFT:
             log_ratio -= self._drift
-            self._scale(math.exp(self._drift))
+            self._rescale(math.exp(self._drift))
         self.num_observed += 1
         predicted = self._predict(x)
-        self._learn([value / predicted for value in x], math.exp(log_ratio))
+        equations = self._prompt if load.num_tokens > load.num_rows else self._decode
+        equations.add([value / predicted for value in x], math.exp(log_ratio))
+        self._scale += (1 - _FORGETTING) * (math.exp(log_ratio) * predicted / sum(x) - self._scale)
+        self._fit()
 
     def seconds(self, load: StepLoad) -> float:
         """Of one step."""
@@ -79,23 +103,22 @@ class StepCost:
     def _predict(self, x: Vector) -> float:
         return max(_MIN_SECONDS, _dot(self._shares, x))
 
-    def _scale(self, factor: float) -> None:
+    def _rescale(self, factor: float) -> None:
         """As if every step so far had taken `factor` times as long; the weights are 1 / seconds ** 2."""
         self._shares = [factor * share for share in self._shares]
-        self._vector = [b / factor for b in self._vector]
-        self._matrix = [[a / factor**2 for a in row] for row in self._matrix]
+        self._decode.rescale(factor)
+        self._prompt.rescale(factor)
+        self._scale *= factor
         self._drift = 0.0
 
-    def _learn(self, x: Vector, target: float) -> None:
-        """One more equation x . shares = target."""
-        for row, vector_x in zip(self._matrix, x, strict=True):
-            row[:] = [_FORGETTING * a + vector_x * b for a, b in zip(row, x, strict=True)]
-        self._vector = [_FORGETTING * b + value * target for b, value in zip(self._vector, x, strict=True)]
-        shares = self._shares
+    def _fit(self) -> None:
+        shares, ridge = self._shares, _RIDGE / self._scale**2
+        matrix = [list(map(add, *rows)) for rows in zip(self._decode.matrix, self._prompt.matrix, strict=True)]
+        vector = list(map(add, self._decode.vector, self._prompt.vector))
         for _ in range(_NUM_SWEEPS):
-            for i, row in enumerate(self._matrix):
-                descent = (self._vector[i] - _dot(row, shares)) / (row[i] + _PROXIMAL)
-                shares[i] = max(0.0, shares[i] + descent)
+            for i, row in enumerate(matrix):
+                descent = vector[i] - _dot(row, shares) + ridge * (self._scale - shares[i])
+                shares[i] = max(0.0, shares[i] + descent / (row[i] + ridge))
 
     def _note_error(self, error: float) -> None:
         """A running median: up by a step if it is above, down if it is below (Robbins and Monro, 1951)."""
@@ -118,4 +141,5 @@ def _features(load: StepLoad) -> Vector:
 
 
 def _dot(a: Vector, b: Vector) -> float:
-    return sum([p * q for p, q in zip(a, b, strict=True)])
+    total: float = sum(map(mul, a, b))
+    return total

@@ -138,7 +138,7 @@ def test_without_targets_the_limits_stay_as_they_are() -> None:
 
 def learned() -> StepCost:
     cost, generator = StepCost(), random.Random(3)
-    for _ in range(300):
+    for _ in range(301):
         rows, chunk = generator.randint(1, 32), generator.choice([0, 0, 64, 256])
         load = StepLoad(rows + chunk, rows, 0, rows * 100 + chunk, rows * 100 + chunk * chunk // 2)
         cost.observe(load, machine(load))
@@ -182,6 +182,16 @@ def test_prompts_run_at_full_size_while_nobody_waits_for_a_token() -> None:
     controller, limits = LatencyController(learned()), BatchLimits(32, 1024, itl_target=0.03)
     assert controller.step_limits(limits, Running(8, 0, 100)).max_tokens == 1024
     assert controller.step_limits(limits, Running(8, 1, 100)).max_tokens < 128
+
+
+def test_one_step_in_fifty_is_larger_so_that_what_it_costs_is_known() -> None:
+    cost = learned()
+    controller, limits = LatencyController(cost), BatchLimits(32, 1024, itl_target=0.03)
+    sizes = []
+    for _ in range(100):
+        sizes.append(controller.step_limits(limits, Running(8, 8, 800)).max_tokens)
+        cost.observe(StepLoad(8, 8, 0, 800, 800), machine(StepLoad(8, 8, 0, 800, 800)))
+    assert sum(size > 2 * statistics.median(sizes) for size in sizes) == 2
 
 
 def test_late_token_of_a_step_that_was_interrupted_does_not_shrink_steps() -> None:
@@ -241,3 +251,21 @@ def test_reason_names_the_targets_and_what_was_measured(
     limits: BatchLimits, step: StepLimits, window: float, p95s: tuple[float | None, float | None], reason: str
 ) -> None:
     assert reason_of(limits, step, window, *p95s) == reason
+
+
+def test_noise_that_small_steps_do_not_help_against_does_not_take_the_throughput() -> None:
+    generator = random.Random(0)
+
+    def shaken(load: StepLoad) -> float:
+        return (35e-3 + 1e-4 * load.num_tokens) * generator.lognormvariate(0, 0.3)
+
+    load = [Arrival(0.25 * i, 160, 24) for i in range(200)]
+    ends = []
+    for settings in ({}, {"inter_token_target_ms": 50}):
+        house = FastOutputs(
+            shaken, max_num_seqs=32, max_num_batched_tokens=512, enable_prefix_caching=False, **settings
+        )
+        house.play(load)
+        ends.append(p95(life.first_token for life in house.lives.values()))
+    free, held = ends
+    assert held < 3 * free
