@@ -129,8 +129,8 @@ def _caption(result: dict[str, Any]) -> str:
     extras = [f"{workload[key]:.0%} {words}" for key, words in _EXTRAS.items() if workload[key]]
     extras += [f"a deadline of {workload['timeout']:g} s"] if workload["timeout"] else []
     return (
-        f"{workload['num_requests']} requests of the Azure {result['trace']} trace ({result['num_trace_rows']} rows) at "
-        f"{shown} per second; {workload['num_adapters']} adapters of {workload['num_tenants']} tenants, Zipf "
+        f"{workload['num_requests']} requests of the Azure {result['trace']} trace ({result['num_trace_rows']} rows) "
+        f"at {shown} per second; {workload['num_adapters']} adapters of {workload['num_tenants']} tenants, Zipf "
         f"{workload['zipf']:g}; {result['num_replicas']} replicas of `{result['profile']}` with {result['max_loras']} "
         f"slots each{''.join(f'; {extra}' for extra in extras)}."
     )
