@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-queue", type=_positive, default=100_000, help="waiting requests per replica")
     add("--batch-wait-ms", type=float, default=0.0)
     add("--max-wait-ms", type=_above_zero, default=10_000.0, help="after which nobody may overtake a request")
+    add("--no-prefix-caching", action="store_true", help="where no prompts share a beginning: the same, but faster")
     add("--seed", type=int, default=0)
     add("--json", type=Path, help="file for all figures")
     return parser
@@ -109,6 +110,7 @@ def build_scenario(options: argparse.Namespace) -> Scenario:
         options.max_queue,
         options.batch_wait_ms / 1e3,
         options.max_wait_ms / 1e3,
+        enable_prefix_caching=not options.no_prefix_caching,
     )
 
 
