@@ -1,10 +1,11 @@
 """The simulator's figures: rewrites the tables and plots of docs/simulation.md.
 
-    python -m benchmarks.simulation [--only NAME ...] [--traces DIR] [--redraw]
+    python -m benchmarks.simulation [--only NAME ...] [--traces DIR] [--scale 1.0] [--redraw]
 
-Every policy and every router that there is takes part. Takes about ten minutes of one core; `--only` runs some of the
-comparisons and keeps the others' figures, `--redraw` runs none. Needs matplotlib (the extra `plots`). `--traces`: a
-folder with the whole Azure files; without it the cuts in benchmarks/traces are run through again and again.
+Every policy and every router that there is takes part. Takes about ten minutes of one core per policy; `--only` runs
+some of the comparisons and keeps the others' figures, `--scale` takes a part of the requests, `--redraw` runs none.
+Needs matplotlib (the extra `plots`). `--traces`: a folder with the whole Azure files; without it the cuts in
+benchmarks/traces are run through again and again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
         "code", Scenario(LARGE, WorkloadConfig(20_000, 640.0, 10_000, 1_000), 64), routers=router_names()
     ),
     "sweep": lambda: Comparison(
-        "code", Scenario(LARGE, WorkloadConfig(2_500, None, 2_500, 250), 16), routers=router_names(), rates=SWEPT_RATES
+        "code", Scenario(LARGE, WorkloadConfig(5_000, None, 2_500, 250), 16), routers=router_names(), rates=SWEPT_RATES
     ),
     "fleet": lambda: Comparison(
         "code", Scenario(LARGE, WorkloadConfig(20_000, 850.0, 10_000, 1_000), 64), policies=policy_names()
@@ -73,22 +74,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS))
     parser.add_argument("--traces", type=Path, help="folder of AzureLLMInferenceTrace_{code,conv}_2023.csv")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
     parser.add_argument("--redraw", action="store_true", help="from the figures of the last run")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in [] if options.redraw else options.only:
-        results[name] = run(name, COMPARISONS[name](), options.traces)
+        results[name] = run(name, COMPARISONS[name](), options.traces, options.scale)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     DOCUMENT.write_text(with_tables(DOCUMENT.read_text(), results))
     draw(results)
 
 
-def run(name: str, comparison: Comparison, traces: Path | None) -> dict[str, Any]:
+def run(name: str, comparison: Comparison, traces: Path | None, scale: float = 1.0) -> dict[str, Any]:
     """Its figures as JSON."""
+    workload = comparison.scenario.workload
+    workload = replace(workload, num_requests=int(scale * workload.num_requests))
     rows = read_rows(comparison.trace, traces)
     runs = []
     for rate in comparison.rates or (comparison.scenario.workload.rate,):
-        workload = replace(comparison.scenario.workload, rate=rate)
+        workload = replace(workload, rate=rate)
         # no prompt of these traces is another's beginning: without the cache, the same figures in half the time
         scenario = replace(comparison.scenario, workload=workload, enable_prefix_caching=False)
         arrivals = scenario.arrivals(rows)
@@ -101,7 +105,7 @@ def run(name: str, comparison: Comparison, traces: Path | None) -> dict[str, Any
                 print(f"{name}: {policy}, {router}, {rate}/s took {seconds} s; {summary.ttft}", flush=True)
     facts = {"trace": comparison.trace, "num_trace_rows": len(rows), "num_replicas": comparison.scenario.num_replicas}
     facts |= {"max_loras": comparison.scenario.profile.max_loras, "profile": comparison.scenario.profile.name}
-    return {**facts, "workload": asdict(comparison.scenario.workload), "runs": runs}
+    return {**facts, "workload": asdict(workload), "runs": runs}
 
 
 def read_rows(trace: str, traces: Path | None) -> list[TraceRow]:
