@@ -105,7 +105,9 @@ def _top_level_imports(file: Path) -> set[str]:
     return names - set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/DESIGN.md", "docs/adapters.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/DESIGN.md", "docs/adapters.md", "docs/simulation.md", "CHANGELOG.md"]
+)
 def test_links_and_paths_named_in_documents_exist(document: str) -> None:
     text, folder = read(document), (ROOT / document).parent
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,14 +29,19 @@ def build_engine(
     engine_config: EngineConfig,
     adapter_config: AdapterConfig,
     submit: Callable[[AdapterRef], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
-    """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`."""
+    """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`.
+
+    `clock`: what time it is, in seconds; the simulator brings its own.
+    """
     blocks = BlockManager(num_blocks, engine_config.block_size)
     eviction = (adapter_config.eviction, adapter_config.tenant_floor)
     residency = AdapterResidency[Any](
         SlotTable(adapter_config.max_loras, adapter_config.device_bytes, *eviction),
         HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
+        clock,
     )
     cost = StepCost()
     view = PolicyView(
@@ -52,4 +58,4 @@ def build_engine(
     scheduler = Scheduler(
         engine_config, blocks, prefix_cache, residency, policy, batcher, spec.eos_token_ids, spec.max_model_len
     )
-    return Engine(runner, scheduler, residency, blocks)
+    return Engine(runner, scheduler, residency, blocks, clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
@@ -43,8 +44,14 @@ class Engine:
     """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, residency: AdapterResidency[Any], blocks: BlockManager
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        residency: AdapterResidency[Any],
+        blocks: BlockManager,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._runner = runner
         self.scheduler = scheduler
         self.residency = residency
@@ -62,7 +69,7 @@ class Engine:
 
     def step(self) -> tuple[bool, list[StepEvent]]:
         """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
-        start = time.monotonic()
+        start = self._clock()
         events: list[StepEvent] = [*self.scheduler.expire(start)]
         batch, news = self.scheduler.schedule(start)
         events += news
@@ -71,7 +78,7 @@ class Engine:
         if batch is None:
             return False, events
         outputs = self._run(batch)
-        now = time.monotonic()
+        now = self._clock()
         events += self.scheduler.update(outputs, batch, now)
         self._settle_commands()
         self._record(batch, now - start)
@@ -81,7 +88,7 @@ class Engine:
         """A loader is done; requests of an adapter that cannot be had end here."""
         error = self.residency.load_finished(message)
         if error is None:
-            self.scheduler.adapter_arrived(message.digest, time.monotonic())
+            self.scheduler.adapter_arrived(message.digest, self._clock())
             return []
         failed = [
             waiting
@@ -91,7 +98,7 @@ class Engine:
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
             command.reply(error)
-        return self.scheduler.fail_adapter(message.digest, error, time.monotonic())
+        return self.scheduler.fail_adapter(message.digest, error, self._clock())
 
     def command(self, command: Command) -> None:
         """Take a residency command in; it is answered when it is done."""
@@ -137,10 +144,10 @@ class Engine:
             if change.adapter is None:
                 self._runner.clear_slot(change.slot.index)
                 continue
-            start = time.perf_counter()
+            start = self._clock()
             try:
                 self._runner.load_slot(change.slot, change.adapter)
-                self.residency.copied(change.slot, time.perf_counter() - start)
+                self.residency.copied(change.slot, self._clock() - start)
             except Exception:  # its rows are refused by the pool's check; the others run
                 _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
 

@@ -38,7 +38,14 @@ class AdapterResidency(Generic[V]):
     adapters than memory work, and the oldest waiting sequence always gets on.
     """
 
-    def __init__(self, slots: SlotTable, host: HostCache[V], submit: Callable[[AdapterRef], None]) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        host: HostCache[V],
+        submit: Callable[[AdapterRef], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self.slots = slots
         self.host = host
         self._submit = submit
@@ -115,7 +122,7 @@ class AdapterResidency(Generic[V]):
     def retry_after(self, adapters: Sequence[AdapterRef]) -> float:
         """Seconds after which these will probably be in host memory."""
         cold = [adapter for adapter in adapters if not self.is_here(adapter.digest)]
-        return self._estimate.retry_after(cold, self._in_flight, time.monotonic())
+        return self._estimate.retry_after(cold, self._in_flight, self._clock())
 
     def place_ahead(self, adapter: AdapterRef) -> bool:
         """Give it a slot before it is asked for, if one is free and nobody has to go; whether it was done."""
@@ -148,7 +155,7 @@ class AdapterResidency(Generic[V]):
         self._estimate.learn(adapter.num_bytes, message.seconds)
         self._load_seconds[message.digest] = message.seconds
         self._left_host(evicted, EvictionReason.CAPACITY)
-        self._counters.arrived_on_host(message.digest, time.monotonic() - submitted, message.times)
+        self._counters.arrived_on_host(message.digest, self._clock() - submitted, message.times)
         return None
 
     def copied(self, slot: SlotRef, seconds: float) -> None:
@@ -232,7 +239,7 @@ class AdapterResidency(Generic[V]):
     # ----------------------------------------------------------------------------------------------------------
 
     def _load(self, adapter: AdapterRef) -> None:
-        self._in_flight[adapter.digest] = (adapter, time.monotonic())
+        self._in_flight[adapter.digest] = (adapter, self._clock())
         self._submit(adapter)
 
     def _to_device(self, adapter: AdapterRef) -> bool:

@@ -43,6 +43,7 @@ class SlotTable:
         self._num_slots = num_slots
         self._residents = Residents(create_policy(policy), max_bytes, num_slots, tenant_floor)
         self._entries: dict[str, _Entry] = {}  # by digest
+        self._evictable: set[str] = set()  # of those: each of many waiting rows asks at every step whether there is one
         self._free: list[int] = []  # a heap of indices that were given back
         self._generations: list[int] = [0]  # by index; PROBE_SLOT's is not used
 
@@ -68,6 +69,7 @@ class SlotTable:
         """One more row on a resident adapter."""
         entry = self._entries[digest]
         entry.num_rows += 1
+        self._evictable.discard(digest)
         return entry.slot
 
     def use(self, digest: str) -> None:
@@ -80,6 +82,7 @@ class SlotTable:
         assert entry.slot == slot, "a slot of another generation was released"
         assert entry.num_rows > 0, "a slot was released twice"
         entry.num_rows -= 1
+        self._note(slot.digest)
         return entry.is_leaving and entry.is_evictable
 
     def is_leaving(self, digest: str) -> bool:
@@ -118,6 +121,8 @@ class SlotTable:
         `load_seconds`: to load it again, 0: not known.
         """
         assert adapter.digest not in self._entries
+        if self._evictable <= keep and not self.has_free(adapter):
+            return None
 
         def reluctance(digest: str) -> int | None:
             return 0 if self._entries[digest].is_evictable and digest not in keep else None
@@ -128,6 +133,7 @@ class SlotTable:
         evicted = tuple(self.remove(digest, for_room=True) for digest in victims)
         slot = self._new_slot(adapter.digest)
         self._entries[adapter.digest] = _Entry(slot, adapter)
+        self._note(adapter.digest)
         self._residents.add(adapter.digest, adapter.tenant, adapter.num_bytes, load_seconds)
         return slot, evicted
 
@@ -136,6 +142,7 @@ class SlotTable:
         entry = self._entries[digest]
         assert entry.num_rows == 0, "a slot in use was evicted"
         del self._entries[digest]
+        self._evictable.discard(digest)
         self._residents.remove(digest, for_room=for_room)
         heapq.heappush(self._free, entry.slot.index)
         return entry.slot
@@ -154,6 +161,7 @@ class SlotTable:
     def set_pinned(self, digest: str, is_pinned: bool) -> tuple[SlotRef, ...]:
         """The admin's pin: never evicted while it is set. Returns the slots emptied, if the table was too full."""
         self._entries[digest].is_pinned = is_pinned
+        self._note(digest)
         return self._plan_departures()
 
     def is_pinned(self, digest: str) -> bool:
@@ -177,6 +185,10 @@ class SlotTable:
                 entry.num_rows,
                 entry.is_pinned,
             )
+
+    def _note(self, digest: str) -> None:
+        """Its rows or its pin changed."""
+        (self._evictable.add if self._entries[digest].is_evictable else self._evictable.discard)(digest)
 
     def _new_slot(self, digest: str) -> SlotRef:
         index = heapq.heappop(self._free) if self._free else len(self._generations)
