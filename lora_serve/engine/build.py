@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ def build_engine(
     engine_config: EngineConfig,
     adapter_config: AdapterConfig,
     submit: Callable[[AdapterRef], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`."""
     blocks = BlockManager(num_blocks, engine_config.block_size)
@@ -37,6 +39,7 @@ def build_engine(
         HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
     )
+    prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
     cost = StepCost()
     view = PolicyView(
         engine_config.max_wait,
@@ -44,12 +47,13 @@ def build_engine(
         cost,
         lambda adapter: adapter.digest in residency.slots,
         lambda adapter: residency.is_here(adapter.digest),
+        lambda: residency.slots.num_slots,
+        prefix_cache.num_known,
     )
     policy = create_policy(engine_config.policy, view)
     is_padded = spec.pooling is not None and not spec.pooling.is_ragged
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
-    prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
     scheduler = Scheduler(
         engine_config, blocks, prefix_cache, residency, policy, batcher, spec.eos_token_ids, spec.max_model_len
     )
-    return Engine(runner, scheduler, residency, blocks)
+    return Engine(runner, scheduler, residency, blocks, clock)

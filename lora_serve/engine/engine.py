@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
@@ -43,12 +44,18 @@ class Engine:
     """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, residency: AdapterResidency[Any], blocks: BlockManager
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        residency: AdapterResidency[Any],
+        blocks: BlockManager,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self.scheduler = scheduler
         self.residency = residency
         self._blocks = blocks
+        self._clock = clock
         self._commands: list[Command] = []
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
         self._num_probes = 0
@@ -62,7 +69,7 @@ class Engine:
 
     def step(self) -> tuple[bool, list[Event]]:
         """One step: expire, schedule, load slots, run, update. Returns whether anything ran, and its events."""
-        start = time.monotonic()
+        start = self._clock()
         events = self.scheduler.expire(start)
         batch, refusals = self.scheduler.schedule(start)
         events += refusals
@@ -71,7 +78,7 @@ class Engine:
         if batch is None:
             return False, events
         outputs = self._run(batch)
-        now = time.monotonic()
+        now = self._clock()
         events += self.scheduler.update(outputs, batch, now)
         self._settle_commands()
         self._record(batch, now - start)
@@ -81,7 +88,7 @@ class Engine:
         """A loader is done; requests of an adapter that cannot be had end here."""
         error = self.residency.load_finished(message)
         if error is None:
-            self.scheduler.adapter_arrived(message.digest, time.monotonic())
+            self.scheduler.adapter_arrived(message.digest, self._clock())
             return []
         failed = [
             waiting
@@ -91,7 +98,7 @@ class Engine:
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
             command.reply(error)
-        return self.scheduler.fail_adapter(message.digest, error, time.monotonic())
+        return self.scheduler.fail_adapter(message.digest, error, self._clock())
 
     def command(self, command: Command) -> None:
         """Take a residency command in; it is answered when it is done."""
