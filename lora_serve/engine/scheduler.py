@@ -133,7 +133,8 @@ class Scheduler:
         rows = StepRows(limits.max_tokens, now)
         preempted = self.num_preemptions
         self._schedule_running(rows)
-        first = next((sequence for sequence in self._policy.order(now) if sequence.adapters), None)
+        nearest = islice(self._policy.order(now), _LOOK_AHEAD)
+        first = next((sequence for sequence in nearest if sequence.adapters), None)
         self._residency.favour(() if first is None else first.refs)
         events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
         self._look_ahead(now)

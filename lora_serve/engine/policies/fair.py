@@ -36,6 +36,15 @@ class _Account:
         return self.name < other.name
 
 
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Of the device slots."""
+
+    held: Counter[str]  # in use, by account
+    slots_per_weight: float  # among the accounts that use slots or wait for one
+    someone_is_below: bool  # and waits for one
+
+
 class Policy(base.Policy):
     """Within an account as in `base.Policy`. It never idles: a share that its owner does not use, others have.
 
@@ -50,13 +59,14 @@ class Policy(base.Policy):
         self._waiting: dict[str, _Account] = {}
         self._last_counter = 0.0  # of the account that was the last to wait
         self._now = 0.0  # of the last order
-        self._may_take: dict[str, bool] = {}  # by account, as long as nothing changes within a step
+        self._needy: frozenset[str] | None = None  # accounts that wait for a slot; None: not looked up in this step
+        self._shares: _Shares | None = None  # None: not counted since somebody came or went
 
     # -- the queue ---------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         """See `base.Policy.add`."""
-        self._may_take.clear()
+        self._shares = None
         account = self._account(sequence.account)
         if not len(account.queue):
             account.counter = max(account.counter, self._floor())
@@ -65,7 +75,7 @@ class Policy(base.Policy):
 
     def remove(self, sequence: Sequence) -> None:
         """See `base.Policy.remove`."""
-        self._may_take.clear()
+        self._shares = None
         account = self._accounts[sequence.account]
         account.queue.remove(sequence)
         if not len(account.queue):
@@ -82,8 +92,7 @@ class Policy(base.Policy):
 
     def order(self, now: float) -> Iterator[Sequence]:
         """As the counters stand now; each that is yielded counts with its prompt for the turns that follow."""
-        self._now = now
-        self._may_take.clear()
+        self._now, self._needy, self._shares = now, None, None
         turns = [(account.counter, account, account.queue.order(now)) for account in self._waiting.values()]
         return self._take_turns(turns, self._overdue(now))
 
@@ -115,16 +124,20 @@ class Policy(base.Policy):
 
     def may_take_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Unless its account has its share of the slots in use, and one that has less waits for a slot."""
-        if sequence.account not in self._may_take:
-            self._may_take[sequence.account] = self._has_turn(sequence.account, running)
-        return self._may_take[sequence.account]
+        if self._shares is None:
+            self._shares = self._count_shares(running)
+        own, shares = sequence.account, self._shares
+        is_below = shares.held[own] < shares.slots_per_weight * self._weight(own)
+        return is_below or not shares.someone_is_below
 
-    def _has_turn(self, own: str, running: list[Sequence]) -> bool:
+    def _count_shares(self, running: list[Sequence]) -> _Shares:
         held = Counter(name for name, _ in {(s.account, slot.digest) for s in running for slot in s.slots})
-        needy = {name for name, account in self._waiting.items() if name == own or self._waits_for_slot(account)}
-        part = self.view.num_slots() / sum(self._weight(name) for name in needy | set(held))
-        below = {name for name in needy if held[name] < part * self._weight(name)}
-        return own in below or not below
+        if self._needy is None:
+            accounts = self._waiting.values()
+            self._needy = frozenset(account.name for account in accounts if self._waits_for_slot(account))
+        needy = self._needy & self._waiting.keys()
+        per_weight = self.view.num_slots() / sum(map(self._weight, needy | held.keys())) if needy else 0.0
+        return _Shares(held, per_weight, any(held[name] < per_weight * self._weight(name) for name in needy))
 
     def _waits_for_slot(self, account: _Account) -> bool:
         heads = islice(account.queue.order(self._now), _HEADS)
