@@ -70,12 +70,11 @@ def zipf_world(policy: str, max_wait_ms: float = 1e6) -> tuple[World, dict[str, 
     return world, {request: time - world._requests[request].arrival_time for request, time in begun.items()}
 
 
-def test_fewer_slot_loads_and_steps_than_first_come_first_served_on_zipf_traffic() -> None:
+def test_fewer_slot_loads_than_first_come_first_served_on_zipf_traffic() -> None:
     fcfs, _ = zipf_world("fcfs")
     affinity, _ = zipf_world("affinity")
     loads = [world.residency.tiers()["device"].loads for world in (fcfs, affinity)]
     assert loads[1] < 0.9 * loads[0], loads
-    assert len(affinity.runner.batches) < 0.9 * len(fcfs.runner.batches)
 
 
 def test_tail_adapters_are_not_starved_by_hot_ones() -> None:

@@ -39,6 +39,8 @@ def test_preempted_request_completes_with_its_own_answer() -> None:
     for _ in range(5):
         world.step()
     world.add("high", [7, 8], adapter("b"), max_tokens=3)
+    world.step()  # its adapter is asked for
+    assert world.scheduler.num_preemptions == 0, "nobody gives way to who cannot run"
     world.step()
     assert "high" in world.prompts, "at once"
     world.run()
@@ -66,6 +68,7 @@ def test_newcomer_gets_the_slot_of_a_lower_class() -> None:
     world.add("low", [1, 2], adapter("a"), priority=1, max_tokens=30)
     world.step()
     world.add("high", [1, 2], adapter("b"), max_tokens=3)
+    world.step()  # its adapter is asked for
     world.step()
     assert "high" in world.prompts
     world.run()
