@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.open_loop import Answered, Stream, Work, closed_loop, open_loop
 from benchmarks.report import machine
-from lora_serve.demo import DATA
+from lora_serve.demo import DATA, adapter_folders
 from lora_serve.server_process import ServerProcess
 
 BASE = "demo-base"
@@ -49,13 +49,11 @@ def main() -> None:
     adapters = _adapters(options.tenants)
     capacity, rows = 0.0, {}
     for policy in options.policies:
-        with tempfile.TemporaryDirectory() as scratch:
-            with ServerProcess(_arguments(options, policy, adapters, Path(scratch)), Path(scratch) / "log") as server:
-                server.wait_until_ready(120)
-                first = next(iter(adapters))
-                found = asyncio.run(closed_loop(server.url, first, work, options.rows, options.seconds / 3))
-                capacity = capacity or found  # the same load for all; the others are only warmed by it
-                rows[policy] = _measure(server.url, list(adapters), work, capacity, options)
+        with tempfile.TemporaryDirectory() as scratch, _server(options, policy, adapters, Path(scratch)) as server:
+            server.wait_until_ready(120)
+            found = asyncio.run(closed_loop(server.url, list(adapters), work, options.rows, options.seconds / 3))
+            capacity = capacity or found  # the same load for all; the others are only warmed by it
+            rows[policy] = _measure(server.url, list(adapters), work, capacity, options)
         print(policy, json.dumps(rows[policy]["others"]), flush=True)
     load = {name: getattr(options, name) for name in ("flood", "others", "burst", "seconds", "tenants", "rows")}
     report = {
@@ -68,13 +66,11 @@ def main() -> None:
 
 def _adapters(num_tenants: int) -> dict[str, Path]:
     """One adapter of each of so many demo tenants."""
-    folders = sorted(path.parent for path in (DATA / "adapters").glob("*/*/adapter_config.json"))
-    by_tenant = {folder.parent.name: folder for folder in folders}
-    chosen = list(by_tenant.values())[:num_tenants]
-    return {f"{folder.parent.name}/{folder.name}": folder for folder in chosen}
+    by_tenant = {name.partition("/")[0]: (name, folder) for name, folder in adapter_folders().items()}
+    return dict(list(by_tenant.values())[:num_tenants])
 
 
-def _arguments(options: argparse.Namespace, policy: str, adapters: dict[str, Path], folder: Path) -> list[str]:
+def _server(options: argparse.Namespace, policy: str, adapters: dict[str, Path], folder: Path) -> ServerProcess:
     arguments = [
         "--model", str(DATA / "model"), "--served-model-name", BASE, "--store", str(folder / "store"),
         "--max-num-seqs", str(options.rows), "--max-loras", str(len(adapters)), "--policy", policy,
@@ -82,7 +78,7 @@ def _arguments(options: argparse.Namespace, policy: str, adapters: dict[str, Pat
     ]  # fmt: skip
     for name, path in adapters.items():
         arguments += ["--lora-modules", f"{name}={path}"]
-    return arguments
+    return ServerProcess(arguments, folder / "log")
 
 
 def _measure(
@@ -91,7 +87,9 @@ def _measure(
     flooding, *others = adapters
     rate = options.others * capacity / len(others)
     steady = [Stream(name.partition("/")[0], name, rate) for name in others]
-    flood = Stream(flooding.partition("/")[0], flooding, options.flood * capacity, options.burst)
+    flood_rate = options.flood * capacity
+    burst = max(1, min(options.burst, int(flood_rate * options.seconds / 3)))  # several in a window
+    flood = Stream(flooding.partition("/")[0], flooding, flood_rate, burst)
     quiet = asyncio.run(open_loop(url, steady, work, options.seconds, options.seed))
     flooded = asyncio.run(open_loop(url, [*steady, flood], work, options.seconds, options.seed))
     return _figures(quiet, flooded, flood.tenant, options.seconds)

@@ -13,7 +13,7 @@ import aiohttp
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One tenant's requests: `rate` per second, in bursts of `burst` at once, at random times."""
+    """One tenant's requests: `rate` per second, at random times or in regular bursts of `burst` at once."""
 
     tenant: str
     model: str
@@ -45,12 +45,12 @@ class Answered:
 
 
 def arrivals(stream: Stream, seconds: float, seed: int) -> Iterator[float]:
-    """Times of one stream's requests: a Poisson process of bursts. The same seed gives the same times."""
-    generator = random.Random(f"{seed} {stream.tenant}")
-    moment = generator.expovariate(stream.rate / stream.burst)
+    """Times of one stream's requests: a Poisson process without bursts. The same seed gives the same times."""
+    generator, gap = random.Random(f"{seed} {stream.tenant}"), stream.burst / stream.rate
+    moment = gap / 2 if stream.burst > 1 else generator.expovariate(stream.rate)
     while moment < seconds:
         yield from [moment] * stream.burst
-        moment += generator.expovariate(stream.rate / stream.burst)
+        moment += gap if stream.burst > 1 else generator.expovariate(stream.rate)
 
 
 async def open_loop(url: str, streams: Sequence[Stream], work: Work, seconds: float, seed: int) -> list[Answered]:
@@ -66,7 +66,7 @@ async def open_loop(url: str, streams: Sequence[Stream], work: Work, seconds: fl
         return await asyncio.gather(*jobs)
 
 
-async def closed_loop(url: str, model: str, work: Work, num_users: int, seconds: float) -> float:
+async def closed_loop(url: str, models: Sequence[str], work: Work, num_users: int, seconds: float) -> float:
     """Requests per second of so many users who each send the next request when the last one is answered."""
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
@@ -75,6 +75,7 @@ async def closed_loop(url: str, model: str, work: Work, num_users: int, seconds:
         async def user(number: int) -> int:
             count = 0
             while time.perf_counter() - start < seconds:
+                model = models[(number + count) % len(models)]
                 count += bool((await _send(http, "", model, work, start, 1000 * number + count)).tokens)
             return count
 
