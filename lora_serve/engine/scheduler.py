@@ -188,7 +188,7 @@ class Scheduler:
                 if self._patience.is_cold(sequence, now) or not turns.allows(sequence):
                     continue
                 try:
-                    has_slots = self._acquire(sequence, turns, rows)
+                    has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
                 except AdapterUnavailableError as error:
                     events.append(self._fail(sequence, error))
                     continue
@@ -211,16 +211,6 @@ class Scheduler:
         """A place, and blocks."""
         has_place = len(self.running) < limits.max_rows
         return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
-
-    def _acquire(self, sequence: Sequence, turns: SlotTurns, rows: StepRows) -> bool:
-        """Slots for all of the sequence's adapters; False: not now."""
-        sequence.slots = self._residency.acquire(sequence.refs)
-        for _ in sequence.refs:
-            if sequence.slots or (victim := turns.victim(sequence)) is None:
-                break
-            self._preempt(victim, rows)
-            sequence.slots = self._residency.acquire(sequence.refs)
-        return bool(sequence.slots)
 
     def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
         """Preempt whom the policy names until there is room; False: they were not enough."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lora_serve.engine.policies.base import Policy
@@ -43,6 +44,19 @@ class SlotTurns:
             return False
         return not self._residency.must_evict(refs) or self._policy.may_take_slot(sequence, self._running)
 
+    def acquire(self, sequence: Sequence, preempt: Callable[[Sequence], None]) -> bool:
+        """Slots for all of its adapters, those of others if the policy says so; False: not now.
+
+        Raises AdapterUnavailableError if waiting would not help.
+        """
+        sequence.slots = self._residency.acquire(sequence.refs)
+        for _ in sequence.refs:
+            if sequence.slots or (victim := self._victim(sequence)) is None:
+                break
+            preempt(victim)
+            sequence.slots = self._residency.acquire(sequence.refs)
+        return bool(sequence.slots)
+
     def passed_over(self, sequence: Sequence) -> None:
         """Its adapters are here, and there is no slot for them."""
         self._passed.append(sequence)
@@ -56,7 +70,7 @@ class SlotTurns:
             for older in self._passed:
                 older.num_passed_over += 1
 
-    def victim(self, newcomer: Sequence) -> Sequence | None:
+    def _victim(self, newcomer: Sequence) -> Sequence | None:
         """Who gives its slots to a newcomer, if the policy says so: somebody who alone keeps them in use."""
         if self._policy.victim(self._running, newcomer) is None:
             return None
