@@ -73,11 +73,20 @@ def test_bound_holds_when_recomputing_after_preemptions_charges_nothing() -> Non
     world = fair_world(num_blocks=24, max_model_len=40)
     backlog(world, "long", 60, LONGEST_PROMPT, 20)
     backlog(world, "short", 300, 3, 8)
+    charged, policy = [0, 0], world.scheduler._policy
+    served = policy.served
+
+    def count(sequence: Any, num_prompt: int, num_output: int) -> None:
+        served(sequence, num_prompt, num_output)
+        charged[:] = charged[0] + num_prompt, charged[1] + num_output
+
+    policy.served = count  # type: ignore[method-assign]
     gap = 0
     for total in services(world):
         if len({s.account for s in world.scheduler.waiting}) == 2:
             gap = max(gap, abs(total["long"] - total["short"]))
     assert world.scheduler.num_preemptions > 10
+    assert charged == [60 * LONGEST_PROMPT + 300 * 3, 60 * 20 + 300 * 8]
     assert gap <= 2 * max(LONGEST_PROMPT, 2 * ROWS * (LONGEST_PROMPT + 20))
     world.check_answers()
     world.check_nothing_held()
