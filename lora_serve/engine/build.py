@@ -43,6 +43,7 @@ def build_engine(
         submit,
         clock,
     )
+    prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
     cost = StepCost()
     view = PolicyView(
         engine_config.max_wait,
@@ -50,11 +51,12 @@ def build_engine(
         cost,
         lambda adapter: adapter.digest in residency.slots,
         lambda adapter: residency.is_here(adapter.digest),
+        lambda: residency.slots.num_slots,
+        prefix_cache.num_known,
     )
     policy = create_policy(engine_config.policy, view)
     is_padded = spec.pooling is not None and not spec.pooling.is_ragged
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
-    prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
     scheduler = Scheduler(
         engine_config, blocks, prefix_cache, residency, policy, batcher, spec.eos_token_ids, spec.max_model_len
     )

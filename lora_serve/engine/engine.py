@@ -56,6 +56,7 @@ class Engine:
         self.scheduler = scheduler
         self.residency = residency
         self._blocks = blocks
+        self._clock = clock
         self._commands: list[Command] = []
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
         self._num_probes = 0

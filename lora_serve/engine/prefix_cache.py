@@ -28,6 +28,10 @@ class PrefixCache:
         found = self._find(sequence)
         return num_needed - len(found) + self._blocks.num_free_of(found) <= self._blocks.num_free
 
+    def num_known(self, sequence: Sequence) -> int:
+        """Tokens that it would not have to compute if it began now."""
+        return len(self._find(sequence)) * self._blocks.block_size
+
     def attach(self, sequence: Sequence) -> None:
         """At admission: the longest known head of the sequence becomes its own, and it starts behind that."""
         if not self._can_look_up(sequence):

@@ -83,6 +83,10 @@ class AdapterResidency(Generic[V]):
         """On the device or in host memory."""
         return digest in self.slots or digest in self.host
 
+    def must_evict(self, adapters: Sequence[AdapterRef]) -> bool:
+        """Whether somebody would have to leave the device for one of these."""
+        return any(a.digest not in self.slots and not self.slots.has_free(a) for a in adapters)
+
     def acquire(self, adapters: Sequence[AdapterRef]) -> tuple[SlotRef, ...]:
         """A slot of each for one more row, which holds them until `release`; empty: not now, and nothing is held.
 

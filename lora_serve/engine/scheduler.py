@@ -29,6 +29,7 @@ from lora_serve.engine.prefix_cache import PrefixCache
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.slot_turns import SlotTurns
 from lora_serve.engine.step_rows import StepRows
 
 _LOOK_AHEAD = 64  # waiting sequences whose adapters are asked for before their turn
@@ -76,7 +77,7 @@ class Scheduler:
         )
         self._num_added += 1
         self._by_request[request.request_id] = sequence
-        self._enqueue(sequence)
+        self._enqueue(sequence, request.arrival_time)
         error = self._patience.join(sequence, request.arrival_time)
         return [] if error is None else [self._fail(sequence, error)]
 
@@ -128,13 +129,13 @@ class Scheduler:
         """The next batch, None if nobody can run now; and who started, or was refused, on the way."""
         self._scheduled_at = now
         limits = self.batcher.step_limits(self.running)
-        rows = StepRows(limits.max_tokens)
+        rows = StepRows(limits.max_tokens, now)
         preempted = self.num_preemptions
         self._schedule_running(rows)
-        order = tuple(self._policy.order(now)) if self.waiting else ()
-        first = next((sequence for sequence in order if sequence.adapters), None)
+        nearest = islice(self._policy.order(now), _LOOK_AHEAD)
+        first = next((sequence for sequence in nearest if sequence.adapters), None)
         self._residency.favour(() if first is None else first.refs)
-        events = self._admit(order, rows, limits, now) if self.num_preemptions == preempted else []
+        events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
         self._look_ahead(now)
         if not rows:
             return None, events
@@ -154,8 +155,7 @@ class Scheduler:
                 sequence.prompt_logprobs.extend(output.prompt_logprobs)
             sequence.num_computed += len(row.token_ids)
             self.prefix_cache.publish(sequence, row.start)
-            num_prompt = max(0, min(sequence.num_computed, sequence.num_prompt) - row.start)
-            self._policy.served(sequence, num_prompt, int(output.token_id is not None))
+            self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))
             events.extend(self._take_output(sequence, output, now))
         return events
 
@@ -166,14 +166,14 @@ class Scheduler:
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count, self._eos_token_ids), count)
 
-    def _admit(self, order: tuple[Sequence, ...], rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
+    def _admit(self, rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
         """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
         events: list[StepEvent] = []
-        slot_is_owed = False  # to a sequence passed over too often: no younger adapter row may hold a slot before it
-        passed_over: list[Sequence] = []
-        buckets = self.batcher.open_buckets(order, limits, len(self.running), rows.budget, now)
-        for sequence in order:
-            if rows.budget <= 0 or not self._has_place(sequence, limits, rows):
+        horizon = now - self._policy.view.max_wait
+        turns = SlotTurns(self._residency, self._policy, self.running, limits.max_rows, horizon)
+        buckets = self.batcher.open_buckets(self.waiting, limits, len(self.running), rows.budget, now)
+        for sequence in self._policy.order(now):
+            if rows.budget <= 0:
                 break
             bucket = self.batcher.bucket_of(sequence)
             if bucket not in buckets and not sequence.has_run:
@@ -181,23 +181,23 @@ class Scheduler:
             if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
                 break
             self._patience.settle(sequence, now)
-            if self.running and not self.prefix_cache.has_room(sequence):
+            if not self._has_room(sequence, limits) and self._policy.victim(self.running, sequence) is None:
                 break
             if sequence.adapters:
-                if slot_is_owed:
+                if self._patience.is_cold(sequence, now) or not turns.allows(sequence):
                     continue
                 try:
-                    has_slots = self._acquire(sequence, now)
+                    has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
                 except AdapterUnavailableError as error:
                     events.append(self._fail(sequence, error))
                     continue
                 if not has_slots:
-                    passed_over.append(sequence)
-                    waited_long = sequence.num_passed_over >= limits.max_rows
-                    slot_is_owed = waited_long and not self._patience.cold(sequence.adapters)
+                    turns.passed_over(sequence)
                     continue
-                for older in passed_over:
-                    older.num_passed_over += 1
+            if not self._make_way(sequence, limits, rows):
+                self._give_back(sequence)
+                break
+            turns.started(sequence)
             if sequence.first_scheduled is None:
                 events.append(StartedEvent(sequence.request.request_id))
             self._start(sequence, now)
@@ -208,28 +208,26 @@ class Scheduler:
                 buckets = frozenset((bucket,))
         return events
 
-    def _has_place(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
-        """Whether one more may run; the policy may make somebody give way."""
-        if len(self.running) < limits.max_rows:
-            return True
-        victim = self._policy.victim(self.running, newcomer)
-        if victim is not None:
-            self._preempt(victim, rows)
-        return victim is not None
+    def _has_room(self, newcomer: Sequence, limits: StepLimits) -> bool:
+        """A place, and blocks."""
+        has_place = len(self.running) < limits.max_rows
+        return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
 
-    def _acquire(self, sequence: Sequence, now: float) -> bool:
-        """Slots for all of the sequence's adapters; False: not now."""
-        if self._patience.is_cold(sequence, now):
-            return False
-        sequence.slots = self._residency.acquire(sequence.refs)
-        return bool(sequence.slots)
+    def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
+        """Preempt whom the policy names until there is room; False: they were not enough."""
+        while not self._has_room(newcomer, limits):
+            victim = self._policy.victim(self.running, newcomer)
+            if victim is None:
+                return False
+            self._preempt(victim, rows)
+        return True
 
     def _look_ahead(self, now: float) -> None:
         """The adapters of the next in the queue are loaded, and put into free slots, before it is their turn."""
         if not self._look_ahead_is_due:
             return
         num_placed, has_room = 0, True
-        for sequence in islice(tuple(self._policy.order(now)), _LOOK_AHEAD):
+        for sequence in islice(self._policy.ahead(now), _LOOK_AHEAD):
             self._patience.settle(sequence, now)
             if has_room:  # nobody further back overtakes whoever the host has no room for
                 has_room = self._patience.ask(sequence)
@@ -244,6 +242,7 @@ class Scheduler:
         self._patience.start(sequence)
         self._look_ahead_is_due = True
         self._dequeue(sequence)
+        sequence.waited = now - sequence.waiting_since
         self.running.append(sequence)
         self.prefix_cache.attach(sequence)
         if sequence.first_scheduled is None:
@@ -309,7 +308,7 @@ class Scheduler:
         self._give_back(sequence)
         sequence.num_computed = 0
         self.running.remove(sequence)
-        self._enqueue(sequence)
+        self._enqueue(sequence, rows.now)
         self.num_preemptions += 1
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -319,7 +318,8 @@ class Scheduler:
             self._residency.release(slot)
         sequence.slots = ()
 
-    def _enqueue(self, sequence: Sequence) -> None:
+    def _enqueue(self, sequence: Sequence, now: float) -> None:
+        sequence.waiting_since = now - sequence.waited
         self.waiting.append(sequence)
         self._policy.add(sequence)
         self._look_ahead_is_due = True

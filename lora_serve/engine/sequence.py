@@ -28,7 +28,10 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
     slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter, in their order
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_passed_over: int = 0  # younger adapter rows admitted while this one waited for slots
+    num_passed_over: int = 0  # adapter rows admitted from behind it while this one waited for slots
+    waited: float = 0.0  # seconds in all, when it last began to run
+    waiting_since: float = 0.0  # while it waits: its arrival, moved on by the time that it ran before a preemption
+    num_served: int = 0  # tokens of its prompt that were computed for it once
     fell_back: bool = False
     patience_is_over: bool = False  # with its own cold adapters
     was_cold: bool = False
@@ -75,6 +78,17 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens known but not yet computed: 1 for a sequence that decodes."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_steps_left(self) -> int:
+        """At most, but for those of its prompt."""
+        return 0 if self.is_pooling else self.request.sampling.max_tokens - self.num_output
+
+    def newly_served(self, start: int) -> int:
+        """Tokens of its prompt computed since position `start` that never were before: recomputing is no service."""
+        before = max(start, self.num_served)
+        self.num_served = max(self.num_served, min(self.num_computed, self.num_prompt))
+        return max(0, self.num_served - before)
 
     def timings(self, now: float) -> Timings:
         """Seconds until the first token, which is now."""

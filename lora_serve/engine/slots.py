@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from lora_serve.adapters.eviction import create_policy
@@ -112,6 +112,25 @@ class SlotTable:
         """Whether an adapter that has no slot could be placed without another's going."""
         fits = self.max_bytes is None or self.num_bytes + adapter.num_bytes <= self.max_bytes
         return len(self._entries) < self.num_slots and fits
+
+    def soonest(self, adapters: Sequence[AdapterRef], num_steps_left: Mapping[str, int]) -> frozenset[str]:
+        """Who has to go so that these can come: the fewest that are done soonest.
+
+        `num_steps_left`: per digest of the adapters in use, until the last row on it ends.
+        """
+        missing = [adapter for adapter in adapters if adapter.digest not in self._entries]
+        wanted = {adapter.digest for adapter in adapters}
+        others = [digest for digest, entry in self._entries.items() if not entry.is_pinned and digest not in wanted]
+        num_slots = len(self._entries) + len(missing) - self._num_slots
+        num_bytes = self.num_bytes + sum(adapter.num_bytes for adapter in missing)
+        chosen: list[str] = []
+        for digest in sorted(others, key=lambda digest: num_steps_left.get(digest, 0)):
+            if num_slots <= 0 and (self.max_bytes is None or num_bytes <= self.max_bytes):
+                break
+            chosen.append(digest)
+            num_slots -= 1
+            num_bytes -= self._entries[digest].adapter.num_bytes
+        return frozenset(chosen)
 
     def place(
         self, adapter: AdapterRef, keep: Set[str] = frozenset(), load_seconds: float = 0.0

@@ -8,8 +8,9 @@ from lora_serve.core.batch import Row
 class StepRows:
     """`budget`: tokens that still fit; below 0 after a row that is too long for any step and runs alone."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, now: float) -> None:
         self.budget = max_tokens
+        self.now = now  # seconds of time.monotonic()
         self._rows: dict[int, tuple[Row, int]] = {}
 
     def __len__(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.adapters.loader import LoadFinished
@@ -32,11 +34,27 @@ def key_of_adapters(adapters: tuple[AdapterUse, ...]) -> object:
     return key_of_uses(sorted((use.ref.digest, use.scale, use.start) for use in adapters))
 
 
+@dataclass
+class VirtualClock:
+    """Time that passes when a test says so."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class World:
-    """`auto_load`: a requested load is finished before the next step."""
+    """`auto_load`: a requested load is finished before the next step. `clock`: seconds, e.g. of a `VirtualClock`."""
 
     def __init__(
-        self, num_blocks: int = 64, *, auto_load: bool = True, max_model_len: int = 200, **settings: Any
+        self,
+        num_blocks: int = 64,
+        *,
+        auto_load: bool = True,
+        max_model_len: int = 200,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
         self.settings = Settings(model="fake", **{**defaults, **settings})
@@ -50,6 +68,7 @@ class World:
             self.settings.engine_slice(),
             self.settings.adapter_slice(),
             self.loading.append,
+            clock,
         )
         self.scheduler, self.residency = self.engine.scheduler, self.engine.residency
         self.num_blocks = num_blocks
@@ -58,6 +77,7 @@ class World:
         self.prompts: dict[str, PromptEvent] = {}
         self.order: list[str] = []  # request ids in the order of their ends
         self._auto_load = auto_load
+        self._clock = clock
         self._requests: dict[str, InferenceRequest] = {}
 
     def add(
@@ -68,7 +88,7 @@ class World:
         sampling = {k: fields.pop(k) for k in list(fields) if k in SamplingParams.__dataclass_fields__}
         request = InferenceRequest(
             request_id, tuple(prompt), SamplingParams(**{"max_tokens": 5, **sampling}), uses,
-            **{"arrival_time": time.monotonic(), **fields},
+            **{"arrival_time": self._clock(), **fields},
         )  # fmt: skip
         self._requests[request_id] = request
         self.tokens[request_id] = []

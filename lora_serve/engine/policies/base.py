@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
+from lora_serve.engine.aged_queue import AgedQueue
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepCost
 
@@ -24,46 +24,59 @@ class PolicyView:
     weights: tuple[tuple[str, float], ...] = ()  # shares of accounts; 1 for whoever is not named
     cost: StepCost = field(default_factory=StepCost)
     is_on_device: Callable[[AdapterRef], bool] = _nowhere
-    is_on_host: Callable[[AdapterRef], bool] = _nowhere
+    is_on_host: Callable[[AdapterRef], bool] = _nowhere  # or on the device
+    num_slots: Callable[[], int] = lambda: 1
+    num_known: Callable[[Sequence], int] = lambda sequence: 0  # tokens that the prefix cache would give it
 
 
 class Policy:
-    """`file.py` holds `class Policy` with these six methods; this one is the base of all, in order of arrival.
+    """`file.py` holds `class Policy` with these methods; this one is the base of all.
 
     A sequence is added when it begins to wait, which it does again after a preemption, and removed when it runs or
-    ends. Whatever the order, the scheduler tries all who wait, as long as there is room.
+    ends. Whatever the order, the scheduler tries all who wait, as long as there is room: a policy never idles.
+
+    Here whoever has waited `view.max_wait` comes first, the longest first, then the others by `key`. So a sequence is
+    overtaken during that time only. Time that it ran before a preemption does not count, time waited before it does.
     """
 
     def __init__(self, view: PolicyView) -> None:
         self.view = view
-        self._queue: list[Sequence] = []
+        self._queue = AgedQueue(view.max_wait, self.key)
 
     def key(self, sequence: Sequence) -> tuple[float, ...]:
-        """Ascending; it must not change while the sequence waits."""
-        return (sequence.sequence_id,)
+        """Ascending, ending with the id; it must not change while the sequence waits."""
+        return (sequence.request.priority, sequence.sequence_id)
 
     def add(self, sequence: Sequence) -> None:
         """It waits."""
-        bisect.insort(self._queue, sequence, key=self.key)
+        self._queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer."""
         self._queue.remove(sequence)
 
     def order(self, now: float) -> Iterator[Sequence]:
-        """All who wait, in the order in which to try them. The queue does not change while it is read."""
-        return iter(self._queue)
+        """All who wait, in the order in which to try them, as it is now: the queue may change while this is read."""
+        return self._queue.order(now)
+
+    def ahead(self, now: float) -> Iterator[Sequence]:
+        """All who wait, in the order in which to load what they need."""
+        return self.order(now)
 
     def refusal(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """Why a waiting sequence should end instead; None: it should not."""
         return None
 
     def served(self, sequence: Sequence, num_prompt: int, num_output: int) -> None:
-        """A step computed so many of its prompt tokens, and gave it so many tokens."""
+        """A step computed so many of its prompt tokens for the first time, and gave it so many tokens."""
+
+    def may_take_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether another's adapter may leave the device for one of its own."""
+        return True
 
     def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
         """Who gives way; `running`, not empty, is in order of admission.
 
-        To a `newcomer` that finds no place, None: nobody. Without one, memory is short and somebody has to.
+        To a `newcomer` that finds no room, None: nobody. Without one, memory is short and somebody has to.
         """
         return None if newcomer is not None else running[-1]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from lora_serve.engine.policies import base
-from lora_serve.engine.sequence import Sequence
 
 
 class Policy(base.Policy):
-    """A preempted sequence keeps its place of arrival."""
-
-    def key(self, sequence: Sequence) -> tuple[float, ...]:
-        return (sequence.request.priority, sequence.sequence_id)
+    """As the base: a preempted sequence keeps its place of arrival, and a low priority waits `max_wait` at most."""

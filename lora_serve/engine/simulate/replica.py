@@ -11,10 +11,12 @@ from typing import Any
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
-from lora_serve.core.events import Event, StepEvent
+from lora_serve.core.errors import CapacityError
+from lora_serve.core.events import ErrorEvent, Event, StepEvent
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.build import build_engine
+from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.simulate.profiles import Profile
 from lora_serve.engine.simulate.runner import SimulatedLoader, SimulatedRunner
 from lora_serve.engine.simulate.timeline import Timeline, VirtualClock
@@ -38,6 +40,7 @@ class Replica:
         self._timeline = timeline
         self._emit = emit
         self._clock = VirtualClock()
+        self._gate = QueueGate(config.queue, lambda: timeline.now)
         self._mailbox: deque[Message] = deque()
         self._is_stepping = False
         self._num_turns = 0
@@ -50,7 +53,13 @@ class Replica:
         )
 
     def post(self, message: Message) -> None:
-        """A request, or the end of a load."""
+        """A request, which may be refused at the door, or the end of a load."""
+        if isinstance(message, InferenceRequest):
+            try:
+                self._gate.enter((message,))
+            except CapacityError as refusal:
+                self._emit(self, [ErrorEvent(message.request_id, refusal)])
+                return
         self._mailbox.append(message)
         if not self._is_stepping:
             self._turn()
@@ -78,6 +87,8 @@ class Replica:
 
     def _end(self, events: list[StepEvent], did_run: bool) -> None:
         self._is_stepping = False
+        for event in events:
+            self._gate.leave(event.request_id)  # only its first event finds it there
         self._emit(self, events)
         if did_run or self._mailbox:
             self._turn()

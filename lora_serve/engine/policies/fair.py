@@ -1,0 +1,173 @@
+"""The virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) over accounts.
+
+Each account's counter rises by what a step gave it, divided by its weight: 1 per prompt token computed for the first
+time, 2 per output token. The account with the lowest counter is tried next. An account that begins to wait is lifted
+to the lowest counter among those that wait: nobody saves up service by being idle. Any two accounts that wait all the
+time then get equal service for their weights, but for 2 max(L, 2 M): L the longest prompt, M the tokens of a batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from lora_serve.engine.aged_queue import AgedQueue
+from lora_serve.engine.policies import base
+from lora_serve.engine.sequence import Sequence
+
+_PROMPT_WEIGHT, _OUTPUT_WEIGHT = 1, 2
+_HEADS = 8  # of an account's queue that are asked whether they wait for a slot
+_MAX_IDLE = 1024  # accounts that are remembered though they do not wait
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    name: str
+    weight: float
+    queue: AgedQueue
+    counter: float = 0.0
+    last_begun: float = -math.inf  # when one of its prompts was last computed
+
+    def __lt__(self, other: _Account) -> bool:
+        return self.name < other.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Of the device slots."""
+
+    held: Counter[str]  # in use, by account
+    slots_per_weight: float  # among the accounts that use slots or wait for one
+    someone_is_below: bool  # and waits for one
+
+
+class Policy(base.Policy):
+    """Within an account as in `base.Policy`. It never idles: a share that its owner does not use, others have.
+
+    Bound: an account of which somebody waits, and no prompt was computed for `max_wait` seconds, comes first with one
+    sequence, however large its counter. More would let a flood, all of which has waited for long, be served first.
+    """
+
+    def __init__(self, view: base.PolicyView) -> None:
+        super().__init__(view)
+        self._weights = dict(view.weights)
+        self._accounts: dict[str, _Account] = {}
+        self._waiting: dict[str, _Account] = {}
+        self._last_counter = 0.0  # of the account that was the last to wait
+        self._now = 0.0  # of the last order
+        self._needy: frozenset[str] | None = None  # accounts that wait for a slot; None: not looked up in this step
+        self._shares: _Shares | None = None  # None: not counted since somebody came or went
+
+    # -- the queue ---------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """See `base.Policy.add`."""
+        self._shares = None
+        account = self._account(sequence.account)
+        if not len(account.queue):
+            account.counter = max(account.counter, self._floor())
+            self._waiting[account.name] = account
+        account.queue.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """See `base.Policy.remove`."""
+        self._shares = None
+        account = self._accounts[sequence.account]
+        account.queue.remove(sequence)
+        if not len(account.queue):
+            del self._waiting[account.name]
+            self._last_counter = account.counter
+            self._forget()
+
+    def served(self, sequence: Sequence, num_prompt: int, num_output: int) -> None:
+        """See `base.Policy.served`."""
+        account = self._account(sequence.account)
+        account.counter += (_PROMPT_WEIGHT * num_prompt + _OUTPUT_WEIGHT * num_output) / account.weight
+        if num_prompt:
+            account.last_begun = self._now
+
+    def order(self, now: float) -> Iterator[Sequence]:
+        """As the counters stand now; each that is yielded counts with its prompt for the turns that follow."""
+        self._now, self._needy, self._shares = now, None, None
+        turns = [(account.counter, account, account.queue.order(now)) for account in self._waiting.values()]
+        return self._take_turns(turns, self._overdue(now))
+
+    def _take_turns(
+        self, turns: list[tuple[float, _Account, Iterator[Sequence]]], overdue: list[str]
+    ) -> Iterator[Sequence]:
+        queues = {account.name: (counter, account, queue) for counter, account, queue in turns}
+        for name in overdue:
+            counter, account, queue = queues[name]
+            sequence = next(queue)
+            queues[name] = (counter + _cost(sequence) / account.weight, account, queue)
+            yield sequence
+        heap = list(queues.values())
+        heapq.heapify(heap)
+        while heap:
+            counter, account, queue = heap[0]
+            following = next(queue, None)
+            if following is None:
+                heapq.heappop(heap)
+                continue
+            heapq.heapreplace(heap, (counter + _cost(following) / account.weight, account, queue))
+            yield following
+
+    def _overdue(self, now: float) -> list[str]:
+        since = [(max(account.last_begun, account.queue.waits_since), name) for name, account in self._waiting.items()]
+        return [name for begun, name in sorted(since) if now - begun >= self.view.max_wait]
+
+    # -- slots -------------------------------------------------------------------------------------------------
+
+    def may_take_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Unless its account has its share of the slots in use, and one that has less waits for a slot."""
+        if self._shares is None:
+            self._shares = self._count_shares(running)
+        own, shares = sequence.account, self._shares
+        is_below = shares.held[own] < shares.slots_per_weight * self._weight(own)
+        return is_below or not shares.someone_is_below
+
+    def _count_shares(self, running: list[Sequence]) -> _Shares:
+        held = Counter(name for name, _ in {(s.account, slot.digest) for s in running for slot in s.slots})
+        if self._needy is None:
+            accounts = self._waiting.values()
+            self._needy = frozenset(account.name for account in accounts if self._waits_for_slot(account))
+        needy = self._needy & self._waiting.keys()
+        per_weight = self.view.num_slots() / sum(map(self._weight, needy | held.keys())) if needy else 0.0
+        return _Shares(held, per_weight, any(held[name] < per_weight * self._weight(name) for name in needy))
+
+    def _waits_for_slot(self, account: _Account) -> bool:
+        heads = islice(account.queue.order(self._now), _HEADS)
+        refs = chain.from_iterable(sequence.refs for sequence in heads)
+        return any(self.view.is_on_host(ref) and not self.view.is_on_device(ref) for ref in refs)
+
+    # -- accounts ----------------------------------------------------------------------------------------------
+
+    def _account(self, name: str) -> _Account:
+        if name not in self._accounts:
+            self._accounts[name] = _Account(name, self._weight(name), AgedQueue(self.view.max_wait, self.key))
+        return self._accounts[name]
+
+    def _weight(self, name: str) -> float:
+        return self._weights.get(name, 1.0)
+
+    def _floor(self) -> float:
+        """What a newly waiting account is lifted to."""
+        return min((account.counter for account in self._waiting.values()), default=self._last_counter)
+
+    def _forget(self) -> None:
+        """Idle accounts that would be lifted anyway, once they are many."""
+        if len(self._accounts) > 2 * len(self._waiting) + _MAX_IDLE:
+            floor = self._floor()
+            self._accounts = {
+                name: account
+                for name, account in self._accounts.items()
+                if name in self._waiting or account.counter > floor
+            }
+
+
+def _cost(sequence: Sequence) -> float:
+    return _PROMPT_WEIGHT * max(0, sequence.num_prompt - sequence.num_served)
