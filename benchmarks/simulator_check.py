@@ -113,7 +113,7 @@ async def _send_all(url: str, names: Sequence[str], arrivals: Sequence[Arrival])
     timeout = aiohttp.ClientTimeout(total=3600)
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
         for name in names:
-            await send(http, BASE, Job((FIRST_TOKEN_ID,) * 16, name), 1)
+            await send(http, BASE, Job((FIRST_TOKEN_ID,) * 16, name), 1, check=False)
         start = time.perf_counter()
         tasks = [_send_at(http, start, names, arrival) for arrival in arrivals]
         samples = await asyncio.gather(*tasks)
