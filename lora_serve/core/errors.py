@@ -17,7 +17,8 @@ LoraServeError
 ├── CapacityError                not now: come back after `retry_after` seconds
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── NotReadyError            warming up or draining
-│   └── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
 └── InternalError                our bug or the machine's; the row ends, the server goes on
     └── NumericalError           a row's logits are not finite
@@ -110,6 +111,10 @@ class NotReadyError(CapacityError):
 
 class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
+
+
+class DeviceMemoryError(CapacityError):
+    """The device has no memory for a step; a smaller one may fit. A row gets it when even one token did not."""
 
 
 class RequestTimeoutError(LoraServeError):

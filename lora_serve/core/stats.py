@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lora_serve.core.load_times import LoadTimes
+from lora_serve.core.memory import MemoryStats, SwapStats
 
 
 class EvictionReason(enum.StrEnum):
@@ -94,3 +95,5 @@ class EngineStats:
     step_seconds: float = 0.0  # summed over all steps
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits: int = 0  # and found there
+    memory: MemoryStats = field(default_factory=MemoryStats)
+    swap: SwapStats = field(default_factory=SwapStats)

@@ -1,6 +1,5 @@
 """Who runs in the next step, and what became of those who ran: continuous batching (Orca, Yu et al., OSDI 2022)
-with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption by recompute, and adapter
-slots.
+with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption, and adapter slots.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.answers import finish_of, pooled_events, token_events
 from lora_serve.engine.batcher import Batcher, StepLimits
 from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.memory import MemoryGuard
 from lora_serve.engine.patience import ColdPatience
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.prefix_cache import PrefixCache
@@ -29,6 +29,7 @@ from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_rows import StepRows
+from lora_serve.engine.swapping import Swapping
 
 _LOOK_AHEAD = 64  # waiting sequences whose adapters are asked for before their turn
 _PLACE_AHEAD = 2  # adapters put into free slots before their turn, in one step
@@ -47,6 +48,8 @@ class Scheduler:
         batcher: Batcher,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
+        memory: MemoryGuard,
+        swapping: Swapping,
     ) -> None:
         self._config = config
         self._blocks = blocks
@@ -57,6 +60,8 @@ class Scheduler:
         self.batcher = batcher
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
+        self._memory = memory
+        self.swapping = swapping
         self._random = random.Random(config.seed)
         self._num_added = 0
         self._by_request: dict[str, Sequence] = {}
@@ -129,7 +134,7 @@ class Scheduler:
     def schedule(self, now: float) -> tuple[Batch | None, list[Event]]:
         """The next batch, None if nobody can run now; and the refusals found on the way."""
         limits = self.batcher.step_limits()
-        rows = StepRows(limits.max_tokens)
+        rows = StepRows(limits.max_tokens, self._memory)
         preempted = self.num_preemptions
         self._schedule_running(rows)
         order = tuple(self._policy.order(now)) if self.waiting else ()
@@ -139,7 +144,8 @@ class Scheduler:
         self._look_ahead(now)
         if not rows:
             return None, events
-        return Batch(rows.rows(), self._blocks.take_fresh()), events
+        self._memory.composed(rows.load)
+        return Batch(rows.rows(), self._blocks.take_fresh(), self.swapping.take_moves()), events
 
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
         """Take in one step's results: tokens, ends, errors."""
@@ -154,16 +160,16 @@ class Scheduler:
             if output.prompt_logprobs and row.start == len(sequence.prompt_logprobs):
                 sequence.prompt_logprobs.extend(output.prompt_logprobs)
             sequence.num_computed += len(row.token_ids)
-            self.prefix_cache.publish(sequence, row.start)
+            self.prefix_cache.publish(sequence)
             num_prompt = max(0, min(sequence.num_computed, sequence.num_prompt) - row.start)
             self._policy.served(sequence, num_prompt, int(output.token_id is not None))
             events.extend(self._take_output(sequence, output, now))
         return events
 
     def _schedule_running(self, rows: StepRows) -> None:
-        """Rows of running sequences, those that decode first."""
-        for sequence in sorted(self.running, key=lambda s: s.num_remaining > 1):
-            count = chunk_of(sequence, max(rows.budget, 0))
+        """Rows of running sequences, in turn."""
+        for sequence in sorted(self.running, key=lambda s: s.turn):
+            count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count, self._eos_token_ids), count)
 
@@ -174,7 +180,7 @@ class Scheduler:
         passed_over: list[Sequence] = []
         buckets = self.batcher.open_buckets(order, len(self.running), now) if order else frozenset()
         for sequence in order:
-            if rows.budget <= 0 or not self._has_place(sequence, limits, rows):
+            if not rows.has_room_for(sequence) or not self._has_place(sequence, limits, rows):
                 break
             bucket = self.batcher.bucket_of(sequence)
             if bucket not in buckets:
@@ -200,9 +206,9 @@ class Scheduler:
                 for older in passed_over:
                     older.num_passed_over += 1
             self._start(sequence, now)
-            count = chunk_of(sequence, rows.budget)
-            self._reserve(sequence, count, rows)
-            rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
+            if count := rows.fitting(sequence, chunk_of(sequence, rows.budget)):
+                self._reserve(sequence, count, rows)
+                rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
             if self.batcher.is_bucketed:
                 buckets = frozenset((bucket,))
         return events
@@ -245,6 +251,7 @@ class Scheduler:
         self._dequeue(sequence)
         self.running.append(sequence)
         self.prefix_cache.attach(sequence)
+        self.swapping.come_back(sequence)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
 
@@ -293,6 +300,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Finish, abort, error, timeout and disconnect all end here."""
         self._give_back(sequence)
+        self.swapping.drop(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -304,8 +312,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
         """Back to waiting with its tokens; K and V that were not kept are computed again later."""
         rows.drop(sequence.sequence_id)
+        self.swapping.leave(sequence)
         self._give_back(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_published = 0
         self.running.remove(sequence)
         self._enqueue(sequence)
         self.num_preemptions += 1

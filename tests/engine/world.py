@@ -9,6 +9,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
@@ -36,7 +37,13 @@ class World:
     """`auto_load`: a requested load is finished before the next step."""
 
     def __init__(
-        self, num_blocks: int = 64, *, auto_load: bool = True, max_model_len: int = 200, **settings: Any
+        self,
+        num_blocks: int = 64,
+        *,
+        auto_load: bool = True,
+        max_model_len: int = 200,
+        memory: MemoryPlan | None = None,
+        **settings: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
         self.settings = Settings(model="fake", **{**defaults, **settings})
@@ -50,6 +57,7 @@ class World:
             self.settings.engine_slice(),
             self.settings.adapter_slice(),
             self.loading.append,
+            memory,
         )
         self.scheduler, self.residency = self.engine.scheduler, self.engine.residency
         self.num_blocks = num_blocks
@@ -144,3 +152,4 @@ class World:
         assert not self.scheduler.running
         assert not self.scheduler.waiting
         assert not self.residency._wanted
+        assert self.engine.stats().swap.num_used == 0
