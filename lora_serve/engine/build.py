@@ -58,7 +58,7 @@ def build_engine(
     is_padded = spec.pooling is not None and not spec.pooling.is_ragged
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
     prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
-    guard = MemoryGuard(memory, lambda: residency.slots.num_bytes)
+    guard = MemoryGuard(memory, residency.slots)
     swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
     scheduler = Scheduler(
         engine_config,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.memory import MemoryLoad, MemoryPlan, MemoryStats
+from lora_serve.engine.slots import SlotTable
 
 _STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of memory is raised again
 _GROWTH = 1.25
@@ -17,10 +19,9 @@ class MemoryGuard:
     one that failed, and a quarter more after every few that went well, until they are as large again.
     """
 
-    def __init__(self, plan: MemoryPlan, adapter_bytes: Callable[[], int]) -> None:
-        """`adapter_bytes`: of the adapters that are resident now."""
+    def __init__(self, plan: MemoryPlan, slots: SlotTable) -> None:
         self._plan = plan
-        self._adapter_bytes = adapter_bytes
+        self._slots = slots
         self._max_tokens: int | None = None
         self._failed_tokens = 0
         self._num_well = 0
@@ -32,14 +33,12 @@ class MemoryGuard:
         """Of the next step."""
         return configured if self._max_tokens is None else min(configured, self._max_tokens)
 
-    def room(self) -> float:
-        """Bytes that the next step's activations may take."""
-        plan = self._plan
-        return float("inf") if plan.limit is None else plan.limit - self._taken()
-
-    def fits(self, load: MemoryLoad, room: float) -> bool:
-        """`room`: as it was when the step's composition began."""
-        return self._plan.activations.num_bytes(load) <= room
+    def fits(self, load: MemoryLoad, adapters: Iterable[AdapterRef]) -> bool:
+        """Whether a step may be composed that makes these `adapters` resident, if they are not yet."""
+        if self._plan.limit is None:
+            return True
+        newcomers = sum(adapter.num_bytes for adapter in adapters if adapter.digest not in self._slots)
+        return self._taken() + newcomers + self._plan.activations.num_bytes(load) <= self._plan.limit
 
     def composed(self, load: MemoryLoad) -> None:
         """This step runs next."""
@@ -69,7 +68,7 @@ class MemoryGuard:
             plan.limit,
             plan.weight_bytes,
             plan.kv_bytes,
-            self._adapter_bytes(),
+            self._slots.num_bytes,
             self._last,
             self._largest,
             plan.measured_peak(),
@@ -78,4 +77,4 @@ class MemoryGuard:
         )
 
     def _taken(self) -> int:
-        return self._plan.weight_bytes + self._plan.kv_bytes + self._adapter_bytes()
+        return self._plan.weight_bytes + self._plan.kv_bytes + self._slots.num_bytes

@@ -17,7 +17,6 @@ class StepRows:
     def __init__(self, max_tokens: int, memory: MemoryGuard) -> None:
         self.budget = memory.max_tokens(max_tokens)
         self._memory = memory
-        self._room = memory.room()
         self._rows: dict[int, tuple[Row, int]] = {}
         self._load = MemoryLoad()
         self._digests: set[str] = set()
@@ -70,4 +69,4 @@ class StepRows:
         num_logits = count if wants_prompt_logprobs(sequence) else 1
         load = self._load.plus(sequence.num_computed, count, num_logits)
         digests = self._digests.union(ref.digest for ref in sequence.refs)
-        return self._memory.fits(replace(load, num_adapters=len(digests)), self._room)
+        return self._memory.fits(replace(load, num_adapters=len(digests)), sequence.refs)

@@ -12,6 +12,7 @@ from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memo
 from lora_serve.core.request import PoolingParams, SamplingParams
 from lora_serve.engine.memory import MemoryGuard
 from lora_serve.engine.memory_retry import run_in_parts
+from lora_serve.engine.slots import SlotTable
 from tests.engine.fake_runner import EXPLOSION, POISON
 from tests.engine.world import World, adapter
 
@@ -229,7 +230,7 @@ def test_other_failures_beside_a_lack_of_memory_end_only_their_row() -> None:
 
 
 def test_limit_sinks_with_every_failure_and_rises_after_good_steps() -> None:
-    guard = MemoryGuard(MemoryPlan(), lambda: 0)
+    guard = MemoryGuard(MemoryPlan(), SlotTable(1))
     assert guard.max_tokens(512) == 512
     guard.ran_out(400)
     guard.ran_out(200)
