@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 _WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough memory")
 
@@ -58,14 +59,12 @@ def _peak_on_cpu(call: Callable[[], object]) -> int:
 
     torch's older profiler tells them in order and says nothing on stderr, as its newer one does.
     """
-    state = ProfilerState.CPU
-    options = torch._C._profiler._ExperimentalConfig()  # type: ignore[attr-defined]
-    _enable_profiler_legacy(ProfilerConfig(state, False, True, False, False, False, options))
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
     try:
         call()
     finally:
         records = _disable_profiler_legacy()
-    events = [event for thread in records for event in thread if event.kind() == "memory_alloc"]
+    events = [event for thread in records for event in thread if str(event.kind()) == "memory_alloc"]
     now = most = 0
     for event in events:
         now += event.cpu_memory_usage()

@@ -1,4 +1,4 @@
-"""How the device's memory is shared out at start: weights, adapters, the largest step, and KV blocks with what is left."""
+"""How the device's memory is shared out: weights, adapters, the largest step, and KV blocks with what is left."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def _num_blocks(
     in_use = facts.block_bytes + int(activations.per_decode_key * config.block_size)
     if room // in_use < per_sequence:
         raise ConfigError(
-            f"--memory-limit: of {facts.limit} bytes, {spec.num_bytes} of weights, the adapters' and the largest step's "
-            f"leave {max(0, room)} for KV blocks; one sequence of --max-model-len {spec.max_model_len} needs "
+            f"--memory-limit: of {facts.limit} bytes, {spec.num_bytes} of weights, the adapters and the largest "
+            f"step leave {max(0, room)} for KV blocks; one sequence of --max-model-len {spec.max_model_len} needs "
             f"{per_sequence * in_use}. Give more, or a smaller --max-model-len or --max-num-batched-tokens"
         )
     return min(wanted, budget // facts.block_bytes, room // in_use)
