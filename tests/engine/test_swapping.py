@@ -13,9 +13,12 @@ from lora_serve.core.batch import BlockCopy, BlockMoves, StepLoad
 from lora_serve.core.errors import InternalError
 from lora_serve.core.events import FinishEvent
 from lora_serve.core.memory import MemoryPlan
-from lora_serve.core.request import AdapterUse
+from lora_serve.core.request import AdapterUse, InferenceRequest
+from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.step_cost import StepCost
 from lora_serve.engine.swap_space import SwapSpace
+from lora_serve.engine.swapping import Swapping
 from tests.engine.world import World, adapter
 
 
@@ -57,6 +60,22 @@ def flood(world: World, count: int = 4, **fields: Any) -> None:
 def drain(world: World) -> None:
     while world.step() or world.loading:
         check_tables(world)
+    assert all(isinstance(end, FinishEvent) for end in world.ends.values())
+
+
+def sequence_of(blocks: BlockManager, num_computed: int) -> Sequence:
+    """One that runs."""
+    tokens = list(range(num_computed + 1))
+    sequence = Sequence(0, InferenceRequest("r", tuple(tokens)), 0, tokens, ())
+    sequence.blocks.extend(blocks.allocate(blocks.num_needed(num_computed)))
+    sequence.num_computed = num_computed
+    return sequence
+
+
+def give_back(blocks: BlockManager, sequence: Sequence) -> None:
+    blocks.free(sequence.blocks)
+    sequence.blocks.clear()
+    sequence.num_computed = 0
 
 
 # -- the table -------------------------------------------------------------------------------------------------
@@ -85,6 +104,36 @@ def test_copies_of_a_host_block_that_was_released_are_not_due() -> None:
         space.release(held)
     with pytest.raises(AssertionError, match="nobody holds"):
         space.move_back(held, [3])
+
+
+def test_block_that_is_filled_whole_is_not_zeroed_even_if_it_was_fresh_for_somebody_else() -> None:
+    blocks = BlockManager(2, 4)
+    blocks.free(blocks.allocate(2))
+    assert blocks.allocate(1, is_filled=True) == [2]
+    assert set(blocks.take_fresh()) == {1}
+
+
+def test_sequence_that_comes_back_and_leaves_in_one_step_is_not_copied_and_not_lost() -> None:
+    blocks, space = BlockManager(8, 4), SwapSpace(8)
+    swapping = Swapping(space, blocks, Slow(), 0.0)
+    sequence = sequence_of(blocks, 10)
+    swapping.leave(sequence)
+    give_back(blocks, sequence)
+    left = swapping.take_moves()
+    assert (len(left.out), len(left.back)) == (3, 0)
+    swapping.come_back(sequence)
+    assert (sequence.num_computed, len(sequence.blocks)) == (10, 3)
+    swapping.leave(sequence)
+    give_back(blocks, sequence)
+    assert not swapping.take_moves()
+    assert space.num_used == 3
+    swapping.come_back(sequence)
+    back = swapping.take_moves().back
+    assert [copy.block for copy in back] == sequence.blocks
+    assert [copy.host_block for copy in back] == [copy.host_block for copy in left.out]
+    assert space.num_used == 0
+    assert sequence.swapped is None
+    assert swapping.stats().num_swapped == 2
 
 
 # -- preemption ------------------------------------------------------------------------------------------------
