@@ -141,7 +141,7 @@ class Scheduler:
         first = next((sequence for sequence in order if sequence.adapters), None)
         self._residency.favour(() if first is None else first.refs)
         events = self._admit(order, rows, limits, now) if self.num_preemptions == preempted else []
-        self._look_ahead(now)
+        self._look_ahead(rows, now)
         if not rows:
             return None, events
         self._memory.composed(rows.load)
@@ -229,7 +229,7 @@ class Scheduler:
         sequence.slots = self._residency.acquire(sequence.refs)
         return bool(sequence.slots)
 
-    def _look_ahead(self, now: float) -> None:
+    def _look_ahead(self, rows: StepRows, now: float) -> None:
         """The adapters of the next in the queue are loaded, and put into free slots, before it is their turn."""
         if not self._look_ahead_is_due:
             return
@@ -239,7 +239,8 @@ class Scheduler:
             if has_room:  # nobody further back overtakes whoever the host has no room for
                 has_room = self._patience.ask(sequence)
             for ref in sequence.refs:
-                num_placed += num_placed < _PLACE_AHEAD and self._residency.place_ahead(ref)
+                can_place = num_placed < _PLACE_AHEAD and rows.has_memory_for(ref)
+                num_placed += can_place and self._residency.place_ahead(ref)
         self._look_ahead_is_due = num_placed > 0  # there is more room now
 
     def _waiting_for(self, digest: str) -> list[Sequence]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row
 from lora_serve.core.memory import MemoryLoad, memory_load
 from lora_serve.engine.memory import MemoryGuard
@@ -64,6 +65,10 @@ class StepRows:
     def has_room_for(self, sequence: Sequence) -> bool:
         """Whether a newcomer could run any token now."""
         return self.budget > 0 and self.fitting(sequence, sequence.num_remaining if sequence.is_pooling else 1) > 0
+
+    def has_memory_for(self, adapter: AdapterRef) -> bool:
+        """Whether it could be made resident beside these rows."""
+        return self._memory.fits(self.load, (adapter,))
 
     def _fits(self, sequence: Sequence, count: int) -> bool:
         num_logits = count if wants_prompt_logprobs(sequence) else 1
