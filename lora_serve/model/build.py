@@ -13,7 +13,6 @@ from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.copy_stream import copy_stream
-from lora_serve.model.device_memory import resident_bytes
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.folding import fold
 from lora_serve.model.host_adapter import HostAdapter
@@ -45,7 +44,6 @@ def build_model(
 
     `adapter_bytes`: of device slots at most; None: as many as `num_slots` usual ones need, where memory is bounded.
     """
-    bytes_before = resident_bytes()
     loaded = load_model(model_config)
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
@@ -54,7 +52,7 @@ def build_model(
     slots = LoraSlots(spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))  # one more for probes
     base = BaseModel(loaded, cache, slots, model_config)
     runner = ModelRunner(base, cache, slots, loaded.device)
-    memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes, bytes_before)
+    memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
     return ModelParts(
         spec,

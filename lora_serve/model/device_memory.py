@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,12 +34,17 @@ def free_cached(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def peak_meter(device: torch.device, bytes_before: int) -> Callable[[], int]:
-    """Bytes in use at most: on CUDA what torch allocated from now on, else the process's beyond `bytes_before`."""
+def peak_meter(device: torch.device, weight_bytes: int) -> Callable[[], int]:
+    """Bytes in use at most from now on: on CUDA what torch allocated, else what the process's memory grew by.
+
+    `weight_bytes`: of the model that is loaded already, to be counted in.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return lambda: int(torch.cuda.max_memory_allocated(device))
-    return lambda: max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - bytes_before)
+    _forget_peak()
+    others = _resident("VmRSS") - weight_bytes  # Python, libraries
+    return lambda: max(0, _resident("VmHWM") - others)
 
 
 def peak_bytes(device: torch.device, call: Callable[[], object]) -> int:
@@ -82,10 +87,16 @@ def _available_memory() -> int | None:
     return None if found is None else int(found.split()[1]) * 1024
 
 
-def resident_bytes() -> int:
-    """Of this process now; 0 where the kernel does not say."""
+def _forget_peak() -> None:
+    """The kernel's record of the most that was resident begins anew: loading a model takes more than keeping it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _resident(what: str) -> int:
+    """VmRSS: of this process now; VmHWM: at most. 0 where the kernel does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), 0)

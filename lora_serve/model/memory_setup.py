@@ -32,8 +32,8 @@ class MemorySetup:
     slots: LoraSlots
     config: EngineConfig
 
-    def run(self, num_slots: int, adapter_bytes: int | None, bytes_before: int) -> MemoryPlan:
-        """Measure, share out, and give the pool its blocks. `bytes_before`: of the process, before the model came."""
+    def run(self, num_slots: int, adapter_bytes: int | None) -> MemoryPlan:
+        """Measure, share out, and give the pool its blocks."""
         spec, cache = self.base.spec, self.cache
         activations = self._learn()
         is_cuda = self.base.device.type == "cuda"
@@ -51,7 +51,7 @@ class MemorySetup:
             activations,
             shares.num_host_blocks,
             self._copy_seconds() if shares.num_host_blocks else 0.0,
-            peak_meter(self.base.device, bytes_before),
+            peak_meter(self.base.device, spec.num_bytes),
         )
 
     def _learn(self) -> ActivationModel:

@@ -16,7 +16,7 @@ from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.step_cost import StepCost
-from lora_serve.model.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter, resident_bytes
+from lora_serve.model.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
 from lora_serve.model.kv_cache import KVCache, KVShape
 from lora_serve.model.memory_plan import DeviceFacts, Shares, largest_step, share_out
 from tests.local_engine import LocalEngine
@@ -40,10 +40,10 @@ def test_peak_counts_what_lived_together_and_not_what_came_after() -> None:
 
 
 def test_process_growth_is_seen() -> None:
-    meter = peak_meter(CPU, resident_bytes())
-    ballast = torch.ones(2**26, dtype=torch.uint8)
-    assert meter() > 0
-    assert free_memory(CPU) > len(ballast) / 2**10
+    meter = peak_meter(CPU, 1000)
+    torch.ones(2**27, dtype=torch.uint8)
+    assert 2**27 * 0.9 < meter() < 2**27 * 1.5
+    assert free_memory(CPU) > 2**20
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_figures_of_memory_are_told(tmp_path: Path) -> None:
     assert memory.kv == engine.parts.num_blocks * engine.parts.runner._cache.shape.block_bytes(16)
     assert 0 < memory.activations < memory.largest - memory.weights - memory.kv + 1
     assert memory.largest <= memory.limit
-    assert memory.measured_peak == engine.parts.memory.measured_peak()
+    assert memory.measured_peak > 0
 
 
 def test_limit_below_the_model_is_refused(tmp_path: Path) -> None:
