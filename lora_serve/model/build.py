@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS
@@ -34,7 +34,7 @@ class ModelParts:
     num_blocks: int  # KV blocks, block 0 not counted
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
     undo: Callable[[SavedAdapter, str], SavedAdapter]  # for the registry's thread; see `initialisation.undo`
-    memory: MemoryPlan
+    memory: MemoryPlan = field(default_factory=MemoryPlan)
 
 
 def build_model(
