@@ -63,7 +63,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     _on_signals(stop)
     sources = build_sources(settings.adapter_slice())
     with timed(f"model {settings.model}"):
-        parts = build_model(settings.model_slice(), settings.engine_slice(), settings.max_loras)
+        parts = build_model(
+            settings.model_slice(), settings.engine_slice(), settings.max_loras, settings.adapter_memory
+        )
     text = TextModel.load(settings.model)
     with open_weights(settings.adapter_slice()) as weights:
         services, loader = _build_services(settings, parts, text, weights, sources)
@@ -84,7 +86,13 @@ def _build_services(
     pace = Pace(lambda: engine.is_busy)
     loader = Loader(source.load, mailbox.put, config.load_threads, keep=source.keep, pace=pace)
     engine: Engine = build_engine(
-        parts.runner, parts.spec, parts.num_blocks, settings.engine_slice(), config, loader.submit
+        parts.runner,
+        parts.spec,
+        parts.num_blocks,
+        settings.engine_slice(),
+        config,
+        loader.submit,
+        memory=parts.memory,
     )
     client = ThreadEngineClient(engine, mailbox, QueueGate(settings.engine_slice().queue))
     trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())

@@ -53,6 +53,7 @@ class LocalEngine:
             self.settings.engine_slice(),
             self.settings.adapter_slice(),
             self._loading.append,
+            memory=self.parts.memory,
         )
         self._folders = {name: self._as_registered(folder) for name, folder in (adapters or {}).items()}
         self.refs = {name: self._ref(name, folder) for name, folder in self._folders.items()}

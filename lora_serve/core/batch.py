@@ -68,11 +68,31 @@ class StepLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One KV block on the device and its place in host memory."""
+
+    block: int
+    host_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Copies that are due before a step, in this order and once."""
+
+    out: tuple[BlockCopy, ...] = ()  # to host memory
+    back: tuple[BlockCopy, ...] = ()  # to the device; the whole block is written
+
+    def __len__(self) -> int:
+        return len(self.out) + len(self.back)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one forward pass; at least one."""
 
     rows: tuple[Row, ...]
     fresh_blocks: tuple[int, ...]  # newly assigned, not shared, KV blocks: zeroed before use, so no residue is read
+    moves: BlockMoves = BlockMoves()  # before anything else; no block of `back` is fresh
 
     @property
     def num_tokens(self) -> int:

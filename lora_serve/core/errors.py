@@ -18,7 +18,8 @@ LoraServeError
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── TenantQueueFullError     the tenant's own part of it is
 │   ├── NotReadyError            warming up or draining
-│   └── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
 └── InternalError                our bug or the machine's; the row ends, the server goes on
     └── NumericalError           a row's logits are not finite
@@ -139,6 +140,10 @@ class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
 
     reason = "adapter_unavailable"
+
+
+class DeviceMemoryError(CapacityError):
+    """The device has no memory for a step; a smaller one may fit. A row gets it when even one token did not."""
 
 
 class RequestTimeoutError(LoraServeError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.load_times import LoadTimes
+from lora_serve.core.memory import MemoryStats, SwapStats
 
 
 class EvictionReason(enum.StrEnum):
@@ -111,3 +112,5 @@ class EngineStats:
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits: int = 0  # and found there
     batcher: BatcherStats | None = None
+    memory: MemoryStats = field(default_factory=MemoryStats)
+    swap: SwapStats = field(default_factory=SwapStats)

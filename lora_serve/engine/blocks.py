@@ -41,15 +41,21 @@ class BlockManager:
         """Blocks that `num_tokens` tokens fill."""
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` blocks, which must be free; they lose their keys and are zeroed before the next step."""
+    def allocate(self, count: int, *, is_filled: bool = False) -> list[int]:
+        """`count` blocks, which must be free; they lose their keys and are zeroed before the next step.
+
+        `is_filled`: they will be overwritten whole before it, so they need not be zeroed.
+        """
         assert count <= self.num_free, "blocks were not checked before they were taken"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._num_users[block] = 1
             if block in self._key_of:
                 self._forget_key(self._key_of[block])
-        self._fresh.extend(blocks)
+        if is_filled:  # one of them may have been fresh for somebody who was preempted before the step began
+            self._fresh = [block for block in self._fresh if block not in blocks]
+        else:
+            self._fresh.extend(blocks)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -85,6 +91,10 @@ class BlockManager:
                 break
             blocks.append(block)
         return blocks
+
+    def num_shared_of(self, blocks: Sequence[int]) -> int:
+        """How many at the beginning of a sequence's blocks have other users."""
+        return next((i for i, block in enumerate(blocks) if self._num_users[block] == 1), len(blocks))
 
     def num_free_of(self, blocks: Iterable[int]) -> int:
         """How many of these are free, so that sharing them takes something from the free list."""

@@ -9,10 +9,12 @@ from typing import Any
 from lora_serve.adapters.host_cache import HostCache
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
+from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.batcher import Batcher, padded_length
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.engine import Engine, Runner
+from lora_serve.engine.memory import MemoryGuard
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.prefix_cache import PrefixCache
@@ -20,6 +22,8 @@ from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduler import Scheduler
 from lora_serve.engine.slots import SlotTable
 from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.swap_space import SwapSpace
+from lora_serve.engine.swapping import Swapping
 
 
 def build_engine(
@@ -30,15 +34,18 @@ def build_engine(
     adapter_config: AdapterConfig,
     submit: Callable[[AdapterRef], None],
     clock: Callable[[], float] = time.monotonic,
+    memory: MemoryPlan | None = None,
 ) -> Engine:
     """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`.
 
-    `clock`: what time it is, in seconds; the simulator brings its own.
+    `clock`: what time it is, in seconds; the simulator brings its own. `memory`: how the device's memory was shared
+    out; None: nothing is known of it, and everything allowed.
     """
+    memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
     eviction = (adapter_config.eviction, adapter_config.tenant_floor)
     residency = AdapterResidency[Any](
-        SlotTable(adapter_config.max_loras, adapter_config.device_bytes, *eviction),
+        SlotTable(adapter_config.max_loras, _adapter_bytes(adapter_config, memory), *eviction),
         HostCache(adapter_config.host_bytes, adapter_config.max_cpu_loras, *eviction),
         submit,
         clock,
@@ -57,7 +64,23 @@ def build_engine(
     policy = create_policy(engine_config.policy, view)
     is_padded = spec.pooling is not None and not spec.pooling.is_ragged
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
+    guard = MemoryGuard(memory, residency.slots)
+    swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
     scheduler = Scheduler(
-        engine_config, blocks, prefix_cache, residency, policy, batcher, spec.eos_token_ids, spec.max_model_len
+        engine_config,
+        blocks,
+        prefix_cache,
+        residency,
+        policy,
+        batcher,
+        spec.eos_token_ids,
+        spec.max_model_len,
+        guard,
+        swapping,
     )
-    return Engine(runner, scheduler, residency, blocks, clock)
+    return Engine(runner, scheduler, residency, blocks, guard, clock)
+
+
+def _adapter_bytes(config: AdapterConfig, memory: MemoryPlan) -> int | None:
+    """Of device slots: as configured, else what the plan has left for them."""
+    return config.device_bytes if config.device_bytes is not None else memory.adapter_bytes

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.core.batch import Batch, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
-from lora_serve.core.errors import InternalError, LoraServeError
+from lora_serve.core.errors import DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.memory import MemoryGuard
+from lora_serve.engine.memory_retry import run_in_parts
 from lora_serve.engine.messages import Command, Outcome
 from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.scheduler import Scheduler
@@ -34,7 +36,13 @@ class Runner(Protocol):
         """Free a device slot's weights."""
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """One forward pass; one output per row, in order."""
+        """One forward pass; one output per row, in order. The batch's moves are done already.
+
+        Raises DeviceMemoryError if the device has no memory for it.
+        """
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """Copy KV blocks to host memory, then others back; done when it returns."""
 
     def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
         """A prompt with the base model and with the adapter in a slot, side by side; holds no block afterwards."""
@@ -49,6 +57,7 @@ class Engine:
         scheduler: Scheduler,
         residency: AdapterResidency[Any],
         blocks: BlockManager,
+        memory: MemoryGuard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -56,7 +65,7 @@ class Engine:
         self.scheduler = scheduler
         self.residency = residency
         self._blocks = blocks
-        self._clock = clock
+        self._memory = memory
         self._commands: list[Command] = []
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
         self._num_probes = 0
@@ -78,11 +87,12 @@ class Engine:
         self._load_slots()
         if batch is None:
             return False, events
+        seconds_moved = self._move(batch.moves)
         outputs = self._run(batch)
         now = self._clock()
         events += self.scheduler.update(outputs, batch, now)
         self._settle_commands()
-        self._record(batch, now - start)
+        self._record(batch, now - start - seconds_moved)
         return True, events
 
     def load_finished(self, message: LoadFinished[Any]) -> list[Event]:
@@ -138,6 +148,8 @@ class Engine:
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
             batcher=self.scheduler.batcher.stats(self.scheduler.running),
+            memory=self._memory.stats(),
+            swap=self.scheduler.swapping.stats(),
         )
 
     def _load_slots(self) -> None:
@@ -152,13 +164,24 @@ class Engine:
             except Exception:  # its rows are refused by the pool's check; the others run
                 _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
 
+    def _move(self, moves: BlockMoves) -> float:
+        """Seconds that it took."""
+        if not moves:
+            return 0.0
+        start = time.perf_counter()
+        self._runner.move_blocks(moves)
+        seconds = time.perf_counter() - start
+        self.scheduler.swapping.observe(len(moves), seconds)
+        return seconds
+
     def _run(self, batch: Batch) -> list[RowOutput]:
-        """The forward pass. If it raises, every row runs alone, so that only the row at fault ends.
+        """The forward pass, in parts if memory is short. If it raises, every row runs alone, so that only the row at
+        fault ends.
 
         Running a row again is harmless: it writes the same K and V to the same places.
         """
         try:
-            return self._runner.run(batch)
+            return run_in_parts(self._attempt, batch)
         except Exception:
             _log.exception("a batch of %d rows failed; its rows run alone", len(batch.rows))
         return [
@@ -167,10 +190,20 @@ class Engine:
 
     def _run_alone(self, batch: Batch) -> RowOutput:
         try:
-            return self._runner.run(batch)[0]
+            return run_in_parts(self._attempt, batch)[0]
         except Exception:
             _log.exception("a row failed alone")
         return RowOutput(batch.rows[0].sequence_id, None, error=InternalError("The request could not be computed."))
+
+    def _attempt(self, batch: Batch) -> list[RowOutput]:
+        try:
+            outputs = self._runner.run(batch)
+        except DeviceMemoryError as error:
+            self._memory.ran_out(batch.num_tokens)
+            _log.warning("%d rows of %d tokens run in parts: %s", len(batch.rows), batch.num_tokens, error)
+            raise
+        self._memory.ran_well()
+        return outputs
 
     def _settle_commands(self) -> None:
         self._commands = [command for command in self._commands if not self._settle(command)]

@@ -39,16 +39,17 @@ class PrefixCache:
         found = self._find(sequence)
         self._blocks.share(found)
         sequence.blocks.extend(found)
-        sequence.num_computed = len(found) * self._blocks.block_size
+        sequence.num_computed = sequence.num_published = len(found) * self._blocks.block_size
         if sequence.first_scheduled is None:
             sequence.num_cached = sequence.num_computed
             self.num_queries += len(sequence.token_ids)
             self.num_hits += sequence.num_cached
 
-    def publish(self, sequence: Sequence, num_computed_before: int) -> None:
-        """After a step: the blocks that it filled can be read by others."""
+    def publish(self, sequence: Sequence) -> None:
+        """After a step: the blocks that it filled, or that came back from host memory, can be read by others."""
         size = self._blocks.block_size
-        first, end = num_computed_before // size, sequence.num_computed // size
+        first, end = sequence.num_published // size, sequence.num_computed // size
+        sequence.num_published = sequence.num_computed
         if not self._is_enabled or first == end or sequence.is_pooling:
             return
         keys = self._keys_of(sequence)

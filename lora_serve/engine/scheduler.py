@@ -1,6 +1,5 @@
 """Who runs in the next step, and what became of those who ran: continuous batching (Orca, Yu et al., OSDI 2022)
-with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption by recompute, and adapter
-slots.
+with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption, and adapter slots.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from lora_serve.engine.answers import finish_of, pooled_events, token_events
 from lora_serve.engine.batcher import Batcher
 from lora_serve.engine.blocks import BlockManager
 from lora_serve.engine.latency_controller import StepLimits
+from lora_serve.engine.look_ahead import LOOK_AHEAD, LookAhead
+from lora_serve.engine.memory import MemoryGuard
 from lora_serve.engine.patience import ColdPatience
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.prefix_cache import PrefixCache
@@ -31,9 +32,7 @@ from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.slot_turns import SlotTurns
 from lora_serve.engine.step_rows import StepRows
-
-_LOOK_AHEAD = 64  # waiting sequences whose adapters are asked for before their turn
-_PLACE_AHEAD = 2  # adapters put into free slots before their turn, in one step
+from lora_serve.engine.swapping import Swapping
 
 
 class Scheduler:
@@ -49,6 +48,8 @@ class Scheduler:
         batcher: Batcher,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
+        memory: MemoryGuard,
+        swapping: Swapping,
     ) -> None:
         self._blocks = blocks
         self.prefix_cache = prefix_cache
@@ -58,13 +59,15 @@ class Scheduler:
         self.batcher = batcher
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
+        self._memory = memory
+        self.swapping = swapping
         self._random = random.Random(config.seed)
         self._num_added = 0
         self._by_request: dict[str, Sequence] = {}
         self.waiting: list[Sequence] = []  # in no order: that is the policy's
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.num_preemptions = 0
-        self._look_ahead_is_due = False
+        self._look_ahead = LookAhead(policy, self._patience, residency)
         self._scheduled_at = -math.inf
 
     # -- coming and going --------------------------------------------------------------------------------------
@@ -89,7 +92,7 @@ class Scheduler:
 
     def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
         """End every waiting request of an adapter that cannot be had, unless somebody else may answer it."""
-        self._look_ahead_is_due = True
+        self._look_ahead.is_due = True
         return [
             self._fail(sequence, final)
             for sequence in self._waiting_for(digest)
@@ -98,7 +101,7 @@ class Scheduler:
 
     def adapter_arrived(self, digest: str, now: float) -> None:
         """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
-        self._look_ahead_is_due = True
+        self._look_ahead.is_due = True
         for sequence in self._waiting_for(digest):
             self._patience.settle(sequence, now)
             self._patience.is_cold(sequence, now)
@@ -129,17 +132,18 @@ class Scheduler:
         """The next batch, None if nobody can run now; and who started, or was refused, on the way."""
         self._scheduled_at = now
         limits = self.batcher.step_limits(self.running)
-        rows = StepRows(limits.max_tokens, now)
+        rows = StepRows(limits.max_tokens, now, self._memory)
         preempted = self.num_preemptions
         self._schedule_running(rows)
-        nearest = islice(self._policy.order(now), _LOOK_AHEAD)
+        nearest = islice(self._policy.order(now), LOOK_AHEAD)
         first = next((sequence for sequence in nearest if sequence.adapters), None)
         self._residency.favour(() if first is None else first.refs)
         events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
-        self._look_ahead(now)
+        self._look_ahead.look(rows, now)
         if not rows:
             return None, events
-        return Batch(rows.rows(), self._blocks.take_fresh()), events
+        self._memory.composed(rows.load)
+        return Batch(rows.rows(), self._blocks.take_fresh(), self.swapping.take_moves()), events
 
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
         """Take in one step's results: tokens, ends, errors."""
@@ -154,15 +158,15 @@ class Scheduler:
             if output.prompt_logprobs and row.start == len(sequence.prompt_logprobs):
                 sequence.prompt_logprobs.extend(output.prompt_logprobs)
             sequence.num_computed += len(row.token_ids)
-            self.prefix_cache.publish(sequence, row.start)
+            self.prefix_cache.publish(sequence)
             self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))
             events.extend(self._take_output(sequence, output, now))
         return events
 
     def _schedule_running(self, rows: StepRows) -> None:
-        """Rows of running sequences, those that decode first."""
-        for sequence in sorted(self.running, key=lambda s: s.num_remaining > 1):
-            count = chunk_of(sequence, max(rows.budget, 0))
+        """Rows of running sequences, in turn."""
+        for sequence in sorted(self.running, key=lambda s: s.turn):
+            count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count, self._eos_token_ids), count)
 
@@ -173,7 +177,7 @@ class Scheduler:
         turns = SlotTurns(self._residency, self._policy, self.running, limits.max_rows, horizon)
         buckets = self.batcher.open_buckets(self.waiting, limits, len(self.running), rows.budget, now)
         for sequence in self._policy.order(now):
-            if rows.budget <= 0:
+            if not rows.has_room_for(sequence):
                 break
             bucket = self.batcher.bucket_of(sequence)
             if bucket not in buckets and not sequence.has_run:
@@ -183,17 +187,8 @@ class Scheduler:
             self._patience.settle(sequence, now)
             if not self._has_room(sequence, limits) and self._policy.victim(self.running, sequence) is None:
                 break
-            if sequence.adapters:
-                if self._patience.is_cold(sequence, now) or not turns.allows(sequence):
-                    continue
-                try:
-                    has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
-                except AdapterUnavailableError as error:
-                    events.append(self._fail(sequence, error))
-                    continue
-                if not has_slots:
-                    turns.passed_over(sequence)
-                    continue
+            if sequence.adapters and not self._take_slots(sequence, turns, rows, events, now):
+                continue
             if not self._make_way(sequence, limits, rows):
                 self._give_back(sequence)
                 break
@@ -201,12 +196,27 @@ class Scheduler:
             if sequence.first_scheduled is None:
                 events.append(StartedEvent(sequence.request.request_id))
             self._start(sequence, now)
-            count = chunk_of(sequence, rows.budget)
-            self._reserve(sequence, count, rows)
-            rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
+            if count := rows.fitting(sequence, chunk_of(sequence, rows.budget)):
+                self._reserve(sequence, count, rows)
+                rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
             if self.batcher.is_bucketed:
                 buckets = frozenset((bucket,))
         return events
+
+    def _take_slots(
+        self, sequence: Sequence, turns: SlotTurns, rows: StepRows, events: list[StepEvent], now: float
+    ) -> bool:
+        """Slots of all its adapters; False: not now, or never, and then `events` says so."""
+        if self._patience.is_cold(sequence, now) or not turns.allows(sequence):
+            return False
+        try:
+            has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
+        except AdapterUnavailableError as error:
+            events.append(self._fail(sequence, error))
+            return False
+        if not has_slots:
+            turns.passed_over(sequence)
+        return has_slots
 
     def _has_room(self, newcomer: Sequence, limits: StepLimits) -> bool:
         """A place, and blocks."""
@@ -222,29 +232,17 @@ class Scheduler:
             self._preempt(victim, rows)
         return True
 
-    def _look_ahead(self, now: float) -> None:
-        """The adapters of the next in the queue are loaded, and put into free slots, before it is their turn."""
-        if not self._look_ahead_is_due:
-            return
-        num_placed, has_room = 0, True
-        for sequence in islice(self._policy.ahead(now), _LOOK_AHEAD):
-            self._patience.settle(sequence, now)
-            if has_room:  # nobody further back overtakes whoever the host has no room for
-                has_room = self._patience.ask(sequence)
-            for ref in sequence.refs:
-                num_placed += num_placed < _PLACE_AHEAD and self._residency.place_ahead(ref)
-        self._look_ahead_is_due = num_placed > 0  # there is more room now
-
     def _waiting_for(self, digest: str) -> list[Sequence]:
         return [s for s in self.waiting if any(ref.digest == digest for ref in s.wanted)]
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self._patience.start(sequence)
-        self._look_ahead_is_due = True
+        self._look_ahead.is_due = True
         self._dequeue(sequence)
         sequence.waited = now - sequence.waiting_since
         self.running.append(sequence)
         self.prefix_cache.attach(sequence)
+        self.swapping.come_back(sequence)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
 
@@ -294,19 +292,21 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Finish, abort, error, timeout and disconnect all end here."""
         self._give_back(sequence)
+        self.swapping.drop(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         else:
             self._dequeue(sequence)
         self._patience.leave(sequence)
-        self._look_ahead_is_due = True
+        self._look_ahead.is_due = True
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
         """Back to waiting with its tokens; K and V that were not kept are computed again later."""
         rows.drop(sequence.sequence_id)
+        self.swapping.leave(sequence)
         self._give_back(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_published = 0
         self.running.remove(sequence)
         self._enqueue(sequence, rows.now)
         self.num_preemptions += 1
@@ -322,7 +322,7 @@ class Scheduler:
         sequence.waiting_since = now - sequence.waited
         self.waiting.append(sequence)
         self._policy.add(sequence)
-        self._look_ahead_is_due = True
+        self._look_ahead.is_due = True
 
     def _dequeue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)

@@ -11,9 +11,18 @@ from lora_serve.core.events import Timings, TokenLogprobs
 from lora_serve.core.request import AdapterUse, InferenceRequest
 
 
+@dataclass(frozen=True, slots=True)
+class SwappedBlocks:
+    """What a preempted sequence has in host memory: blocks `first`, first + 1, ... of its first `num_tokens` tokens."""
+
+    first: int
+    host_blocks: tuple[int, ...]
+    num_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens so far, and what it holds: KV blocks and a slot while it runs, nothing while it waits."""
+    """Tokens so far, and what it holds: KV blocks and a slot while it runs, at most host blocks while it waits."""
 
     sequence_id: int  # also the order of arrival
     request: InferenceRequest
@@ -24,7 +33,9 @@ class Sequence:
     wanted: tuple[AdapterRef, ...] = ()  # of the residency, until they are given back
     num_computed: int = 0  # tokens whose K and V are cached
     num_cached: int = 0  # of those, found in the prefix cache at the first admission
+    num_published: int = 0  # of those, in blocks that were offered to the prefix cache
     blocks: list[int] = field(default_factory=list)
+    swapped: SwappedBlocks | None = None
     block_keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were asked for
     slots: tuple[SlotRef, ...] = ()  # while it runs, one per adapter, in their order
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -89,6 +100,11 @@ class Sequence:
         before = max(start, self.num_served)
         self.num_served = max(self.num_served, min(self.num_computed, self.num_prompt))
         return max(0, self.num_served - before)
+
+    @property
+    def turn(self) -> tuple[bool, float]:
+        """In a step: who decodes is first, and of those whoever found no room in the last one."""
+        return (False, self.last_token_at or 0.0) if self.num_remaining == 1 else (True, 0.0)
 
     def timings(self, now: float) -> Timings:
         """Seconds until the first token, which is now."""

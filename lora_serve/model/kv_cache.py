@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lora_serve.core.batch import BlockMoves
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -34,15 +36,26 @@ class KVCache:
     ) -> None:
         """`num_blocks` with block 0; `num_spare` more, after those, are nobody's but the runner's own."""
         self.shape = shape
-        self.num_blocks = num_blocks
         self._num_spare = num_spare
         self.block_size = block_size
         self.device = device
+        self.resize(num_blocks)
+
+    def resize(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Another number of blocks, all of them empty; and blocks in host memory, which a GPU reads by itself."""
+        shape, size = self.shape, self.block_size
+        self.num_blocks = num_blocks
+        self._pool = torch.empty(0, device=self.device)  # what was there is freed first
         # torch.zeros maps untouched pages lazily on the CPU: a large budget costs nothing until it is used
         self._pool = torch.zeros(
-            (2, shape.num_layers, num_blocks + num_spare, block_size, shape.num_kv_heads, shape.head_dim),
+            (2, shape.num_layers, num_blocks + self._num_spare, size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,
-            device=device,
+            device=self.device,
+        )
+        self._host = torch.zeros(
+            (num_host_blocks, 2, shape.num_layers, size, shape.num_kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            pin_memory=self.device.type == "cuda" and num_host_blocks > 0,
         )
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -65,3 +78,12 @@ class KVCache:
         """Clear blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
         if blocks:
             self._pool.index_fill_(2, torch.tensor(blocks, device=self._pool.device), 0)
+
+    def move(self, moves: BlockMoves) -> None:
+        """Copy whole blocks to host memory, then others back; done when it returns."""
+        for copy in moves.out:
+            self._host[copy.host_block].copy_(self._pool[:, :, copy.block])
+        for copy in moves.back:
+            self._pool[:, :, copy.block].copy_(self._host[copy.host_block])
+        if moves and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.commands import ProbeResult
-from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
+from lora_serve.core.errors import (
+    DeviceMemoryError,
+    InternalError,
+    InvalidRequestError,
+    LoraServeError,
+    NumericalError,
+)
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.model.base_model import BaseModel
+from lora_serve.model.device_memory import free_cached, is_out_of_memory
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_slots import LoraSlots
@@ -49,7 +56,23 @@ class ModelRunner:
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
+        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
+
+        Raises DeviceMemoryError; then what the attempt had allocated is free again.
+        """
+        try:
+            return self._run(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        free_cached(self._device)  # not in the handler: the error's traceback holds the step's tensors
+        raise DeviceMemoryError("The device has no memory for this step.")
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """Copy KV blocks to host memory, then others back; done when it returns."""
+        self._cache.move(moves)
+
+    def _run(self, batch: Batch) -> list[RowOutput]:
         self._cache.zero(batch.fresh_blocks)
         refused = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
         rows = sorted(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import ProbeResult
-from lora_serve.core.errors import NumericalError
+from lora_serve.core.errors import DeviceMemoryError, NumericalError
 
 POISON = 666  # a prompt token that makes its row's logits not a number
 EXPLOSION = 667  # a prompt token that makes the whole forward pass raise
@@ -40,6 +40,8 @@ class FakeRunner:
     batches: list[Batch] = field(default_factory=list)
     slots: dict[int, tuple[SlotRef, str]] = field(default_factory=dict)
     cache: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)  # token, digest of its K and V
+    host: dict[int, dict[int, tuple[int, str]]] = field(default_factory=dict)  # host block -> offset, as in `cache`
+    max_tokens: int | None = None  # more than these in one batch, and it is out of memory
     num_tokens_run: int = 0
 
     def load_slot(self, slot: SlotRef, adapter: str) -> None:
@@ -50,12 +52,28 @@ class FakeRunner:
 
     def run(self, batch: Batch) -> list[RowOutput]:
         self.batches.append(batch)
+        assert not {copy.block for copy in batch.moves.back} & set(batch.fresh_blocks), "zeroed after it was filled"
         if len(batch.rows) > 1 and any(EXPLOSION in row.token_ids for row in batch.rows):
             raise RuntimeError("out of memory, say")
         for block in batch.fresh_blocks:
             for offset in range(self.block_size):
                 self.cache.pop((block, offset), None)
+        if self.max_tokens is not None and batch.num_tokens > self.max_tokens:
+            raise DeviceMemoryError("the device has no memory")  # after the blocks were zeroed, as a real one may
         return [self._row(row) for row in batch.rows]
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        for copy in moves.out:
+            self.host[copy.host_block] = {
+                offset: self.cache[copy.block, offset]
+                for offset in range(self.block_size)
+                if (copy.block, offset) in self.cache
+            }
+        for copy in moves.back:
+            for offset in range(self.block_size):
+                self.cache.pop((copy.block, offset), None)
+            for offset, content in self.host.pop(copy.host_block).items():
+                self.cache[copy.block, offset] = content
 
     def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
         slot, digest = self.slots[adapter.slot.index]

@@ -57,8 +57,7 @@ def test_thread_sleeps_once_until_the_window_ends(monkeypatch: pytest.MonkeyPatc
     clock = Clock()
     fake = SimpleNamespace(monotonic=clock.monotonic, perf_counter=clock.monotonic)
     monkeypatch.setattr("lora_serve.engine.loop.time", fake)
-    monkeypatch.setattr("lora_serve.engine.engine.time", fake)
-    world = World(batch_wait_ms=window_ms)
+    world = World(batch_wait_ms=window_ms, clock=clock.monotonic)
     ends: dict[str, float] = {}
 
     def emit(events: list[Event]) -> None:

@@ -11,6 +11,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
@@ -54,6 +55,7 @@ class World:
         auto_load: bool = True,
         max_model_len: int = 200,
         clock: Callable[[], float] = time.monotonic,
+        memory: MemoryPlan | None = None,
         **settings: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
@@ -69,6 +71,7 @@ class World:
             self.settings.adapter_slice(),
             self.loading.append,
             clock,
+            memory,
         )
         self.scheduler, self.residency = self.engine.scheduler, self.engine.residency
         self.num_blocks = num_blocks
@@ -164,3 +167,4 @@ class World:
         assert not self.scheduler.running
         assert not self.scheduler.waiting
         assert not self.residency._wanted
+        assert self.engine.stats().swap.num_used == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.load_times import LoadTimes
 from lora_serve.engine.simulate.profiles import Profile
@@ -38,6 +38,9 @@ class SimulatedRunner:
         self.num_tokens += load.num_tokens
         self._clock.now += self._profile.steps.seconds(load)
         return [_output(row) for row in batch.rows]
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """See `Runner.move_blocks`: there is no swap space in a simulation, so nothing moves."""
 
     def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
         """See `Runner.probe`."""

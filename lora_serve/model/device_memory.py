@@ -1,0 +1,102 @@
+"""The device's memory as torch and the machine tell it: what is free, what was used, what the errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+_WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough memory")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may still be allocated."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return _available_memory() or int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch had no memory for a tensor; the CPU's allocator says so in words only."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_OF_CPU)
+
+
+def free_cached(device: torch.device) -> None:
+    """Give back what torch keeps for later; the pieces of a failed step are among it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def peak_meter(device: torch.device, weight_bytes: int) -> Callable[[], int]:
+    """Bytes in use at most from now on: on CUDA what torch allocated, else what the process's memory grew by.
+
+    `weight_bytes`: of the model that is loaded already, to be counted in.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: int(torch.cuda.max_memory_allocated(device))
+    _forget_peak()
+    others = _resident("VmRSS") - weight_bytes  # Python, libraries
+    return lambda: max(0, _resident("VmHWM") - others)
+
+
+def peak_bytes(device: torch.device, call: Callable[[], object]) -> int:
+    """Bytes that `call` had allocated at most at any time, beside those that were there before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    return _peak_on_cpu(call)
+
+
+def _peak_on_cpu(call: Callable[[], object]) -> int:
+    """The sum of all allocations and releases of this thread, in their order, at its highest.
+
+    torch's older profiler tells them in order and says nothing on stderr, as its newer one does.
+    """
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+    try:
+        call()
+    finally:
+        records = _disable_profiler_legacy()
+    events = [event for thread in records for event in thread if str(event.kind()) == "memory_alloc"]
+    now = most = 0
+    for event in events:
+        now += event.cpu_memory_usage()
+        most = max(most, now)
+    return most
+
+
+def _available_memory() -> int | None:
+    """Of the machine, without pushing anything out to swap; None where the kernel does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else int(found.split()[1]) * 1024
+
+
+def _forget_peak() -> None:
+    """The kernel's record of the most that was resident begins anew: loading a model takes more than keeping it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _resident(what: str) -> int:
+    """VmRSS: of this process now; VmHWM: at most. 0 where the kernel does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), 0)
