@@ -27,7 +27,7 @@ _VIEW_CACHE = 256  # remembered views, see `with_added`
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """Token ids with their types: 0 for the first text, mostly 1 for the second."""
+    """Token ids with their types: 0 for the first text, mostly 1 for the second; none if the tokenizer gives none."""
 
     token_ids: tuple[int, ...]
     type_ids: tuple[int, ...]
@@ -87,7 +87,8 @@ class TextModel:
         encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
         if max_tokens is not None and len(encoding) > max_tokens:
             encoding = cut(self._backend, text, pair, add_special_tokens, max_tokens, self.truncation_side)
-        return EncodedInput(tuple(encoding.ids), tuple(encoding.type_ids))
+        has_types = "token_type_ids" in self.wrapper.model_input_names
+        return EncodedInput(tuple(encoding.ids), tuple(encoding.type_ids) if has_types else ())
 
     @property
     def truncation_side(self) -> str:
