@@ -95,7 +95,7 @@ class Batcher:
         return (
             (preferred is not None and len(sequences) >= preferred)
             or num_running + len(sequences) >= limits.max_rows
-            or sum(sequence.num_remaining for sequence in sequences) >= limits.max_tokens
+            or sum(max(self.bucket_of(sequence), sequence.num_remaining) for sequence in sequences) >= limits.max_tokens
         )
 
 

@@ -264,6 +264,7 @@ class Scheduler:
 
     def _take_output(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
         if output.pooled is not None:
+            self._note_time(sequence, now)
             events = pooled_events(sequence, output.pooled, now)
             self._release(sequence)
             return events
