@@ -14,14 +14,19 @@ from lora_serve.adapters.probe import MAX_PROBE_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.base_model import BaseModel, LoadedModel, load_model
+from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.copy_stream import copy_stream
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.folding import fold
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.initialisation import undo
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.loading import LoadedModel
 from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.pooling.loading import load_pooling_model
+from lora_serve.model.pooling.model import PoolingModel
+from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
+from lora_serve.model.pooling.runner import PoolingRunner
 from lora_serve.model.runner import ModelRunner
 
 _PROBE_ROWS = 3  # see ModelRunner.probe
@@ -33,14 +38,17 @@ class ModelParts:
     """A base model that has proved exact, ready to run batches."""
 
     spec: ModelSpec
-    runner: ModelRunner
-    num_blocks: int  # KV blocks, block 0 not counted
+    runner: ModelRunner | PoolingRunner
+    num_blocks: int  # KV blocks, block 0 not counted; 0 of a model that pools
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
     undo: Callable[[SavedAdapter, str], SavedAdapter]  # for the registry's thread; see `initialisation.undo`
 
 
 def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slots: int) -> ModelParts:
     """Load, wrap, prove. Raises ModelError and ConfigError before anything is served."""
+    pooling = plan_pooling(model_config)
+    if pooling is not None:
+        return _build_pooling_model(model_config, pooling, num_slots)
     loaded = load_model(model_config)
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
@@ -48,14 +56,27 @@ def build_model(model_config: ModelConfig, engine_config: EngineConfig, num_slot
     size = engine_config.block_size
     num_spare = _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size)
     cache = KVCache(loaded.observation.kv_shape, num_blocks + 1, size, loaded.device, num_spare)
-    slots = LoraSlots(  # one more for probes
-        loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device)
-    )
+    slots = _slots(loaded, num_slots)
     base = BaseModel(loaded, cache, slots, model_config)
     runner = ModelRunner(base, cache, slots, loaded.device)
     spec = loaded.spec
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
     return ModelParts(spec, runner, num_blocks, functools.partial(fold, base=base), functools.partial(undo, base=base))
+
+
+def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:
+    parts = load_pooling_model(config, plan)
+    slots = _slots(parts.loaded, num_slots)
+    base = PoolingModel(parts, slots, config)
+    runner = PoolingRunner(base, slots)
+    return ModelParts(
+        parts.loaded.spec, runner, 0, functools.partial(fold, base=base), functools.partial(undo, base=base)
+    )
+
+
+def _slots(loaded: LoadedModel, num_slots: int) -> LoraSlots:
+    """One more for probes."""
+    return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))
 
 
 def _num_blocks(loaded: LoadedModel, config: EngineConfig) -> int:
