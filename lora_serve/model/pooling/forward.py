@@ -30,7 +30,7 @@ class PooledForward:
         backbone = backbone_of(module)
         self._arguments = frozenset(inspect.signature(backbone.forward).parameters)
         # A decoder's classifier is a layer that its own code applies to all tokens, before it chooses one of them.
-        self._score: nn.Module | None = getattr(module, "score", None) if plan.task is Task.CLASSIFY else None
+        self._has_score = plan.task is Task.CLASSIFY and isinstance(getattr(module, "score", None), nn.Module)
         pooler = getattr(backbone, "pooler", None)
         self._hooks = [backbone.register_forward_hook(self._exchange)]
         if isinstance(pooler, nn.Module):
@@ -52,10 +52,10 @@ class PooledForward:
         }
         arguments = {name: value for name, value in given.items() if value is not None and name in self._arguments}
         with self._context.running(step):
-            module = self._module if self._score is None else backbone_of(self._module)
+            module = backbone_of(self._module) if self._has_score else self._module
             output = module(**arguments)
             if self._plan.task is Task.CLASSIFY:
-                logits: Tensor = output.logits if self._score is None else self._score(output.last_hidden_state)
+                logits: Tensor = self._module.score(output.last_hidden_state) if self._has_score else output.logits
                 return logits.reshape(len(step.lengths), -1).float()
             return self._embedding(output.last_hidden_state[:, 0])
 
