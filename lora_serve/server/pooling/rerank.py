@@ -18,7 +18,7 @@ from lora_serve.server.schemas.pooling import RerankFields
 async def create_rerank(request: web.Request) -> web.StreamResponse:
     """The handler: documents by how well they fit the query, best first."""
     fields = check_fields(RerankFields, await read_fields(request))
-    documents = _documents(fields.documents)
+    documents = documents_of(fields.documents)
     scores = await score_pairs(request, fields, [fields.query], documents, "documents")
     order = sorted(range(len(documents)), key=lambda index: -scores.values[index])[: fields.top_n or None]
     results: list[dict[str, Any]] = []
@@ -29,7 +29,8 @@ async def create_rerank(request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": answer_id, "model": scores.model, "usage": scores.usage, "results": results})
 
 
-def _documents(value: object) -> list[str]:
+def documents_of(value: object) -> list[str]:
+    """Their texts, one at least. Raises InvalidRequestError."""
     if not isinstance(value, list) or not value:
         raise _wrong_documents()
     check_count(value, "documents")

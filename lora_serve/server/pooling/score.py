@@ -18,7 +18,7 @@ from lora_serve.server.schemas.pooling import ScoreFields
 async def create_score(request: web.Request) -> web.StreamResponse:
     """The handler: 1 to N texts, or N to N."""
     fields = check_fields(ScoreFields, await read_fields(request))
-    firsts, seconds = _texts(fields.text_1, "text_1"), _texts(fields.text_2, "text_2")
+    firsts, seconds = texts_of(fields.text_1, "text_1"), texts_of(fields.text_2, "text_2")
     if len(firsts) not in (1, len(seconds)):
         message = f"`text_1` must hold one text, or as many as `text_2` ({len(seconds)}; got {len(firsts)})."
         raise InvalidRequestError(message, param="text_1")
@@ -35,7 +35,8 @@ async def create_score(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _texts(value: object, param: str) -> list[str]:
+def texts_of(value: object, param: str) -> list[str]:
+    """One text or more. Raises InvalidRequestError."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InvalidRequestError(f"`{param}` must be a string or a list of strings.", param=param)
