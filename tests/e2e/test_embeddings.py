@@ -37,8 +37,8 @@ def openai(server: ServerProcess) -> Iterator[OpenAI]:
 def test_openais_client_gets_the_vectors_of_each_adapter(openai: OpenAI, place: Place, name: str) -> None:
     plain = openai.embeddings.create(model=name, input=TEXTS, encoding_format="float")
     packed = openai.embeddings.create(model=name, input=TEXTS)
-    assert [item.embedding for item in plain.data] == [item.embedding for item in packed.data]
-    for item, text in zip(plain.data, TEXTS, strict=True):
+    for item, other, text in zip(plain.data, packed.data, TEXTS, strict=True):
+        np.testing.assert_allclose(item.embedding, other.embedding, atol=1e-5)  # two runs, in other batches perhaps
         expected = place.plain(None if name == "tiny" else name, text).numpy()
         np.testing.assert_allclose(item.embedding, expected, atol=TOLERANCE)
 
@@ -74,10 +74,11 @@ def test_long_texts_are_refused_or_cut(server: ServerProcess, place: Place) -> N
     url = f"{server.url}/v1/embeddings"
     refused = call(url, {"input": text})
     assert (refused.status, refused.json["error"]["code"]) == (400, "context_length_exceeded")
-    found = call(url, {"input": text, "truncate_prompt_tokens": -1})
+    found = call(url, {"input": text, "truncate_prompt_tokens": -1}).json
     cut = place.tokenizer(text, truncation=True, max_length=MAX_LENGTH)["input_ids"]
-    same = call(url, {"input": cut})
-    assert found.json["data"] == same.json["data"]
+    same = call(url, {"input": cut}).json
+    np.testing.assert_allclose(found["data"][0]["embedding"], same["data"][0]["embedding"], atol=1e-5)
+    assert found["usage"] == same["usage"] == {"prompt_tokens": MAX_LENGTH, "total_tokens": MAX_LENGTH}
 
 
 def test_score_is_the_cosine(server: ServerProcess, place: Place) -> None:
