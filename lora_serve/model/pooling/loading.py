@@ -103,10 +103,13 @@ def _observed(
 ) -> Observation:
     """Set the attention of the layout, and watch one pass."""
     attention = RaggedAttention(context)
-    name = f"lora_serve_pooling_{next(_names)}"
-    if layout.is_ragged:
+    is_replaceable = module._supports_attention_backend  # noqa: SLF001 - transformers has no public word for it
+    if layout.is_ragged and not is_replaceable:
+        raise _NotExactError("its attention is code of its own")
+    if is_replaceable:
+        name = f"lora_serve_pooling_{next(_names)}"
         AttentionInterface.register(name, attention)
-    module.set_attn_implementation(name if layout.is_ragged else "eager")
+        module.set_attn_implementation(name if layout.is_ragged else "eager")
     num_rows = NUM_LOGITS if getattr(module, "num_labels", 0) != NUM_LOGITS else NUM_LOGITS - 2
     watch = ModuleWatch(module, NUM_TOKENS, num_rows)
     with watch.watching():
