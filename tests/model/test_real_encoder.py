@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, a trained sentence encoder, from the package that carries its files."""
+"""all-MiniLM-L6-v2, a trained sentence encoder out of a package, against sentence-transformers itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from tests.local_engine import LocalEngine
@@ -38,8 +39,9 @@ def test_real_sentences_lie_as_their_meanings_do_and_adapters_move_them(folder: 
     assert (pooling.dimension, pooling.is_normalized, pooling.is_ragged) == (384, True, True)
     assert engine.parts.spec.max_model_len == 256
     found = run(engine, [*((tokens, None) for tokens in prompts), (prompts[0], "a")])
-    base = load_base(folder, "embed")
+    base, package = load_base(folder, "embed"), SentenceTransformer(str(folder), device="cpu")
     assert_close(found[:-1], [pooled(hidden_alone(base, tokens), "mean") for tokens in prompts])
+    assert_close(found[:-1], [package.encode(sentence, convert_to_tensor=True) for sentence in SENTENCES])
     bread, lunch, bank, interest, _, moved = found
     assert bread @ lunch > 0.5 > 0.2 > bread @ bank
     assert bank @ interest > 0.4 > interest @ lunch

@@ -110,6 +110,27 @@ def test_what_is_not_understood_is_refused(kinds: Any, more: dict[str, Any], rea
         build(save_modules(tmp_path, *kinds, **more))
 
 
+def test_linear_layer_over_tokens_is_refused(tmp_path: Path) -> None:
+    model = save_modules(tmp_path, "Pooling", "Dense")
+    config = {"activation_function": "torch.nn.Tanh", "module_input_name": "token_embeddings"}
+    (model / "2_Dense" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="2_Dense reads token_embeddings"):
+        build(model)
+
+
+def test_cross_encoder_is_a_classifier(tmp_path: Path) -> None:
+    save_pooling_model("bert", "classify", tmp_path, num_labels=1)
+    transformer = {
+        "idx": 0,
+        "name": "0",
+        "path": "",
+        "type": "sentence_transformers.base.modules.transformer.Transformer",
+    }
+    (tmp_path / "modules.json").write_text(json.dumps([transformer]))
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    assert build(tmp_path).spec.pooling.task == Task.CLASSIFY
+
+
 def test_linear_layer_that_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
     model = save_modules(tmp_path, "Pooling", "Dense")
     (model / "2_Dense" / "model.safetensors").rename(model / "2_Dense" / "pytorch_model.bin")
