@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
+from tests.local_engine import LocalEngine
 from tests.oracle import peft_may_warn
 
 _SHAPE = {
@@ -46,6 +48,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 PADDED = ("mpnet", "deberta-v2")  # their attention is their own code
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
+TOLERANCE = 1e-4
+LENGTHS = (1, 40, 7, 7, 23, 2, 16, 17)
 CLASSES = {"embed": AutoModel, "classify": AutoModelForSequenceClassification, "generate": AutoModelForCausalLM}
 _TASK_TYPES = {"embed": "FEATURE_EXTRACTION", "classify": "SEQ_CLS", "generate": "CAUSAL_LM"}
 
@@ -127,3 +131,28 @@ def pooled(hidden: torch.Tensor, how: str) -> torch.Tensor:
     """sentence-transformers' documented formulae for one row without padding, and a length of 1."""
     vector = {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(0), "max": hidden.max(0).values}[how]
     return vector / vector.norm()
+
+
+def prompts(num: int = len(LENGTHS), vocab_size: int = 97) -> list[list[int]]:
+    """Ragged ones."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(2, vocab_size, (LENGTHS[i % 8],), generator=generator).tolist() for i in range(num)]
+
+
+def run(
+    engine: LocalEngine, rows: Sequence[tuple[list[int], str | Mapping[str, float] | None]], types: Any = ()
+) -> list[torch.Tensor]:
+    """The vectors of all rows, which were computed together."""
+    requests = [engine.pooling_request(tokens, adapter, types or ()) for tokens, adapter in rows]
+    answers = engine.run(requests)
+    assert [answer.error for answer in answers] == [None] * len(rows)
+    return [torch.from_numpy(np.frombuffer(answer.pooled or b"", "<f4").copy()) for answer in answers]
+
+
+def assert_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    for mine, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, plain.float(), atol=TOLERANCE, rtol=0)
+
+
+def how_of(family: str) -> str:
+    return "last" if family in DECODERS else "mean"

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peft
 import pytest
 import torch
 
 from tests.local_engine import LocalEngine
 from tests.pooling_models import (
-    DECODERS,
     FAMILIES,
     PADDED,
+    TOLERANCE,
+    assert_close,
     hidden_alone,
+    how_of,
     load_adapter_alone,
     load_base,
     logits_alone,
     pooled,
+    prompts,
+    run,
     save_pooling_adapter,
     save_pooling_model,
 )
-
-TOLERANCE = 1e-4
-LENGTHS = (1, 40, 7, 7, 23, 2, 16, 17)
-
-
-def prompts(num: int = len(LENGTHS), vocab_size: int = 97) -> list[list[int]]:
-    """Ragged ones."""
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(2, vocab_size, (LENGTHS[i % 8],), generator=generator).tolist() for i in range(num)]
-
-
-def run(
-    engine: LocalEngine, rows: Sequence[tuple[list[int], str | Mapping[str, float] | None]], types: Any = ()
-) -> list[torch.Tensor]:
-    """The vectors of all rows, which were computed together."""
-    requests = [engine.pooling_request(tokens, adapter, types or ()) for tokens, adapter in rows]
-    answers = engine.run(requests)
-    assert [answer.error for answer in answers] == [None] * len(rows)
-    return [torch.from_numpy(np.frombuffer(answer.pooled or b"", "<f4").copy()) for answer in answers]
-
-
-def assert_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    for mine, plain in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, plain.float(), atol=TOLERANCE, rtol=0)
-
-
-def how_of(family: str) -> str:
-    return "last" if family in DECODERS else "mean"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -183,9 +183,8 @@ def _check_undone(fields: Fields, config: PeftConfig) -> None:
 
 def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
     """A method other than LoRA: which modules it means, and the settings of its own."""
-    bias, saved = fields.table.get("bias"), fields.table.get("modules_to_save")
+    bias = fields.table.get("bias")
     fields.require(bias in (None, "none"), f"bias {show(bias)} is not supported with {peft_type}, only none")
-    fields.require(is_empty(saved), f"modules_to_save {show(saved)} is not supported with {peft_type}")
     method, own = OTHER_METHODS[peft_type], None
     try:
         own = method.parse(fields.table)
@@ -199,6 +198,7 @@ def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
         layers_pattern=fields.layers_pattern(),
         base_model=fields.text("base_model_name_or_path"),
         ignored=tuple(sorted(fields.unknown(SHARED | method.HARMLESS | method.UNDERSTOOD))),
+        modules_to_save=fields.names("modules_to_save"),
         peft_type=peft_type,
         method=own,
     )

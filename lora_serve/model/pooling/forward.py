@@ -24,7 +24,7 @@ class PooledForward:
     """Answers steps; `context` holds the running one for attention and for layers with adapters."""
 
     def __init__(self, module: PreTrainedModel, plan: PoolingPlan, context: StepContext[PoolingStep]) -> None:
-        self._module = module
+        self._module: Any = module
         self._plan = plan
         self._context = context
         backbone = backbone_of(module)

@@ -69,9 +69,12 @@ class SentenceModules:
 
 
 def read_modules(model: str) -> SentenceModules | None:
-    """Of a folder or hub id; None: it is no sentence-transformers model. Raises ModelError in words."""
+    """Of a folder or hub id; None: it has none, or is a cross-encoder, which is an ordinary classifier.
+
+    Raises ModelError in words.
+    """
     listing = _read(model, "modules.json")
-    if listing is None:
+    if listing is None or (_read(model, "config_sentence_transformers.json") or {}).get("model_type") == "CrossEncoder":
         return None
     pooling, steps = None, list[Step]()
     for module in listing:
@@ -112,6 +115,8 @@ def _dense(model: str, path: str) -> Dense:
     config = _read(model, f"{path}/config.json") or {}
     name = str(config.get("activation_function", "")).rpartition(".")[2]
     _require(name in _ACTIVATIONS, model, f"the activation {name!r} of {path} is not one of {', '.join(_ACTIVATIONS)}")
+    reads = config.get("module_input_name", "sentence_embedding")
+    _require(reads == "sentence_embedding", model, f"{path} reads {reads}, not the pooled vector")
     file = _find(model, f"{path}/model.safetensors")
     if file is None:
         raise ModelError(f"--model {model}: {path}/model.safetensors is missing; other formats are not read")
