@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
-from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, TokenEvent, TokenLogprobs
-from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, SamplingParams
+from lora_serve.core.events import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
+from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, PoolingParams, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.model.build import build_model
@@ -33,6 +33,7 @@ class Answer:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     num_cached_tokens: int = 0
+    pooled: bytes | None = None
     reason: FinishReason | None = None
     error: LoraServeError | None = None
 
@@ -79,6 +80,12 @@ class LocalEngine:
             arrival_time=time.monotonic(),
         )
 
+    def pooling_request(
+        self, prompt: list[int], adapter: str | Mapping[str, float] | None = None, types: tuple[int, ...] = ()
+    ) -> InferenceRequest:
+        """One that is answered by a vector. `types`: of the tokens, for a pair of texts."""
+        return replace(self.request(prompt, adapter), pooling=PoolingParams(types))
+
     def run(self, requests: list[InferenceRequest]) -> list[Answer]:
         """All requests at once, to their ends."""
         answers = {request.request_id: Answer() for request in requests}
@@ -113,6 +120,8 @@ class LocalEngine:
                 case TokenEvent():
                     answer.token_ids.append(event.token_id)
                     answer.logprobs.append(event.logprobs)
+                case PooledEvent():
+                    answer.pooled = event.values
                 case FinishEvent():
                     answer.reason = event.reason
                 case ErrorEvent():

@@ -16,7 +16,12 @@ def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
     """What the doors must know of it."""
     bound = artifact.bound
     return AdapterTraits(
-        bound.is_additive, artifact.config.invocation_tokens, spec.fingerprint, bound.vocab_size, artifact.added_tokens
+        bound.is_additive,
+        artifact.config.invocation_tokens,
+        spec.fingerprint,
+        bound.vocab_size,
+        artifact.added_tokens,
+        bound.num_labels,
     )
 
 

@@ -25,6 +25,7 @@ class EngineClient(Protocol):
     def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
         """Submit `request` at once and yield its events: PromptEvent, TokenEvent ..., then FinishEvent.
 
+        With `pooling`: PromptEvent, PooledEvent, FinishEvent.
         An ErrorEvent is raised as its error instead of yielded. Leaving the loop early (`aclose`) is the abort:
         the engine then frees the row's blocks and slot. Submitting is refused by the gate: QueueFullError,
         TenantQueueFullError.

@@ -1,7 +1,7 @@
 """An engine client without an engine: deterministic answers, scripted errors and delays. For tests of whoever uses one.
 
-Unscripted, the token ids are a hash of the prompt, the adapter's digest, the seed and the position, so that any mix-up
-of prompts, adapters or rows shows in the answer.
+Unscripted, token ids and vectors are a hash of the prompt, the adapter's digest, the seed and the position, so that any
+mix-up of prompts, adapters or rows shows in the answer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
 from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import LoraServeError, NotReadyError
-from lora_serve.core.events import Event, FinishEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
+from lora_serve.core.events import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import AdapterCounters, BatcherStats, EngineStats, SlotInfo
 from lora_serve.engine.queue_gate import QueueGate
@@ -38,6 +39,7 @@ class MockReply:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     fell_back: bool = False  # the request's fallback answers
+    pooled: Sequence[float] | None = None  # of a request with `pooling`; None: derived by hash
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class MockEngineClient:
     script: Callable[[InferenceRequest], MockReply] = field(default=lambda request: MockReply())
     eos_token_ids: tuple[int, ...] = ()
     gate: QueueGate = field(default_factory=lambda: QueueGate(QueueLimits(1024)))
+    dimension: int = 4  # of unscripted vectors
     requests: list[InferenceRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # request ids whose iterator was closed early
     commands: list[AdapterCommand] = field(default_factory=list)
@@ -145,6 +148,8 @@ class MockEngineClient:
             self._resident.update({ref.digest: ref for ref in request.refs})
             prompt = _prompt_logprobs(request)
             yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back)
+            if request.pooling is not None:
+                yield self._pooled(request, reply)
             for token_id in self._tokens(request, reply):
                 if reply.error is not None and row.produced == reply.error_after:
                     ended = True
@@ -157,7 +162,8 @@ class MockEngineClient:
                     yield FinishEvent(request.request_id, FinishReason.STOP, token_id)
                     return
             ended = True
-            yield FinishEvent(request.request_id, reply.finish or FinishReason.LENGTH, reply.stop_token_id)
+            end = FinishReason.LENGTH if request.pooling is None else FinishReason.STOP
+            yield FinishEvent(request.request_id, reply.finish or end, reply.stop_token_id)
         finally:
             del self._rows[request.request_id]
             self.gate.leave(request.request_id)
@@ -169,10 +175,19 @@ class MockEngineClient:
         return sampling.stop_token_ids + (() if sampling.ignore_eos else self.eos_token_ids)
 
     def _tokens(self, request: InferenceRequest, reply: MockReply) -> list[int]:
-        limit = request.sampling.max_tokens
+        limit = 0 if request.pooling is not None else request.sampling.max_tokens
         if reply.token_ids is not None:
             return list(reply.token_ids)[:limit]
         return [derived_token_id(request, position, self.vocab_size, reply.fell_back) for position in range(limit)]
+
+    def _pooled(self, request: InferenceRequest, reply: MockReply) -> PooledEvent:
+        values = reply.pooled
+        if values is None:
+            values = [
+                derived_token_id(request, position, 2001, reply.fell_back) / 1000 - 1
+                for position in range(self.dimension)
+            ]
+        return PooledEvent(request.request_id, struct.pack(f"<{len(values)}f", *values))
 
     def _logprobs(self, request: InferenceRequest, token_id: int) -> TokenLogprobs | None:
         count = request.sampling.logprobs
@@ -184,6 +199,8 @@ def derived_token_id(request: InferenceRequest, position: int, vocab_size: int, 
     uses = request.fallback or () if fell_back else request.adapters
     adapters = "+".join(f"{use.scale}*{use.ref.digest}" for use in uses) or "base"
     words = f"{request.prompt_token_ids}|{adapters}|{request.sampling.seed}|{position}"
+    if request.pooling is not None and request.pooling.token_type_ids:
+        words += f"|{request.pooling.token_type_ids}"
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % vocab_size
 
 

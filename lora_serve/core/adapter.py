@@ -44,6 +44,7 @@ class AdapterTraits:
     base: str = ""  # ModelSpec.fingerprint of the base it was checked against; empty: not noted
     vocab_size: int = 0  # of its own embedding and output head; 0: the base's
     added_tokens: tuple[AddedToken, ...] = ()  # by their ids, which follow the base tokenizer's
+    num_labels: int = 0  # of a classification head of its own; 0: it has none, and the base's labels are its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ class PoolingSpec:
     )
     takes_pairs: bool = False  # tokens have types: 0 for the first text, 1 for the second
     is_multi_label: bool = False  # labels do not exclude one another: sigmoid, not softmax
+    is_normalized: bool = False  # embeddings have length 1
+    label_layer: str = (
+        ""  # with CLASSIFY: the module with one row per label, of which an adapter may have its own number
+    )
+    backbone: str = ""  # what transformers calls the part below the head ("bert"); with EMBED no path begins with it
+    untrained: tuple[str, ...] = ()  # modules of the head that the checkpoint lacks: never used, adapters bring theirs
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,13 @@ from lora_serve.model.folding import fold
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.initialisation import undo
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.loading import LoadedModel
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.memory_setup import MemorySetup
+from lora_serve.model.pooling.loading import load_pooling_model
+from lora_serve.model.pooling.model import PoolingModel
+from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
+from lora_serve.model.pooling.runner import PoolingRunner
 from lora_serve.model.runner import ModelRunner
 
 _PROBE_ROWS = 3  # see ModelRunner.probe
@@ -30,8 +35,8 @@ class ModelParts:
     """A base model that has proved exact, ready to run batches."""
 
     spec: ModelSpec
-    runner: ModelRunner
-    num_blocks: int  # KV blocks, block 0 not counted
+    runner: ModelRunner | PoolingRunner
+    num_blocks: int  # KV blocks, block 0 not counted; 0 of a model that pools
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
     undo: Callable[[SavedAdapter, str], SavedAdapter]  # for the registry's thread; see `initialisation.undo`
     memory: MemoryPlan = field(default_factory=MemoryPlan)
@@ -44,12 +49,15 @@ def build_model(
 
     `adapter_bytes`: of device slots at most; None: as many as `num_slots` usual ones need, where memory is bounded.
     """
+    pooling = plan_pooling(model_config)
+    if pooling is not None:
+        return _build_pooling_model(model_config, pooling, num_slots)
     loaded = load_model(model_config)
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
     spec, size = loaded.spec, engine_config.block_size
     cache = KVCache(loaded.observation.kv_shape, 1, size, loaded.device, _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size))
-    slots = LoraSlots(spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))  # one more for probes
+    slots = _slots(loaded, num_slots)
     base = BaseModel(loaded, cache, slots, model_config)
     runner = ModelRunner(base, cache, slots, loaded.device)
     memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
@@ -62,3 +70,18 @@ def build_model(
         functools.partial(undo, base=base),
         memory,
     )
+
+
+def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int) -> ModelParts:
+    parts = load_pooling_model(config, plan)
+    slots = _slots(parts.loaded, num_slots)
+    base = PoolingModel(parts, slots, config)
+    runner = PoolingRunner(base, slots)
+    return ModelParts(
+        parts.loaded.spec, runner, 0, functools.partial(fold, base=base), functools.partial(undo, base=base)
+    )
+
+
+def _slots(loaded: LoadedModel, num_slots: int) -> LoraSlots:
+    """One more for probes."""
+    return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))

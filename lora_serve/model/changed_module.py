@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lora_serve.model.changes import Change
 from lora_serve.model.observation import Site
-from lora_serve.model.step_context import StepContext
+from lora_serve.model.step_context import AdapterStep, StepContext
+from lora_serve.model.vocabularies import OwnVocabularies
 
 
 class ChangedModule:
@@ -19,7 +20,7 @@ class ChangedModule:
         self,
         site: Site,
         changes: Mapping[int, tuple[Change, ...]],
-        context: StepContext,
+        context: StepContext[Any],
         *,
         reads_token_ids: bool = False,
     ) -> None:
@@ -32,10 +33,10 @@ class ChangedModule:
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         if not self._changes:
             return
-        step = self._context.step
-        if self._reads_token_ids and step.vocabularies is not None:
+        step: AdapterStep = self._context.step
+        if self._reads_token_ids and isinstance(step.vocabularies, OwnVocabularies):
             inputs = (step.vocabularies.token_ids.view_as(inputs[0]), *inputs[1:])
-        for tokens in step.lora:
+        for tokens in step.lora_logits if self._site.is_output_head else step.lora:
             for segment in tokens.segments:
                 for change in self._changes.get(segment.slot, ()):
                     change.apply(
@@ -46,12 +47,17 @@ class ChangedModule:
 
     def _cut_inputs(self, inputs: tuple[Any, ...], start: int, length: int) -> tuple[Any, ...]:
         return tuple(
-            value if dim is None else value.narrow(dim, start, length)
+            value if dim is None else _in_one_row(value, dim).narrow(dim, start, length)
             for value, dim in zip(inputs, self._site.input_dims, strict=True)
         )
 
     def _cut_output(self, output: Tensor | tuple[Tensor, ...], start: int, length: int) -> Tensor | tuple[Tensor, ...]:
         dim = self._site.output_dim
         if isinstance(output, tuple):
-            return tuple(tensor.narrow(dim, start, length) for tensor in output)
-        return output.narrow(dim, start, length)
+            return tuple(_in_one_row(tensor, dim).narrow(dim, start, length) for tensor in output)
+        return _in_one_row(output, dim).narrow(dim, start, length)
+
+
+def _in_one_row(value: Tensor, dim: int) -> Tensor:
+    """A view in which all tokens lie along `dim`: padded rows [num_rows, length, ...] become [1, tokens, ...]."""
+    return value.view(1, -1, *value.shape[2:]) if dim == 1 and value.shape[0] > 1 else value

@@ -6,11 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+from lora_serve.core.errors import DeviceMemoryError
+
+R = TypeVar("R")
 _WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough memory")
 
 
@@ -26,6 +30,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_OF_CPU)
+
+
+def within_memory(device: torch.device, call: Callable[[], R]) -> R:
+    """What `call` returns. Raises DeviceMemoryError; then what the attempt had allocated is free again."""
+    try:
+        return call()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    free_cached(device)  # not in the handler: the error's traceback holds the step's tensors
+    raise DeviceMemoryError("The device has no memory for this step.")
 
 
 def free_cached(device: torch.device) -> None:

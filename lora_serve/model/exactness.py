@@ -8,7 +8,7 @@ import torch
 
 from lora_serve.core.batch import Batch, Row, RowOutput
 from lora_serve.core.errors import ModelError
-from lora_serve.model.base_model import LoadedModel
+from lora_serve.model.loading import LoadedModel
 
 _LENGTHS = (13, 9)  # tokens of the two probe sequences
 _CHUNKS = ((7, 5, 1), (1, 6, 2))  # how they are cut: prefill, continued prefill and decode rows in one batch

@@ -6,13 +6,14 @@ Called by the loaders' threads; it reads the base and changes nothing of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.arena import in_arena
-from lora_serve.model.base_model import BaseModel
 from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta, SlotColumns
@@ -22,7 +23,7 @@ _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they 
 
 
 @torch.inference_mode()
-def fold(saved: SavedAdapter, base: BaseModel) -> HostAdapter:
+def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
     """`saved` as this base needs it, in pinned memory if the base is on a GPU."""
     changes: dict[str, list[Change]] = {}
     for path, parameters in saved.parameters.items():
@@ -99,7 +100,7 @@ def _dora_gain(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> 
     return (saved.magnitude.double() / square.clamp_min(0).sqrt()).float()
 
 
-def _embedding(base: BaseModel, path: str, saved: SavedEmbedding) -> EmbeddingDelta:
+def _embedding(base: AdaptedModel[Any], path: str, saved: SavedEmbedding) -> EmbeddingDelta:
     """A scaled embedding multiplies the delta as it does its own rows."""
     scale = saved.scale * base.embedding_scale(path)
     if saved.magnitude is None:
@@ -112,7 +113,7 @@ def _embedding(base: BaseModel, path: str, saved: SavedEmbedding) -> EmbeddingDe
     return EmbeddingDelta(saved.a.float(), saved.b.float() * gain, scale, gain)
 
 
-def _own(base: BaseModel, path: str, parameters: Mapping[str, Tensor]) -> Change | None:
+def _own(base: AdaptedModel[Any], path: str, parameters: Mapping[str, Tensor]) -> Change | None:
     """The module with parameters of its own; None if they are the base's after all (saved beside what was trained)."""
     originals = base.parameters_of(path)
     if all(_is_same(tensor, originals.get(name)) for name, tensor in parameters.items()):
@@ -137,7 +138,7 @@ def _changed_rows(table: Tensor, original: Tensor) -> Tensor:
     return differs.nonzero()[:, 0]
 
 
-def _rows(base: BaseModel, path: str, ids: Tensor, table: Tensor) -> Change | None:
+def _rows(base: AdaptedModel[Any], path: str, ids: Tensor, table: Tensor) -> Change | None:
     """PEFT saves a resized model's tables whole, however few of their rows were trained."""
     if len(ids) == 0:
         return None  # a shorter table of the base's own rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,12 @@ from torch.nn import functional as F
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedEmbedding, SavedLinear
 from lora_serve.core.errors import InvalidAdapterError
-from lora_serve.model.base_model import BaseModel
+from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.frozen_linear import FrozenLinear
 
 
 @torch.inference_mode()
-def undo(saved: SavedAdapter, init: str, base: BaseModel) -> SavedAdapter:
+def undo(saved: SavedAdapter, init: str, base: AdaptedModel[Any]) -> SavedAdapter:
     """`saved` as a LoRA of the base as it is, each rank doubled. `init`: "pissa" or "olora".
 
     What had no such start is filled up with zeros. Raises InvalidAdapterError.
@@ -41,7 +42,7 @@ def _is_relative(saved: SavedAdapter, path: str) -> bool:
     return saved.linears[path].a is not None and "weight" not in saved.parameters.get(path, {})
 
 
-def _reasons(saved: SavedAdapter, init: str, base: BaseModel) -> Iterator[str]:
+def _reasons(saved: SavedAdapter, init: str, base: AdaptedModel[Any]) -> Iterator[str]:
     for path, linear in saved.linears.items():
         is_relative = _is_relative(saved, path)
         if is_relative and base.linear(path).dense() is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from lora_serve.model.changes import Change
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.lora_kernels import LoraKernel
-from lora_serve.model.step_context import LoraSegment, StepContext, StepInputs
+from lora_serve.model.step_context import AdapterStep, LoraSegment, StepContext
 
 
 class LoraLinear(nn.Module):
@@ -22,17 +23,19 @@ class LoraLinear(nn.Module):
         module: int,
         kernel: LoraKernel,
         changes: Mapping[int, tuple[Change, ...]],
-        context: StepContext,
+        context: StepContext[Any],
         *,
+        sees_outputs: bool,
         is_output_head: bool,
     ) -> None:
-        """`changes`: by slot, kept up to date by `LoraSlots`."""
+        """`changes`: by slot, kept up to date by `LoraSlots`. `sees_outputs`: its inputs are not the step's tokens."""
         super().__init__()
         self.base = base
         self._module = module
         self._kernel = kernel
         self._changes = changes
         self._context = context
+        self._sees_outputs = sees_outputs
         self._is_output_head = is_output_head
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,16 +44,16 @@ class LoraLinear(nn.Module):
         The output head's out is that of the step's largest vocabulary.
         """
         y: Tensor = self.base(x)
-        step = self._context.step
-        for tokens in step.lora_logits if self._is_output_head else step.lora:
+        step: AdapterStep = self._context.step
+        for tokens in step.lora_logits if self._sees_outputs else step.lora:
             flat_y, flat_x = y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features)
             if self._changes:
                 self._change(flat_y, flat_x, self._of_base_size(tokens.segments, step))
             self._kernel.add(flat_y, flat_x, self._module, tokens)
         return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
 
-    def _resized(self, y: Tensor, x: Tensor, step: StepInputs) -> Tensor:
-        """y [1, num_logits, width]: adapters with vocabularies of their own have nothing here but changes."""
+    def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
+        """y [1, num_logits, width]: adapters with as many rows as they like have nothing here but changes."""
         assert step.vocabularies is not None
         y = F.pad(y, (0, step.vocabularies.width - y.shape[-1]))
         for tokens in step.lora_logits:
@@ -58,7 +61,7 @@ class LoraLinear(nn.Module):
             self._change(y.view(-1, y.shape[-1]), x.reshape(-1, self.base.in_features), own)
         return y
 
-    def _of_base_size(self, segments: Sequence[LoraSegment], step: StepInputs) -> Sequence[LoraSegment]:
+    def _of_base_size(self, segments: Sequence[LoraSegment], step: AdapterStep) -> Sequence[LoraSegment]:
         if step.vocabularies is None or not self._is_output_head:
             return segments
         return [segment for segment in segments if segment.slot not in step.vocabularies.slots]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
 from lora_serve.model.frozen_linear import linear_shape
 from lora_serve.model.kv_cache import KVShape
 
-_NUM_TOKENS, _NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
+NUM_TOKENS, NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
 _ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depends on the tokens
 _names = itertools.count()
 
@@ -30,7 +31,7 @@ class Site:
 
     input_dims: tuple[int | None, ...]  # which dimension of each positional argument counts tokens; None: none does
     output_dim: int  # likewise of its output, or of the first if it has several (the others are as the first)
-    is_output_head: bool  # it sees only the tokens whose logits are wanted
+    is_output_head: bool  # it sees only the tokens whose logits are wanted, or the rows that were pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,53 @@ def first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+class ModuleWatch:
+    """Notes which modules see every token, or every output, exactly once, and along which dimension."""
+
+    def __init__(self, module: nn.Module, num_tokens: int, num_outputs: int) -> None:
+        """The numbers of the pass that is to be watched; no module may have either as a dimension."""
+        self._numbers = (num_tokens, num_outputs)
+        self._seen: dict[str, list[Site | None]] = {}
+        self._owners = {
+            path: owner
+            for path, owner in module.named_modules()
+            if not _ONE_EXPERT.search(path) and any(True for _ in owner.parameters(recurse=False))
+        }
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """One pass inside, under hooks that are gone afterwards."""
+        hooks = [m.register_forward_hook(self._watch(path), with_kwargs=True) for path, m in self._owners.items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def observation(self, kv_shape: KVShape) -> Observation:
+        """What was seen."""
+        sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
+        owners = {path: owner for path, owner in self._owners.items() if path in sites}
+        linears = {path: linear_shape(m) for path, m in owners.items() if isinstance(m, nn.Linear | Conv1D)}
+        embeddings = {
+            path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
+            for path, m in owners.items()
+            if isinstance(m, nn.Embedding)
+        }
+        return Observation(kv_shape, sites, linears, embeddings)
+
+    def _watch(self, path: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+            is_known = not keywords and not _is_transposed_stack(module)
+            self._seen.setdefault(path, []).append(_site(inputs, output, self._numbers) if is_known else None)
+
+        return note
+
+
 @torch.inference_mode()
 def observe(module: PreTrainedModel, device: torch.device) -> Observation:
     """Run a few tokens and watch: what each layer would cache, and which modules see every token once."""
     keys: dict[int, Tensor] = {}
-    seen: dict[str, list[Site | None]] = {}
 
     def attend(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         if key.shape != value.shape:
@@ -72,42 +115,20 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
         keys[layer_index(layer)] = key
         return query.transpose(1, 2).contiguous(), None
 
-    owners = {
-        path: owner
-        for path, owner in module.named_modules()
-        if not _ONE_EXPERT.search(path) and any(True for _ in owner.parameters(recurse=False))
-    }
-    hooks = [m.register_forward_hook(_watch(path, seen), with_kwargs=True) for path, m in owners.items()]
+    watch = ModuleWatch(module, NUM_TOKENS, NUM_LOGITS)
     implementation = f"lora_serve_watch_{next(_names)}"
     AttentionInterface.register(implementation, attend)
     before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
     try:
         module.set_attn_implementation(implementation)
-        ids = torch.arange(_NUM_TOKENS, device=device)[None]
-        module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=ids[0, -_NUM_LOGITS:])
+        ids = torch.arange(NUM_TOKENS, device=device)[None]
+        with watch.watching():
+            module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=ids[0, -NUM_LOGITS:])
     except Exception as error:
         raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
     finally:
         module.set_attn_implementation(before)
-        for hook in hooks:
-            hook.remove()
-    sites = {path: found[0] for path, found in seen.items() if len(found) == 1 and found[0] is not None}
-    linears = {
-        path: linear_shape(m) for path, m in owners.items() if path in sites and isinstance(m, nn.Linear | Conv1D)
-    }
-    embeddings = {
-        path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
-        for path, m in owners.items()
-        if path in sites and isinstance(m, nn.Embedding)
-    }
-    return Observation(_kv_shape(module, keys), sites, linears, embeddings)
-
-
-def _watch(path: str, seen: dict[str, list[Site | None]]) -> Callable[..., None]:
-    def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        seen.setdefault(path, []).append(None if keywords or _is_transposed_stack(module) else _site(inputs, output))
-
-    return note
+    return watch.observation(_kv_shape(module, keys))
 
 
 def _is_transposed_stack(module: nn.Module) -> bool:
@@ -115,13 +136,13 @@ def _is_transposed_stack(module: nn.Module) -> bool:
     return bool(getattr(module, "is_transposed", False))
 
 
-def _site(inputs: tuple[Any, ...], output: Any) -> Site | None:
+def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int]) -> Site | None:
     outputs = output if isinstance(output, tuple) else (output,)
-    for num_tokens in (_NUM_TOKENS, _NUM_LOGITS):
+    for num_tokens in numbers:
         dims = {_dim_of(tensor, num_tokens) for tensor in outputs}
         input_dims = tuple(_dim_of(tensor, num_tokens) for tensor in inputs)
         if len(dims) == 1 and None not in dims and any(dim is not None for dim in input_dims):
-            return Site(input_dims, dims.pop() or 0, num_tokens == _NUM_LOGITS)
+            return Site(input_dims, dims.pop() or 0, num_tokens == numbers[1])
     return None
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import (
-    DeviceMemoryError,
     InternalError,
     InvalidRequestError,
     LoraServeError,
@@ -19,7 +18,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.model.base_model import BaseModel
-from lora_serve.model.device_memory import free_cached, is_out_of_memory
+from lora_serve.model.device_memory import within_memory
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_slots import LoraSlots
@@ -60,13 +59,7 @@ class ModelRunner:
 
         Raises DeviceMemoryError; then what the attempt had allocated is free again.
         """
-        try:
-            return self._run(batch)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        free_cached(self._device)  # not in the handler: the error's traceback holds the step's tensors
-        raise DeviceMemoryError("The device has no memory for this step.")
+        return within_memory(self._device, lambda: self._run(batch))
 
     def move_blocks(self, moves: BlockMoves) -> None:
         """Copy KV blocks to host memory, then others back; done when it returns."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
-from lora_serve.model.vocabularies import OwnVocabularies
+from lora_serve.model.vocabularies import OwnRows, OwnVocabularies
 
 SHORT_SEGMENT = (
     32  # tokens; the native kernel won at every shape up to 16, at 64 not (benchmarks/results/lora-kernels.json)
@@ -135,19 +136,38 @@ class StepInputs:
     masks: dict[int | None, Tensor] = field(default_factory=dict)  # attention's own, one per window size
 
 
-class StepContext:
+class AdapterStep(Protocol):
+    """What a layer with adapters reads of a step, whatever kind of step it is."""
+
+    @property
+    def lora(self) -> tuple[LoraTokens, ...]:
+        """Of the tokens."""
+
+    @property
+    def lora_logits(self) -> tuple[LoraTokens, ...]:
+        """Of the outputs: the positions whose logits are wanted, or the rows that were pooled."""
+
+    @property
+    def vocabularies(self) -> OwnRows | None:
+        """Of the output layer; None: every row has the base model's."""
+
+
+Step = TypeVar("Step", bound=AdapterStep)
+
+
+class StepContext(Generic[Step]):
     """Holds the running step; `step` is only valid inside `running`."""
 
     def __init__(self) -> None:
-        self._step: StepInputs | None = None
+        self._step: Step | None = None
 
     @property
-    def step(self) -> StepInputs:
+    def step(self) -> Step:
         assert self._step is not None, "a layer ran outside of a step"
         return self._step
 
     @contextmanager
-    def running(self, step: StepInputs) -> Iterator[None]:
+    def running(self, step: Step) -> Iterator[None]:
         self._step = step
         try:
             yield

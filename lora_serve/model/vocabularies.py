@@ -8,9 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class OwnRows(Protocol):
+    """What the output layer must know when adapters have one with another number of rows."""
+
+    @property
+    def slots(self) -> frozenset[int]:
+        """Those whose adapters have an output layer of their own."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the step's logits: the largest layer's, the base model's at least."""
 
 
 @dataclass(frozen=True, slots=True)

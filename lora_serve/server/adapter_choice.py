@@ -13,7 +13,7 @@ from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.composition import check_composition
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
-from lora_serve.server.schemas.sampling import AdapterScale, SamplingFields
+from lora_serve.server.schemas.request import AdapterScale, RequestFields
 from lora_serve.tenancy.tenant import Tenant
 
 HEADER = "X-Adapter-Id"
@@ -28,7 +28,7 @@ class AdapterChooser:
     tenant: Tenant
     limits: AdapterConfig
 
-    def choose(self, fields: SamplingFields, headers: Mapping[str, str]) -> AdapterSet:
+    def choose(self, fields: RequestFields, headers: Mapping[str, str]) -> AdapterSet:
         """The adapters; none of them is the base model.
 
         Raises AdapterNotFoundError with the name as it was given, InvalidRequestError if body and header name one
@@ -84,7 +84,7 @@ def _set_of(found: list[tuple[AdapterRef | None, float]]) -> AdapterSet:
     return AdapterSet(tuple(AdapterMember(ref, scale) for ref, scale in found if ref is not None))
 
 
-def _explicit(fields: SamplingFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
+def _explicit(fields: RequestFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
     """Names and scales of the body, else of the header; None: neither."""
     if fields.adapters is not None:
         return _listed(fields.adapters, fields.adapter_id)

@@ -6,16 +6,23 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
 from lora_serve.server.admin import deletion, limits, listing, registration, residency, routing, upload, vllm_lora
 from lora_serve.server.context import add_headers
 from lora_serve.server.engine_metrics import get_metrics
-from lora_serve.server.middleware import answer, for_admin, for_inference, for_reading
+from lora_serve.server.middleware import Handler, answer, for_admin, for_inference, for_reading
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
-from lora_serve.server.openai.embeddings import create_embedding
+from lora_serve.server.pooling.classify import create_classification
+from lora_serve.server.pooling.embeddings import create_embedding
+from lora_serve.server.pooling.rerank import create_rerank
+from lora_serve.server.pooling.score import create_score
 from lora_serve.server.reconciler import Reconciler
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.task_guard import for_task
+
+_COMPARING = (Task.CLASSIFY, Task.EMBED)
 
 
 def build_app(services: Services) -> web.Application:
@@ -48,15 +55,22 @@ def _open_routes() -> list[web.RouteDef]:
 
 def _inference_routes() -> list[web.RouteDef]:
     return [
-        web.post("/v1/completions", for_inference(create_completion)),
-        web.post("/v1/chat/completions", for_inference(create_chat_completion)),
-        web.post("/v1/embeddings", for_inference(create_embedding)),
+        web.post("/v1/completions", for_inference(for_task(create_completion, Task.GENERATE))),
+        web.post("/v1/chat/completions", for_inference(for_task(create_chat_completion, Task.GENERATE))),
+        web.post("/v1/embeddings", for_inference(for_task(create_embedding, Task.EMBED))),
+        *_posts(("/classify", "/v1/classify"), for_task(create_classification, Task.CLASSIFY)),
+        *_posts(("/score", "/v1/score"), for_task(create_score, *_COMPARING)),
+        *_posts(("/rerank", "/v1/rerank", "/v2/rerank"), for_task(create_rerank, *_COMPARING)),
         web.get("/v1/models", for_reading(models.list_models)),
         web.get("/v1/models/{id:.+}", for_reading(models.get_model)),
         web.post("/tokenize", for_reading(tokenize.tokenize)),
         web.post("/detokenize", for_reading(tokenize.detokenize)),
         web.get("/tokenizer_info", for_reading(tokenize.tokenizer_info)),
     ]
+
+
+def _posts(paths: tuple[str, ...], handler: Handler) -> list[web.RouteDef]:
+    return [web.post(path, for_inference(handler)) for path in paths]
 
 
 def _admin_routes() -> list[web.RouteDef]:

@@ -14,7 +14,7 @@ from lora_serve.core.request import OnCold
 from lora_serve.server.adapter_choice import HEADER
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.composition import check_composition
-from lora_serve.server.schemas.sampling import SamplingFields
+from lora_serve.server.schemas.request import RequestFields
 
 _BASE_TRAITS = AdapterTraits()
 
@@ -28,7 +28,7 @@ class Fallback:
 
 
 def fallback_for(
-    fields: SamplingFields, headers: Mapping[str, str], chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig
+    fields: RequestFields, headers: Mapping[str, str], chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig
 ) -> Fallback | None:
     """None: nobody. Raises InvalidRequestError if the other one would read the prompt's tokens in another way."""
     on_cold = OnCold(fields.on_cold)
@@ -42,7 +42,7 @@ def fallback_for(
 
 
 def _previous(
-    fields: SamplingFields, headers: Mapping[str, str], chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig
+    fields: RequestFields, headers: Mapping[str, str], chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig
 ) -> Fallback | None:
     if len(chosen.members) > 1:
         raise _refused("`on_cold`: previous is for one adapter; the request names several. Use base, wait or fail.")
@@ -66,7 +66,7 @@ def _before(entry: CatalogEntry, chosen: AdapterRef) -> VersionEntry | None:
     return None if before is None or before.digest == chosen.digest else before
 
 
-def _name_in(fields: SamplingFields, headers: Mapping[str, str]) -> str:
+def _name_in(fields: RequestFields, headers: Mapping[str, str]) -> str:
     """The one adapter as the caller named it."""
     if fields.adapters is not None:
         return fields.adapters[0].id

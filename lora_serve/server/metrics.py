@@ -106,6 +106,10 @@ class SequenceTimer:
         self._num_tokens = self._num_prompt_tokens
         self._metrics.queue_time.observe(timings.queue)
 
+    def pooled(self) -> None:
+        """The answer came: one vector, and no token."""
+        self._metrics.first_token.observe(time.monotonic() - self._arrival)
+
     def token(self) -> None:
         """A token came."""
         now = time.monotonic()

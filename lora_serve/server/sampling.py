@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import AdapterUse, InferenceRequest, OnCold, SamplingParams
+from lora_serve.core.request import AdapterUse, InferenceRequest, OnCold, PoolingParams, SamplingParams
 from lora_serve.server.adapter_set import AdapterSet
+from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.schemas.sampling import SamplingFields
 
 
@@ -78,7 +79,8 @@ def requests_for(
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
             sampling = replace(params, max_tokens=room, seed=seed)
             name = f"{caller.request_id}-{len(requests)}"
-            requests.append(_request(fields, name, prompt, sampling, uses, other_uses, caller))
+            made = inference_request(fields, name, prompt, uses, other_uses, caller)
+            requests.append(replace(made, sampling=sampling))
     return requests
 
 
@@ -118,20 +120,20 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
         )
 
 
-def _request(
-    fields: SamplingFields,
+def inference_request(
+    fields: RequestFields,
     name: str,
     prompt: tuple[int, ...],
-    sampling: SamplingParams,
     uses: tuple[AdapterUse, ...],
     other_uses: tuple[AdapterUse, ...] | None,
     caller: Caller,
+    pooling: PoolingParams | None = None,
 ) -> InferenceRequest:
+    """What every task's requests say; `other_uses` may answer for cold adapters."""
     timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
     return InferenceRequest(
         request_id=name,
         prompt_token_ids=prompt,
-        sampling=sampling,
         adapters=uses,
         tenant=caller.tenant,
         account=caller.account,
@@ -141,5 +143,6 @@ def _request(
         on_cold=OnCold(fields.on_cold),
         max_cold_wait=None if cold_wait is None else cold_wait / 1000,
         fallback=other_uses,
+        pooling=pooling,
         answer_id=caller.request_id,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken as TokenizersAddedToken
@@ -16,20 +17,35 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import ModelError
+from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
 from lora_serve.text.token_bytes import TokenBytes
+from lora_serve.text.truncation import cut
 
 _TOKEN_CACHE = 65536  # remembered texts of single tokens
 _VIEW_CACHE = 256  # remembered views, see `with_added`
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedInput:
+    """Token ids with their types: 0 for the first text, mostly 1 for the second; none if the tokenizer gives none."""
+
+    token_ids: tuple[int, ...]
+    type_ids: tuple[int, ...]
 
 
 class TextModel:
     """A fast tokenizer with its chat template; immutable, safe in threads."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, backend: Tokenizer | None = None, max_token_length: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        backend: Tokenizer | None = None,
+        max_token_length: int | None = None,
+        preparation: TextPreparation = AS_IT_IS,
     ) -> None:
         """`backend`: another than the wrapper's own. `max_token_length`: if it is known already."""
         self.wrapper = tokenizer
+        self.preparation = preparation
         self._backend: Tokenizer = backend or tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -50,7 +66,7 @@ class TextModel:
             raise ModelError(f"The tokenizer of {model} cannot be loaded: {error}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
-        return cls(tokenizer)
+        return cls(tokenizer, preparation=preparation_of(model))
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's spelling and id, added tokens included."""
@@ -60,6 +76,24 @@ class TextModel:
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_input(
+        self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> EncodedInput:
+        """A text, or two, as an encoder wants them; `max_tokens`: cut so that the special tokens stay.
+
+        Raises InvalidRequestError if `max_tokens` is not even enough for these.
+        """
+        encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        if max_tokens is not None and len(encoding) > max_tokens:
+            encoding = cut(self._backend, text, pair, add_special_tokens, max_tokens, self.truncation_side)
+        has_types = "token_type_ids" in self.wrapper.model_input_names
+        return EncodedInput(tuple(encoding.ids), tuple(encoding.type_ids) if has_types else ())
+
+    @property
+    def truncation_side(self) -> str:
+        """Where a text that is too long loses its tokens: "right" or "left"."""
+        return str(self.wrapper.truncation_side)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; ids the tokenizer does not know give nothing."""
@@ -88,7 +122,8 @@ class TextModel:
         expected = {number: token.content for number, token in own.items()} | {t.id: t.content for t in tokens}
         found_ids = {number: token.content for number, token in view.get_added_tokens_decoder().items()}
         assert found_ids == expected, "the tokenizer gives added tokens other ids than their file"
-        return TextModel(self.wrapper, view, max(self.max_token_length, *(len(token.content) for token in tokens)))
+        longest = max(self.max_token_length, *(len(token.content) for token in tokens))
+        return TextModel(self.wrapper, view, longest, self.preparation)
 
     def _decode_one(self, token_id: int) -> str:
         """Text of one token within a text: decoded twice, as some decoders strip the first token's space."""

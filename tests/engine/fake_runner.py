@@ -7,11 +7,13 @@ up to there and the adapters that acted on each of them, and the tenant that no 
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
+from lora_serve.core.request import PoolingParams
 
 POISON = 666  # a prompt token that makes its row's logits not a number
 EXPLOSION = 667  # a prompt token that makes the whole forward pass raise
@@ -20,6 +22,11 @@ EXPLOSION = 667  # a prompt token that makes the whole forward pass raise
 def next_token(digest: object, tokens: list[int]) -> int:
     """The token that adapter `digest` (None: base; a set of (digest, scale) composed) gives after `tokens`."""
     return int.from_bytes(hashlib.sha256(repr((digest, tokens)).encode()).digest()[:2], "big") % 500
+
+
+def pooled_vector(digest: object, tokens: list[int], type_ids: tuple[int, ...] = ()) -> bytes:
+    """The vector that adapter `digest` gives for `tokens`, whatever it shares its batch with."""
+    return struct.pack("<2f", next_token(digest, tokens), next_token((digest, type_ids), tokens))
 
 
 def key_of_uses(used: list[tuple[str, float, int]]) -> object:
@@ -85,8 +92,10 @@ class FakeRunner:
             slot, digest = self.slots[adapter.slot.index]
             assert slot == adapter.slot, "the row's slot was given to another adapter"
             assert digest == adapter.slot.digest
-        history = self._write_and_read(row)
         used = sorted((a.slot.digest, a.scale, a.start) for a in row.adapters)
+        if row.pool is not None:
+            return self._pooled(row, key_of_uses(used), row.pool)
+        history = self._write_and_read(row)
         if row.sample is None:
             return RowOutput(row.sequence_id, None)
         if POISON in history:
@@ -94,6 +103,15 @@ class FakeRunner:
         if EXPLOSION in history:
             raise RuntimeError("this row fails alone, too")
         return RowOutput(row.sequence_id, next_token(key_of_uses(used), history))
+
+    def _pooled(self, row: Row, key: object, pool: PoolingParams) -> RowOutput:
+        assert (row.start, row.block_table, row.sample, row.prompt_targets) == (0, (), None, None)
+        self.num_tokens_run += len(row.token_ids)
+        if POISON in row.token_ids:
+            return RowOutput(row.sequence_id, None, error=NumericalError("not a number"))
+        if EXPLOSION in row.token_ids:
+            raise RuntimeError("this row fails alone, too")
+        return RowOutput(row.sequence_id, None, pooled=pooled_vector(key, list(row.token_ids), pool.token_type_ids))
 
     def _write_and_read(self, row: Row) -> list[int]:
         """Every token of the row so far; what it reads must be what it would have written itself."""

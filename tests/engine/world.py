@@ -10,13 +10,13 @@ from typing import Any
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
 from lora_serve.core.memory import MemoryPlan
-from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
-from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token
+from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token, pooled_vector
 
 EOS = 1000  # never given by the fake runner
 
@@ -56,12 +56,13 @@ class World:
         max_model_len: int = 200,
         clock: Callable[[], float] = time.monotonic,
         memory: MemoryPlan | None = None,
+        pooling: PoolingSpec | None = None,
         **settings: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
         self.settings = Settings(model="fake", **{**defaults, **settings})
         self.runner = FakeRunner(self.settings.block_size)
-        spec = ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu")
+        spec = ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling)
         self.loading: list[AdapterRef] = []
         self.engine = build_engine(
             self.runner,
@@ -76,6 +77,7 @@ class World:
         self.scheduler, self.residency = self.engine.scheduler, self.engine.residency
         self.num_blocks = num_blocks
         self.tokens: dict[str, list[int]] = {}
+        self.vectors: dict[str, bytes] = {}
         self.ends: dict[str, Event] = {}
         self.prompts: dict[str, PromptEvent] = {}
         self.order: list[str] = []  # request ids in the order of their ends
@@ -134,6 +136,9 @@ class World:
                     self.prompts[event.request_id] = event
                 case TokenEvent():
                     self.tokens[event.request_id].append(event.token_id)
+                case PooledEvent():
+                    assert event.request_id in self.prompts, "the prompt's event comes first"
+                    self.vectors[event.request_id] = event.values
                 case FinishEvent() | ErrorEvent():
                     assert event.request_id not in self.ends, "a request ended twice"
                     self.ends[event.request_id] = event
@@ -146,18 +151,30 @@ class World:
 
     def expected(self, request_id: str) -> list[int]:
         """The tokens the request must get, whoever ran beside it."""
-        request = self._requests[request_id]
-        fell_back = request_id in self.prompts and self.prompts[request_id].fell_back
-        key = key_of_adapters(request.fallback or ()) if fell_back else key_of(request)
+        request, key = self._requests[request_id], self._answering_key(request_id)
         history = list(request.prompt_token_ids)
         for _ in range(request.sampling.max_tokens):
             history.append(next_token(key, history))
         return history[len(request.prompt_token_ids) :]
 
+    def expected_vector(self, request_id: str) -> bytes:
+        """Likewise of a request with `pooling`."""
+        request = self._requests[request_id]
+        assert request.pooling is not None
+        key = self._answering_key(request_id)
+        return pooled_vector(key, list(request.prompt_token_ids), request.pooling.token_type_ids)
+
+    def _answering_key(self, request_id: str) -> object:
+        request = self._requests[request_id]
+        fell_back = request_id in self.prompts and self.prompts[request_id].fell_back
+        return key_of_adapters(request.fallback or ()) if fell_back else key_of(request)
+
     def check_answers(self) -> None:
         """Every request that ended well got its own tokens."""
         for request_id, event in self.ends.items():
-            if isinstance(event, FinishEvent):
+            if isinstance(event, FinishEvent) and self._requests[request_id].pooling is not None:
+                assert self.vectors[request_id] == self.expected_vector(request_id), request_id
+            elif isinstance(event, FinishEvent):
                 assert self.tokens[request_id] == self.expected(request_id), request_id
 
     def check_nothing_held(self) -> None:

@@ -58,7 +58,7 @@ def test_model_without_attention_caches_is_refused(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_encoder_is_refused(tmp_path: Path) -> None:
+def test_model_of_images_is_refused(tmp_path: Path) -> None:
     config = AutoConfig.for_model(
         "vit",
         hidden_size=32,
@@ -69,7 +69,7 @@ def test_encoder_is_refused(tmp_path: Path) -> None:
         patch_size=4,
     )
     AutoModel.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="ViTModel cannot be served"):
         build(tmp_path)
 
 

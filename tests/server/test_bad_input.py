@@ -234,8 +234,8 @@ async def test_unknown_encoding_is_415(http: aiohttp.ClientSession) -> None:
         assert answer.status == 415
 
 
-async def test_embeddings_come_later_in_words(openai: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError, match="later"):
+async def test_embeddings_of_a_generating_model_are_refused_in_words(openai: AsyncOpenAI) -> None:
+    with pytest.raises(BadRequestError, match="--task embed"):
         await openai.embeddings.create(model="tiny-base", input="x")
 
 

@@ -121,7 +121,8 @@ class TestWithAuthentication:
             assert await status_of(http, path) == 200
         for path in ("/v1/models", "/v1/models/tiny-base", "/tokenizer_info"):
             assert await status_of(http, path) == 401
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"):
+        paths = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+        for path in (*paths, "/classify", "/v1/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"):
             async with http.post(path, json={}) as answer:
                 assert answer.status == 401
 

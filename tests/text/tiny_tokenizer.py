@@ -1,4 +1,4 @@
-"""Tokenizers small enough to be made in a test: byte-level BPE, and SentencePiece's kind with byte fallback."""
+"""Tokenizers small enough to be made in a test: byte-level BPE, SentencePiece's kind with byte fallback, and BERT's."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIALS, "<unk>")])
     return _wrapped(tokenizer)
+
+
+def bert_tokenizer() -> PreTrainedTokenizerFast:
+    """WordPiece of single letters: [CLS] a [SEP] b [SEP], with types 0 and 1."""
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    letters = sorted({letter for text in CORPUS[:2] for letter in text.lower() if letter != " "} | {"0", "1", "2"})
+    pieces = [*specials, *letters, *(f"##{letter}" for letter in letters), "the", "##ox"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), specials, strict=True))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
 
 
 def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

@@ -37,6 +37,7 @@ class VersionEntry:
             noted.get("base", ""),
             noted.get("vocab_size", 0),
             tuple(AddedToken(**token) for token in noted.get("added_tokens", ())),
+            noted.get("num_labels", 0),
         )
 
 

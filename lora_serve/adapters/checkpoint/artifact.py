@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,16 @@ from lora_serve.adapters.checkpoint.added_tokens import (
 from lora_serve.adapters.checkpoint.binder import bind
 from lora_serve.adapters.checkpoint.binding import BoundAdapter
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.label_heads import check_head
 from lora_serve.adapters.checkpoint.method_binder import bind_method
-from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig, read_config
+from lora_serve.adapters.checkpoint.model_views import bind_to_view
+from lora_serve.adapters.checkpoint.peft_config import (
+    GENERATION_TASKS,
+    OTHER_METHODS,
+    POOLING_TASKS,
+    PeftConfig,
+    read_config,
+)
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, read_header
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
@@ -48,22 +57,29 @@ def read_artifact(
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
-    config, tensors = _read(folder, max_rank)
-    if config.peft_type in OTHER_METHODS:
-        bound = bind_method(config, tensors, spec, max_rank)
-    else:
-        bound = bind(config, tensors, spec)
+    config, tensors = _read(folder, max_rank, GENERATION_TASKS if spec.pooling is None else POOLING_TASKS)
+    bound = bind_to_view(spec, functools.partial(_bound, config, tensors, max_rank))
+    if reasons := list(check_head(bound, spec)):
+        raise InvalidAdapterError(reasons)
     if base_tokens is not None:
         write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
     return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder))
 
 
-def _read(folder: Path, max_rank: int | None) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:
+def _bound(
+    config: PeftConfig, tensors: Mapping[str, TensorInfo], max_rank: int | None, spec: ModelSpec
+) -> BoundAdapter:
+    if config.peft_type in OTHER_METHODS:
+        return bind_method(config, tensors, spec, max_rank)
+    return bind(config, tensors, spec)
+
+
+def _read(folder: Path, max_rank: int | None, tasks: tuple[str, ...]) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:
     check_files(folder)
     reasons: list[str] = []
     config = tensors = None
     try:
-        config = read_config(folder / CONFIG_NAME, max_rank)
+        config = read_config(folder / CONFIG_NAME, max_rank, tasks)
     except InvalidAdapterError as error:
         reasons += error.reasons
     try:

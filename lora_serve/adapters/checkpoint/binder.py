@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from lora_serve.adapters.checkpoint.binding import BoundAdapter, BoundDelta, BoundEmbedding, BoundLinear, BoundTokens
 from lora_serve.adapters.checkpoint.expert_binder import FoundExperts, bind_experts
+from lora_serve.adapters.checkpoint.label_heads import labels_in
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.rank_rules import ranks_and_scales
 from lora_serve.adapters.checkpoint.resizing import check_resized, ends_of, resized_to
@@ -45,6 +46,7 @@ class _Binder:
         for name in self._tensors:
             self._place(name)
         self._vocab_size = resized_to(config, self._left, self._tensors, spec)
+        self._num_labels = labels_in(self._left, self._tensors, spec)
 
     def bind(self, experts: FoundExperts) -> BoundAdapter:
         spec, config = self._spec, self._config
@@ -64,6 +66,7 @@ class _Binder:
             tokens,
             {module: table for module, table in own.items() if table},
             vocab_size=self._vocab_size,
+            num_labels=self._num_labels,
             copies=tuple(self._copies),
         )
         if self._vocab_size:
@@ -234,7 +237,9 @@ class _Binder:
         return found
 
     def _rows(self, module: str, shape: Shape) -> Shape:
-        """`shape` with as many rows as the adapter knows tokens, where a row is a token."""
+        """`shape` with as many rows as the adapter knows tokens, where a row is a token; likewise of labels."""
+        if self._num_labels and self._spec.pooling is not None and module == self._spec.pooling.label_layer:
+            return (self._num_labels, *shape[1:])
         return (self._vocab_size, *shape[1:]) if self._vocab_size and module in ends_of(self._spec) else shape
 
     def _with_biases(self, linears: dict[str, BoundLinear], own: dict[str, dict[str, str]]) -> dict[str, BoundLinear]:

@@ -88,6 +88,7 @@ class Conversions:
     peft_type: str
     plan: Any  # the method's own
     modules: Mapping[str, BoundConversion]
+    path_of: Mapping[str, str] = field(default_factory=dict)  # where a module lies if `modules` calls it otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,14 @@ class BoundAdapter:
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module -> parameter -> tensor name
     conversions: Conversions | None = None
     vocab_size: int = 0  # of its own embedding and output head; 0: the base's
+    num_labels: int = 0  # of its own classification head; 0: it has none
     copies: tuple[tuple[str, str], ...] = ()  # tensors that the file holds twice, under two names
 
     @property
     def modules(self) -> frozenset[str]:
         """The paths of all modules it changes."""
-        converted = () if self.conversions is None else self.conversions.modules
+        names = self.conversions
+        converted = () if names is None else [names.path_of.get(path, path) for path in names.modules]
         return frozenset().union(self.linears, self.embeddings, self.deltas, self.tokens, self.parameters, converted)
 
     @property

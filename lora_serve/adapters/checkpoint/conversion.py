@@ -36,7 +36,7 @@ def convert(conversions: Conversions, read: Callable[[str], Tensor], max_rank: i
         except InvalidAdapterError as error:
             reasons += error.reasons
         else:
-            found |= {} if linear is None else {path: linear}
+            found |= {} if linear is None else {conversions.path_of.get(path, path): linear}
     if reasons:
         raise InvalidAdapterError(reasons)
     return found

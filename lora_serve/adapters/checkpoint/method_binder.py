@@ -9,6 +9,7 @@ from lora_serve.adapters.checkpoint.methods import Method
 from lora_serve.adapters.checkpoint.methods.compression import too_large
 from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
+from lora_serve.adapters.checkpoint.saved_modules import bind_saved_modules
 from lora_serve.adapters.checkpoint.targets import targeted
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
@@ -21,9 +22,11 @@ def bind_method(
 ) -> BoundAdapter:
     """Every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
     method = OTHER_METHODS[config.peft_type]
+    own = bind_saved_modules(config, tensors, spec)
     targets = {path: spec.linears[path] for path in sorted(targeted(config, tuple(spec.linears)))}
     plan = method.plan(config.method, targets)
-    names, reasons = _sort(method, tensors, targets)
+    names, reasons = _sort(method, own.rest, targets)
+    reasons += own.reasons
     bound = {}
     for path, shape in targets.items():
         roles = {**names.get("", {}), **names.get(path, {})}
@@ -37,7 +40,8 @@ def bind_method(
             bound[path] = BoundConversion(roles, rank, shape)
     if reasons or not bound:
         raise InvalidAdapterError(reasons or ["it adapts no layer of the base model"])
-    return BoundAdapter(conversions=Conversions(config.peft_type, plan, bound))
+    conversions = Conversions(config.peft_type, plan, bound)
+    return BoundAdapter(parameters=own.parameters, conversions=conversions, num_labels=own.num_labels)
 
 
 def _sort(

@@ -65,6 +65,8 @@ OTHER_METHODS: Mapping[str, Method] = {**METHODS, **GAIN_METHODS}
 _INIT_ONLY = ("gaussian", "eva", "orthogonal")  # start values of A and B only; the base weights stay as they are
 _INIT_UNDONE = ("pissa", "olora")  # change the base's weights, but in a way that can be worked out again from them
 INIT_RANKS = 2  # times the rank is needed for an adapter of such a start: its own and its start's
+GENERATION_TASKS = ("CAUSAL_LM",)
+POOLING_TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_CLS")  # an adapter of a language model may embed as well
 _BIASES = ("none", "all", "lora_only")
 
 
@@ -92,19 +94,23 @@ class PeftConfig:
     method: Any = None  # what a method other than LoRA read of the settings of its own
 
 
-def read_config(path: Path, max_rank: int | None = None) -> PeftConfig:
+def read_config(path: Path, max_rank: int | None = None, tasks: tuple[str, ...] = GENERATION_TASKS) -> PeftConfig:
     """Read and check the file. Raises InvalidAdapterError with every reason found, OSError."""
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InvalidAdapterError([f"{path.name} is larger than {MAX_FILE_BYTES} bytes"])
-    return parse_config(path.read_bytes(), max_rank)
+    return parse_config(path.read_bytes(), max_rank, tasks)
 
 
-def parse_config(text: bytes, max_rank: int | None = None) -> PeftConfig:
-    """The same from the file's bytes. `max_rank`: the largest rank of any module (None: no limit)."""
+def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...] = GENERATION_TASKS) -> PeftConfig:
+    """The same from the file's bytes. `max_rank`: the largest rank of any module (None: no limit).
+
+    `tasks`: what it may have been trained for.
+    """
     fields = Fields(_parse_json(text))
     peft_type = str(fields.table.get("peft_type"))
     config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
     _check_rank(fields, config, max_rank)
+    _check_task(fields, tasks)
     if fields.reasons:
         raise InvalidAdapterError(fields.reasons)
     return config
@@ -133,16 +139,16 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _check_task(fields: Fields) -> None:
+def _check_task(fields: Fields, tasks: tuple[str, ...]) -> None:
     task = fields.table.get("task_type")
-    fields.require(task in (None, "CAUSAL_LM"), f"task_type {show(task)} is not CAUSAL_LM")
+    known = tasks[0] if len(tasks) == 1 else f"one of {', '.join(tasks)}"
+    fields.require(task is None or task in tasks, f"task_type {show(task)} is not {known}")
 
 
 def _check_lora(fields: Fields) -> None:
     table, peft_type = fields.table, fields.table.get("peft_type")
     known = ", ".join(["LORA", *sorted(OTHER_METHODS)])
     fields.require(peft_type == "LORA", f"peft_type {show(peft_type)} is not one of {known}")
-    _check_task(fields)
     for key, what in _UNSUPPORTED.items():
         value = table.get(key)
         fields.require(is_empty(value), f"{key}: {what} is not supported (got {show(value)})")
@@ -177,10 +183,8 @@ def _check_undone(fields: Fields, config: PeftConfig) -> None:
 
 def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
     """A method other than LoRA: which modules it means, and the settings of its own."""
-    _check_task(fields)
-    bias, saved = fields.table.get("bias"), fields.table.get("modules_to_save")
+    bias = fields.table.get("bias")
     fields.require(bias in (None, "none"), f"bias {show(bias)} is not supported with {peft_type}, only none")
-    fields.require(is_empty(saved), f"modules_to_save {show(saved)} is not supported with {peft_type}")
     method, own = OTHER_METHODS[peft_type], None
     try:
         own = method.parse(fields.table)
@@ -194,6 +198,7 @@ def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
         layers_pattern=fields.layers_pattern(),
         base_model=fields.text("base_model_name_or_path"),
         ignored=tuple(sorted(fields.unknown(SHARED | method.HARMLESS | method.UNDERSTOOD))),
+        modules_to_save=fields.names("modules_to_save"),
         peft_type=peft_type,
         method=own,
     )

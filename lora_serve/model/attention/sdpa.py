@@ -61,7 +61,7 @@ class Backend:
         if mask is None:
             mask = step.masks[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
         folded = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return _attend(folded, keys, values, mask, scale, softcap).reshape(rows, num_heads, head_dim)
+        return attend_masked(folded, keys, values, mask, scale, softcap).reshape(rows, num_heads, head_dim)
 
     def _gather_row(self, layer: int, row: PrefillRow) -> tuple[Tensor, Tensor]:
         """K and V of one row from its blocks, each [context + tokens, num_kv_heads, head_dim]."""
@@ -101,10 +101,10 @@ def _prefill(
         visible &= k_positions > q_positions - window
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device)
     mask.masked_fill_(~visible, float("-inf"))
-    return _attend(q, k, v, mask, scale, softcap)[0].transpose(0, 1)
+    return attend_masked(q, k, v, mask, scale, softcap)[0].transpose(0, 1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
     """Attention with an additive mask; soft-capped scores (Gemma 2, arXiv 2408.00118) are computed by hand."""
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)

@@ -1,7 +1,8 @@
-"""The beginning that both generating APIs share: body, adapters, prompts -> requests for the engine."""
+"""The beginning that all inference APIs share: body, adapters, prompts -> requests for the engine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -10,11 +11,12 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import CONTEXT, Answerer, RequestContext
-from lora_serve.server.fallback import fallback_for
+from lora_serve.server.fallback import Fallback, fallback_for
 from lora_serve.server.json_body import read_json
 from lora_serve.server.openai.answer import StopRules
 from lora_serve.server.sampling import Caller, Limits, requests_for
 from lora_serve.server.schemas.later import refuse_later
+from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.schemas.sampling import SamplingFields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.tenant import Tenant
@@ -34,11 +36,34 @@ def chooser_for(request: web.Request) -> AdapterChooser:
     return AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT]), limits)
 
 
-def choose_adapters(request: web.Request, fields: SamplingFields) -> AdapterSet:
+def choose_adapters(request: web.Request, fields: RequestFields) -> AdapterSet:
     """The adapters of the request, noted for the answer's headers. Raises AdapterNotFoundError, InvalidRequestError."""
     adapters = chooser_for(request).choose(fields, request.headers)
     request[CONTEXT].answerer = Answerer.of(adapters, request.app[SERVICES].base_name)
     return adapters
+
+
+def choose_fallback(request: web.Request, fields: RequestFields, adapters: AdapterSet) -> Fallback | None:
+    """Who answers if the adapters are cold; None: nobody. Raises InvalidRequestError."""
+    services = request.app[SERVICES]
+    return fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config)
+
+
+def caller_of(request: web.Request, adapters: AdapterSet) -> Caller:
+    """Whose requests the engine gets."""
+    context = request[CONTEXT]
+    tenant = tenant_of(context)
+    return Caller(context.request_id, tenant.name, context.started, account_of(tenant, adapters))
+
+
+def note_answerers(
+    request: web.Request, adapters: AdapterSet, fallback: Fallback | None, requests: Sequence[InferenceRequest]
+) -> None:
+    """For the answer's headers: where the adapters act, and who may answer for them. One request for each prompt."""
+    context, base_name = request[CONTEXT], request.app[SERVICES].base_name
+    context.answerer = Answerer.of(adapters, base_name, requests)
+    if fallback is not None:
+        context.fallback_answerer = context.answerer.replaced_by(fallback, base_name)
 
 
 def make_requests(
@@ -52,17 +77,11 @@ def make_requests(
 
     Raises InvalidRequestError.
     """
-    services, context = request.app[SERVICES], request[CONTEXT]
-    caller = Caller(
-        context.request_id, tenant_of(context).name, context.started, account_of(tenant_of(context), adapters)
-    )
-    spec = services.spec_of(adapters.vocabulary_of)
-    fallback = fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config)
+    spec = request.app[SERVICES].spec_of(adapters.vocabulary_of)
+    fallback = choose_fallback(request, fields, adapters)
     other = None if fallback is None else fallback.adapters
-    requests = requests_for(fields, spec, limits, prompts, adapters, caller, other)
-    context.answerer = Answerer.of(adapters, services.base_name, requests[:: fields.n])
-    if fallback is not None:
-        context.fallback_answerer = context.answerer.replaced_by(fallback, services.base_name)
+    requests = requests_for(fields, spec, limits, prompts, adapters, caller_of(request, adapters), other)
+    note_answerers(request, adapters, fallback, requests[:: fields.n])
     return requests
 
 

@@ -37,14 +37,14 @@ async def run_choices(
             async for number, event in events:
                 if isinstance(event, Admitted):
                     admitted_at = admitted_at or time.monotonic()
-                    yield number, _admitted(context, event, outcomes)
+                    yield number, note_admitted(context, event, outcomes)
                 else:
                     context.num_output_tokens += len(event.token_ids)
                     yield number, event
     context.decode = time.monotonic() - (admitted_at or time.monotonic())
 
 
-def _admitted(context: RequestContext, event: Admitted, outcomes: set[bool]) -> Admitted:
+def note_admitted(context: RequestContext, event: Admitted, outcomes: set[bool]) -> Admitted:
     """Note who answers; `outcomes` collects whether the choices fell back."""
     if event.fell_back is not None:
         outcomes.add(event.fell_back)

@@ -49,7 +49,7 @@ async def chat_prompt(
     text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
 ) -> tuple[int, ...]:
     """Token ids of the rendered messages. Raises InvalidRequestError."""
-    rendered = await _beside(
+    rendered = await beside(
         sum(len(message.content) for message in messages),
         lambda: render_chat(
             text,
@@ -68,7 +68,13 @@ async def chat_prompt(
 async def encode(
     text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool, param: str = "prompt"
 ) -> tuple[int, ...]:
-    """Token ids of `prompt`. A text that is too long whatever its tokens are is refused before it is tokenised."""
+    """Token ids of `prompt`. Raises InvalidRequestError."""
+    check_can_fit(text, spec, prompt, param)
+    return await beside(len(prompt), lambda: text.encode(prompt, add_special_tokens))
+
+
+def check_can_fit(text: TextModel, spec: ModelSpec, prompt: str, param: str) -> None:
+    """Refuse a text that is too long whatever its tokens are, before it is tokenised. Raises InvalidRequestError."""
     at_least = len(prompt) // max(1, text.max_token_length)
     if len(prompt) > LONG_TEXT and at_least > spec.max_model_len:
         raise InvalidRequestError(
@@ -77,35 +83,35 @@ async def encode(
             param=param,
             code="context_length_exceeded",
         )
-    return await _beside(len(prompt), lambda: text.encode(prompt, add_special_tokens))
 
 
-def parse_prompts(value: Any) -> tuple[Prompt, ...]:
+def parse_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
     """str, list[str], list[int] or list[list[int]] -> prompts. Raises InvalidRequestError."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        raise _wrong_prompt()
+        raise _wrong_prompt(param)
     if _is_token_ids(value):
         return (tuple(value),)
-    if len(value) > MAX_PROMPTS:
-        message = f"At most {MAX_PROMPTS} prompts are allowed in one request (got {len(value)})."
-        raise InvalidRequestError(message, param="prompt")
+    if len(value) > max_prompts:
+        message = f"At most {max_prompts} {param}s are allowed in one request (got {len(value)})."
+        raise InvalidRequestError(message, param=param)
     if all(isinstance(item, str) for item in value):
         return tuple(value)
     if all(isinstance(item, list) and _is_token_ids(item) for item in value):
         return tuple(tuple(item) for item in value)
-    raise _wrong_prompt()
+    raise _wrong_prompt(param)
 
 
 def _is_token_ids(value: list[Any]) -> bool:
     return all(type(item) is int for item in value)
 
 
-def _wrong_prompt() -> InvalidRequestError:
-    message = "`prompt` must be a string, a list of strings, a list of token ids, or a list of lists of token ids."
-    return InvalidRequestError(message, param="prompt")
+def _wrong_prompt(param: str) -> InvalidRequestError:
+    message = f"`{param}` must be a string, a list of strings, a list of token ids, or a list of lists of token ids."
+    return InvalidRequestError(message, param=param)
 
 
-async def _beside(num_characters: int, work: Callable[[], T]) -> T:
+async def beside(num_characters: int, work: Callable[[], T]) -> T:
+    """What `work` gives; done on a thread where it would hold up the event loop."""
     return await asyncio.to_thread(work) if num_characters > LONG_TEXT else work()

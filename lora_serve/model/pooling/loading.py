@@ -1,0 +1,172 @@
+"""Loads a model that pools, finds out how its rows may be laid out, and what of it adapters may change."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import ModelError
+from lora_serve.core.request import Task
+from lora_serve.model.kv_cache import KVShape
+from lora_serve.model.loading import FrozenModule, LoadedModel, load_frozen
+from lora_serve.model.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
+from lora_serve.model.pooling.exactness import is_exact, plain_answers, probe_rows, tolerance
+from lora_serve.model.pooling.forward import PooledForward, backbone_of, takes_types
+from lora_serve.model.pooling.plan import PoolingPlan
+from lora_serve.model.pooling.ragged_attention import RaggedAttention
+from lora_serve.model.pooling.spec import spec_of
+from lora_serve.model.pooling.step import Layout, PoolingRow, PoolingStep
+from lora_serve.model.step_context import StepContext
+
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParts:
+    """A plain model that pools; its linear layers are still transformers' own."""
+
+    loaded: LoadedModel
+    layout: Layout
+    forward: PooledForward
+    context: StepContext[PoolingStep]
+    probe: tuple[PoolingRow, ...]
+    expected: tuple[Tensor, ...]  # the plain model's answers to `probe`, one row at a time
+
+
+def load_pooling_model(config: ModelConfig, plan: PoolingPlan) -> PoolingParts:
+    """Raises ModelError for a model that can be laid out in neither way."""
+    auto_class = AutoModel if plan.task is Task.EMBED else AutoModelForSequenceClassification
+    found = load_frozen(config, auto_class)
+    module = found.module
+    _check_complete(found, config)
+    if hasattr(module.config, "use_cache"):
+        module.config.use_cache = False
+    first, num_positions = _positions(module, found.device)
+    has_types = takes_types(module)
+    probe = probe_rows(module.config.get_text_config().vocab_size, has_types)
+    try:
+        expected = plain_answers(module, plan, probe, found.device)
+    except Exception as error:
+        raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
+    reasons = []
+    for is_ragged in (True, False):
+        layout = Layout(is_ragged, has_types, first, _ignored_last(module, plan), found.device)
+        try:
+            return _laid_out(config, plan, found, layout, num_positions, probe, expected)
+        except _NotExactError as reason:
+            reasons.append(str(reason))
+    raise ModelError(f"{type(module).__name__} cannot be served exactly: packed: {reasons[0]}; padded: {reasons[1]}")
+
+
+class _NotExactError(Exception):
+    """This layout does not give the plain model's answers."""
+
+
+def _laid_out(
+    config: ModelConfig,
+    plan: PoolingPlan,
+    found: FrozenModule,
+    layout: Layout,
+    num_positions: int,
+    probe: tuple[PoolingRow, ...],
+    expected: tuple[Tensor, ...],
+) -> PoolingParts:
+    module, context = found.module, StepContext[PoolingStep]()
+    forward = PooledForward(module, plan, context)
+    try:
+        observation = _observed(module, forward, layout, context)
+        answers = forward(layout.step(probe))
+        if not is_exact(answers, expected, found.dtype):
+            raise _NotExactError(f"answers differ from the model's own by more than {tolerance(found.dtype):g}")
+    except _NotExactError:
+        forward.detach()
+        raise
+    except Exception as error:
+        forward.detach()
+        raise _NotExactError(first_line(error)) from error
+    spec = spec_of(config, plan, found, observation, layout, num_positions)
+    loaded = LoadedModel(module, spec, observation, found.device)
+    return PoolingParts(loaded, layout, forward, context, probe, expected)
+
+
+def _observed(
+    module: PreTrainedModel, forward: PooledForward, layout: Layout, context: StepContext[PoolingStep]
+) -> Observation:
+    """Set the attention of the layout, and watch one pass."""
+    attention = RaggedAttention(context)
+    is_replaceable = module._supports_attention_backend  # noqa: SLF001 - transformers has no public word for it
+    if layout.is_ragged and not is_replaceable:
+        raise _NotExactError("its attention is code of its own")
+    if is_replaceable:
+        name = f"lora_serve_pooling_{next(_names)}"
+        AttentionInterface.register(name, attention)
+        module.set_attn_implementation(name if layout.is_ragged else "eager")
+    num_rows = NUM_LOGITS if getattr(module, "num_labels", 0) != NUM_LOGITS else NUM_LOGITS - 2
+    watch = ModuleWatch(module, NUM_TOKENS, num_rows)
+    with watch.watching():
+        forward(layout.step(_watched_rows(num_rows, layout.is_ragged)))
+    num_layers = module.config.get_text_config().num_hidden_layers
+    if layout.is_ragged and attention.num_calls != num_layers:
+        raise _NotExactError(
+            f"{attention.num_calls} of its {num_layers} layers attend as transformers lets one replace"
+        )
+    return watch.observation(KVShape(num_layers, 0, 0, torch.float32))
+
+
+def _watched_rows(num_rows: int, is_ragged: bool) -> list[PoolingRow]:
+    """NUM_TOKENS in all, or padded to that many each."""
+    if not is_ragged:
+        return [PoolingRow(tuple(range(3, NUM_TOKENS + 3)))] * num_rows
+    lengths = [NUM_TOKENS // num_rows + (i < NUM_TOKENS % num_rows) for i in range(num_rows)]
+    return [PoolingRow(tuple(range(3, length + 3))) for length in lengths]
+
+
+def _check_complete(found: FrozenModule, config: ModelConfig) -> None:
+    """A head may be missing: adapters bring theirs. A pooler may be, where nobody looks at it."""
+    prefix = found.module.base_model_prefix + "."
+    has_head = backbone_of(found.module) is not found.module
+    missing = [
+        name
+        for name in found.missing
+        if (name.startswith(prefix) or not has_head) and not name.removeprefix(prefix).startswith("pooler.")
+    ]
+    if missing:
+        raise ModelError(f"--model {config.model}: the checkpoint lacks {missing[0]} and {len(missing) - 1} others")
+
+
+@torch.inference_mode()
+def _positions(module: PreTrainedModel, device: torch.device) -> tuple[int, int]:
+    """Where position ids begin, and how many there are (0: no table of positions), seen in one plain pass."""
+    seen: list[tuple[int, int]] = []
+
+    def note(table: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        ids = inputs[0].flatten() if inputs and isinstance(inputs[0], Tensor) else torch.empty(0)
+        if ids.numel() == NUM_TOKENS and ids.dtype == torch.int64 and bool((ids.diff() == 1).all()):
+            assert isinstance(table, nn.Embedding)
+            seen.append((int(ids[0]), table.num_embeddings))
+
+    tables = [m for m in module.modules() if isinstance(m, nn.Embedding) and m is not module.get_input_embeddings()]
+    hooks = [table.register_forward_hook(note) for table in tables]
+    try:
+        backbone_of(module)(input_ids=torch.full((1, NUM_TOKENS), 5, device=device))
+    except Exception as error:
+        raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[0] if seen else (0, 0)
+
+
+def _ignored_last(module: PreTrainedModel, plan: PoolingPlan) -> int | None:
+    """transformers' decoders classify by the last token that is not padding, attention mask or not."""
+    if plan.task is not Task.CLASSIFY or plan.pooling != "last":
+        return None
+    padding = module.config.get_text_config().pad_token_id
+    return None if padding is None else int(padding)

@@ -1,0 +1,104 @@
+"""Runs one batch of pooling rows; no KV cache, no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
+from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.own_linear import OwnLinear
+from lora_serve.model.pooling.model import PoolingModel
+from lora_serve.model.pooling.step import OwnLabels, PoolingRow
+
+
+class PoolingRunner:
+    """The runner that `engine/engine.py` speaks to, for models that answer with one vector."""
+
+    def __init__(self, model: PoolingModel, slots: LoraSlots) -> None:
+        self._model = model
+        self._slots = slots
+        pooling = model.spec.pooling
+        assert pooling is not None
+        self._heads = slots.changes_of(pooling.label_layer) if pooling.label_layer else {}
+        self._num_labels = len(pooling.labels)
+
+    def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
+        """Put an adapter's weights into a device slot."""
+        self._slots.load(slot, adapter)
+
+    def clear_slot(self, index: int) -> None:
+        """Free a device slot's weights."""
+        self._slots.clear(index)
+
+    def run(self, batch: Batch) -> list[RowOutput]:
+        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
+        errors = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
+        rows = [row for row in batch.rows if row.sequence_id not in errors]
+        outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in errors.items()}
+        if rows:
+            answers = self._answers([_pooling_row(row) for row in rows])
+            outputs.update({row.sequence_id: _output(row, own) for row, own in zip(rows, answers, strict=True)})
+        return [outputs[row.sequence_id] for row in batch.rows]
+
+    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+        """The prompt as three rows of one batch: base, adapter, base again.
+
+        A head of its own is an effect by itself, and says nothing about the same labels as the base's: then the
+        largest of its logits is what it changes.
+        """
+        self._slots.check(adapter.slot)
+        base, changed, again = self._answers([PoolingRow(token_ids, (), use) for use in ((), (adapter,), ())])
+        if self._own_width(adapter.slot.index):
+            scale = changed.abs().max().item()
+            return ProbeResult(scale, 0.0, scale)
+        return ProbeResult(
+            (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
+        )
+
+    def _answers(self, rows: Sequence[PoolingRow]) -> list[Tensor]:
+        """Each row's vector, as long as it is."""
+        own = [self._own_width(row.adapters[0].slot.index) if row.adapters else 0 for row in rows]
+        labels = None
+        if any(own):
+            slots = {row.adapters[0].slot.index for row, width in zip(rows, own, strict=True) if width}
+            labels = OwnLabels(frozenset(slots), max(self._base_width, *own))
+        answers = self._model.answers(tuple(rows), labels).cpu()
+        base = self._base_width or answers.shape[1]
+        return [answer[: width or base] for answer, width in zip(answers, own, strict=True)]
+
+    @property
+    def _base_width(self) -> int:
+        """Rows of the base's label layer, trained or not; 0: it has none."""
+        pooling = self._model.spec.pooling
+        assert pooling is not None
+        return self._model.spec.linears[pooling.label_layer].out_features if pooling.label_layer else 0
+
+    def _own_width(self, slot: int) -> int:
+        """Labels of the slot's own head; 0: the base's."""
+        found = (change.linear.out_features for change in self._heads.get(slot, ()) if isinstance(change, OwnLinear))
+        return next(found, 0)
+
+    def _refusal(self, row: Row) -> LoraServeError | None:
+        try:
+            for adapter in row.adapters:
+                self._slots.check(adapter.slot)
+        except InternalError as error:
+            return error
+        return None
+
+
+def _pooling_row(row: Row) -> PoolingRow:
+    return PoolingRow(row.token_ids, () if row.pool is None else row.pool.token_type_ids, row.adapters)
+
+
+def _output(row: Row, answer: Tensor) -> RowOutput:
+    if not torch.isfinite(answer).all():
+        error = NumericalError("the model's answer to this request is not made of finite numbers")
+        return RowOutput(row.sequence_id, None, error=error)
+    return RowOutput(row.sequence_id, None, pooled=answer.numpy().astype("<f4").tobytes())

@@ -1,0 +1,1 @@
+"""Answers that are one vector per text: OpenAI's embeddings, and vLLM's classify, score and rerank."""

@@ -1,0 +1,127 @@
+"""Texts, pairs of texts and token ids of a request -> what the engine pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import Task
+from lora_serve.server.openai.prompts import beside, check_can_fit
+from lora_serve.server.sampling import check_vocabulary
+from lora_serve.text.tokenizer import EncodedInput, TextModel
+
+MAX_INPUTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts that the model reads as one."""
+
+    first: str
+    second: str
+
+
+Input = str | tuple[int, ...] | TextPair
+
+
+@dataclass(frozen=True, slots=True)
+class InputRules:
+    """How inputs become tokens; `truncate`: to so many, -1: to the model's limit, None: too long is refused."""
+
+    param: str
+    add_special_tokens: bool = True
+    truncate: int | None = None
+
+
+async def encode_inputs(
+    text: TextModel, spec: ModelSpec, inputs: Sequence[Input], rules: InputRules
+) -> list[EncodedInput]:
+    """In their order. Raises InvalidRequestError."""
+    limit = _limit(rules, spec)
+    texts = [part for item in inputs for part in _texts_of(item)]
+    if not all(texts) or not all(inputs):
+        raise InvalidRequestError(f"`{rules.param}` must not be empty, nor hold anything empty.", param=rules.param)
+    if limit is None:
+        for part in texts:
+            check_can_fit(text, spec, part, rules.param)
+    encoder = _InputEncoder(text, spec, rules, limit)
+    return await beside(sum(map(len, texts)), lambda: [encoder.encode(item) for item in inputs])
+
+
+@dataclass(frozen=True, slots=True)
+class _InputEncoder:
+    text: TextModel
+    spec: ModelSpec
+    rules: InputRules
+    limit: int | None
+
+    def encode(self, item: Input) -> EncodedInput:
+        found = self._encoded(item)
+        longest, count = self.spec.max_model_len, len(found.token_ids)
+        if count > longest:
+            raise InvalidRequestError(
+                f"This model's maximum context length is {longest} tokens. However, your `{self.rules.param}` holds "
+                f"an input of {count} tokens. Shorten it, or send `truncate_prompt_tokens`: -1 to have it cut.",
+                param=self.rules.param,
+                code="context_length_exceeded",
+            )
+        if not count:
+            raise InvalidRequestError("An input must give at least one token.", param=self.rules.param)
+        return found
+
+    def _encoded(self, item: Input) -> EncodedInput:
+        if isinstance(item, tuple):
+            check_vocabulary(item, self.spec, self.rules.param)
+            return EncodedInput(self._cut(item), ())
+        if isinstance(item, TextPair):
+            found = self.text.encode_input(item.first, item.second, max_tokens=self.limit)
+        else:
+            special = self.rules.add_special_tokens
+            prepared = self.text.preparation.of(item) if self._is_embedding else item
+            found = self.text.encode_input(prepared, add_special_tokens=special, max_tokens=self.limit)
+        return found if self._takes_pairs else EncodedInput(found.token_ids, ())
+
+    def _cut(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Token ids are nobody's but the caller's, so all of them are alike."""
+        if self.limit is None:
+            return token_ids
+        return token_ids[: self.limit] if self.text.truncation_side == "right" else token_ids[-self.limit :]
+
+    @property
+    def _is_embedding(self) -> bool:
+        return self.spec.pooling is not None and self.spec.pooling.task is Task.EMBED
+
+    @property
+    def _takes_pairs(self) -> bool:
+        return self.spec.pooling is not None and self.spec.pooling.takes_pairs
+
+
+def check_count(inputs: Sequence[Any], param: str) -> None:
+    """Raises InvalidRequestError."""
+    if len(inputs) > MAX_INPUTS:
+        message = f"At most {MAX_INPUTS} inputs are allowed in one request (`{param}` has {len(inputs)})."
+        raise InvalidRequestError(message, param=param)
+
+
+def _limit(rules: InputRules, spec: ModelSpec) -> int | None:
+    if rules.truncate is None:
+        return None
+    if rules.truncate == 0 or rules.truncate > spec.max_model_len:
+        raise InvalidRequestError(
+            f"`truncate_prompt_tokens` must be -1 or from 1 to {spec.max_model_len}, this model's limit.",
+            param="truncate_prompt_tokens",
+        )
+    return spec.max_model_len if rules.truncate == -1 else rules.truncate
+
+
+def _texts_of(item: Input) -> tuple[str, ...]:
+    match item:
+        case str():
+            return (item,)
+        case TextPair():
+            return (item.first, item.second)
+        case _:
+            return ()

@@ -1,0 +1,43 @@
+"""POST /v1/embeddings, and vLLM's /classify, /score and /rerank"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from lora_serve.server.schemas.request import RequestFields
+
+MAX_INT = 2**31 - 1
+
+
+class PoolingFields(RequestFields):
+    """What they have in common. Inputs are checked by hand, as a union's errors are unreadable."""
+
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)  # -1: to the model's limit
+
+
+class InputFields(PoolingFields):
+    input: Any  # str | list[str] | list[int] | list[list[int]]
+    add_special_tokens: bool = True
+
+
+class EmbeddingFields(InputFields):
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1, le=MAX_INT)  # the first so many, made unit length again
+
+
+class ClassifyFields(InputFields):
+    pass
+
+
+class ScoreFields(PoolingFields):
+    text_1: Any  # str | list[str]
+    text_2: Any
+
+
+class RerankFields(PoolingFields):
+    query: str
+    documents: Any  # list of str | {"text": str}
+    top_n: int = Field(0, ge=0, le=MAX_INT)  # 0: all of them
+    return_documents: bool = True
