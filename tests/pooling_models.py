@@ -58,7 +58,9 @@ _TASK_TYPES = {"embed": "FEATURE_EXTRACTION", "classify": "SEQ_CLS", "generate":
 
 def save_pooling_model(family: str, task: str, folder: Path, num_labels: int = 3, **overrides: Any) -> Path:
     """Random float32 weights, large enough for distinct answers, and no bias of zero."""
-    config = AutoConfig.for_model(family, **{**_SHAPE, **FAMILIES[family], "num_labels": num_labels, **overrides})
+    config = AutoConfig.for_model(
+        family, **{**_SHAPE, **FAMILIES.get(family, {}), "num_labels": num_labels, **overrides}
+    )
     torch.manual_seed(sum(map(ord, family)))
     model = CLASSES[task].from_config(config, dtype=torch.float32)
     shake(model)
