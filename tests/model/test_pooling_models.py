@@ -91,7 +91,7 @@ def test_incomplete_backbone_is_refused(tmp_path: Path) -> None:
 
 
 def test_model_that_answers_otherwise_in_either_layout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="AlbertModel cannot be served exactly: packed: .*; padded: "):
+    with pytest.raises(ModelError, match=r"AlbertModel cannot be served exactly: packed: .*; padded: "):
         build(save_pooling_model("albert", "embed", tmp_path, embedding_size=16))
 
 
