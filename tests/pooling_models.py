@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import peft
@@ -12,7 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
-from tests.local_engine import LocalEngine
+from lora_serve.core.batch import Batch, RowOutput
+from tests.local_engine import Answer, LocalEngine
 from tests.oracle import peft_may_warn
 
 _SHAPE = {
@@ -56,7 +58,9 @@ _TASK_TYPES = {"embed": "FEATURE_EXTRACTION", "classify": "SEQ_CLS", "generate":
 
 def save_pooling_model(family: str, task: str, folder: Path, num_labels: int = 3, **overrides: Any) -> Path:
     """Random float32 weights, large enough for distinct answers, and no bias of zero."""
-    config = AutoConfig.for_model(family, **{**_SHAPE, **FAMILIES[family], "num_labels": num_labels, **overrides})
+    config = AutoConfig.for_model(
+        family, **{**_SHAPE, **FAMILIES.get(family, {}), "num_labels": num_labels, **overrides}
+    )
     torch.manual_seed(sum(map(ord, family)))
     model = CLASSES[task].from_config(config, dtype=torch.float32)
     shake(model)
@@ -142,11 +146,28 @@ def prompts(num: int = len(LENGTHS), vocab_size: int = 97) -> list[list[int]]:
 def run(
     engine: LocalEngine, rows: Sequence[tuple[list[int], str | Mapping[str, float] | None]], types: Any = ()
 ) -> list[torch.Tensor]:
-    """The vectors of all rows, which were computed together."""
+    """The vectors of all rows, which were computed together: a batch that fails is not run again row by row."""
+    failed = []
+    run_batch = engine.parts.runner.run
+
+    def watched(batch: Batch) -> list[RowOutput]:
+        try:
+            return run_batch(batch)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    with mock.patch.object(engine.parts.runner, "run", watched):
+        answers = _answers(engine, rows, types)
+    assert failed == []
+    return [torch.from_numpy(np.frombuffer(answer.pooled or b"", "<f4").copy()) for answer in answers]
+
+
+def _answers(engine: LocalEngine, rows: Sequence[tuple[list[int], Any]], types: Any) -> list[Answer]:
     requests = [engine.pooling_request(tokens, adapter, types or ()) for tokens, adapter in rows]
     answers = engine.run(requests)
     assert [answer.error for answer in answers] == [None] * len(rows)
-    return [torch.from_numpy(np.frombuffer(answer.pooled or b"", "<f4").copy()) for answer in answers]
+    return answers
 
 
 def assert_close(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:

@@ -57,6 +57,8 @@ def test_logits_of_heads_with_different_labels_are_those_of_each_row_alone(famil
     without_pooler = {"exclude_modules": ["pooler.dense"]}  # which only some models have below a head
     folders["headless"] = save_pooling_adapter(model, tmp_path / "headless", "embed", seed=9, **without_pooler)
     engine = LocalEngine(model, folders)
+    assert engine.parts.spec.pooling is not None
+    assert engine.parts.spec.pooling.is_ragged == (family not in PADDED)
     assert {name: ref.traits.num_labels for name, ref in engine.refs.items()} == {**labels, "headless": 0}
     plain = {name: load_adapter_alone(model, folders[name], "classify", num) for name, num in labels.items()}
     plain[None] = load_base(model, "classify")

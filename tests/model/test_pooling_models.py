@@ -90,6 +90,11 @@ def test_incomplete_backbone_is_refused(tmp_path: Path) -> None:
         build(tmp_path)
 
 
+def test_model_that_answers_otherwise_in_either_layout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"AlbertModel cannot be served exactly: packed: .*; padded: "):
+        build(save_pooling_model("albert", "embed", tmp_path, embedding_size=16))
+
+
 # -- what a family has of its own ----------------------------------------------------------------------------------
 
 
