@@ -213,7 +213,7 @@ def test_nobody_starves_however_much_others_are_preferred(name: str, data: st.Da
     rows, slots = data.draw(st.integers(1, 5), "rows"), data.draw(st.integers(1, 3), "slots")
     longest = data.draw(st.integers(1, 12), "longest")
     world, clock = timed_world(
-        name, max_num_seqs=rows, max_loras=slots, max_wait_ms=500, max_queue=5000, tenant_weight="poor=0.001,rich=10"
+        name, max_num_seqs=rows, max_loras=slots, max_wait_ms=500, tenant_weight="poor=0.001,rich=10"
     )
     generator, number = random.Random(data.draw(st.integers(0, 10**6), "seed")), 0
 

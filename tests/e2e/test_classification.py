@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def server(place: Place) -> Iterator[ServerProcess]:
-    yield from serving(place, "--warmup", "off")
+    yield from serving(place)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -37,7 +37,7 @@ def test_soonest_makes_room_in_bytes_too_and_spares_the_pinned() -> None:
 
 def busy_world(policy: str = "fcfs") -> World:
     """Two slots with two streams of rows each, that never end."""
-    world, _ = timed_world(policy, max_loras=2, max_num_seqs=4, max_queue=5000, max_wait_ms=1e6)
+    world, _ = timed_world(policy, max_loras=2, max_num_seqs=4, max_wait_ms=1e6)
     return world
 
 
@@ -83,9 +83,7 @@ def test_set_of_adapters_gets_all_of_its_slots_though_single_ones_never_end() ->
 
 
 def test_row_that_waited_max_wait_is_owed_a_slot_though_few_passed() -> None:
-    world, clock = timed_world(
-        "fcfs", max_loras=1, max_num_seqs=64, max_num_batched_tokens=64, max_wait_ms=100, max_queue=5000
-    )
+    world, clock = timed_world("fcfs", max_loras=1, max_num_seqs=64, max_num_batched_tokens=64, max_wait_ms=100)
     world.add("hot", [0], adapter("h"), max_tokens=8)
     world.step()
     world.add("tail", [1], adapter("t"), max_tokens=2)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
+from lora_serve.model.device_memory import within_memory
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.own_linear import OwnLinear
@@ -37,7 +38,16 @@ class PoolingRunner:
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
+        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
+
+        Raises DeviceMemoryError.
+        """
+        return within_memory(self._model.device, lambda: self._run(batch))
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """There is no KV cache, so nothing moves."""
+
+    def _run(self, batch: Batch) -> list[RowOutput]:
         errors = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
         rows = [row for row in batch.rows if row.sequence_id not in errors]
         outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in errors.items()}

@@ -54,7 +54,7 @@ def test_sequence_whose_fallback_answers_is_no_longer_cold() -> None:
 def zipf_world(policy: str, max_wait_ms: float = 1e6) -> tuple[World, dict[str, float]]:
     """200 adapters over 4 slots, Zipf 1.1, twice as much as the engine can do; when each began to be answered."""
     generator = random.Random(7)
-    world, clock = timed_world(policy, max_num_seqs=8, max_loras=4, max_wait_ms=max_wait_ms, max_queue=5000)
+    world, clock = timed_world(policy, max_num_seqs=8, max_loras=4, max_wait_ms=max_wait_ms)
     weights = [rank**-1.1 for rank in range(1, 201)]
     begun: dict[str, float] = {}
     for number in range(400):
@@ -79,7 +79,7 @@ def test_fewer_slot_loads_than_first_come_first_served_on_zipf_traffic() -> None
 
 def test_tail_adapters_are_not_starved_by_hot_ones() -> None:
     """Hot rows come for ever; the tail's begin within max_wait, and the steps that its slot and place take."""
-    world, clock = timed_world("affinity", max_num_seqs=4, max_loras=2, max_wait_ms=500, max_queue=5000)
+    world, clock = timed_world("affinity", max_num_seqs=4, max_loras=2, max_wait_ms=500)
     for number in range(40):
         world.add(f"hot{number}", [number], adapter(f"h{number % 2}"), max_tokens=6)
         world.step()

@@ -74,7 +74,7 @@ def test_without_a_deadline_nothing_is_refused() -> None:
 
 def overloaded(policy: str) -> tuple[World, list[str], list[str]]:
     """Twice the capacity, all with 0.3 s; who was answered in time, and who ran for nothing."""
-    world, clock = timed_world(policy, seconds=seconds, max_num_seqs=4, max_queue=5000, max_wait_ms=1e6)
+    world, clock = timed_world(policy, seconds=seconds, max_num_seqs=4, max_wait_ms=1e6)
     for number in range(40):
         world.add(f"w{number}", [number], max_tokens=4)
     world.run()

@@ -40,7 +40,7 @@ def services(world: World) -> Iterator[Counter[str]]:
 
 
 def fair_world(policy: str = "fair", **settings: Any) -> World:
-    limits = {"max_num_seqs": ROWS, "max_queue": 5000, "enable_prefix_caching": False}
+    limits = {"max_num_seqs": ROWS, "enable_prefix_caching": False}
     world, _ = timed_world(policy, **{**limits, **settings})
     return world
 
@@ -155,7 +155,7 @@ def test_share_that_nobody_uses_is_used_by_others() -> None:
 
 
 def test_account_that_got_nothing_for_max_wait_comes_first_with_one_sequence() -> None:
-    world, clock = timed_world("fair", max_num_seqs=2, max_queue=5000, tenant_weight="poor=0.0001", max_wait_ms=1000)
+    world, clock = timed_world("fair", max_num_seqs=2, tenant_weight="poor=0.0001", max_wait_ms=1000)
     backlog(world, "poor", 5, 6, 6)
     backlog(world, "rich", 400, 6, 6)
     start = clock.now
