@@ -1,10 +1,10 @@
 """One tenant floods, the others go on as ever: what they feel of it, by scheduling policy.
 
-    python -m benchmarks.fairness [--policies fcfs fair] [--seconds 20] [--flood 0.5] [--others 0.4]
+    python -m benchmarks.fairness [--policies fcfs fair] [--seconds 12] [--rounds 3] [--flood 0.5] [--others 0.4]
 
 A real server on the demo model. The capacity is measured first, in requests per second, by a closed loop that keeps
 every row busy. Then, for each policy in a server of its own, the same steady traffic of the other tenants (together
-`--others` of the capacity) is sent twice: alone, and beside a tenant that sends `--flood` of the capacity in bursts.
+`--others` of the capacity) is sent in windows in turn: alone, and beside a tenant that sends `--flood` of it in bursts.
 Reported per policy: p50 and p99 of the others' time to first token in both windows, how much p99 grew, and the tokens
 that they were given within the window with the flood against those without (1: all that they asked for, as max-min
 fairness gives to whoever asks for less than an equal share). JSON and, with matplotlib installed, a plot.
@@ -33,12 +33,14 @@ BASE = "demo-base"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", nargs="+", default=["fcfs", "fair"])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each window")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each window")
+    parser.add_argument("--rounds", type=int, default=3, help="of both windows, in turn")
     parser.add_argument("--flood", type=float, default=0.5, help="of the capacity, by the flooding tenant")
     parser.add_argument("--others", type=float, default=0.4, help="of the capacity, by the others together")
-    parser.add_argument("--burst", type=int, default=32, help="requests of the flood that come at once")
-    parser.add_argument("--tenants", type=int, default=4, help="the flooding one included")
-    parser.add_argument("--rows", type=int, default=8, help="--max-num-seqs")
+    parser.add_argument("--burst", type=int, default=8, help="requests of the flood that come at once")
+    parser.add_argument("--tenants", type=int, default=8, help="the flooding one included")
+    parser.add_argument("--rows", type=int, default=16, help="--max-num-seqs")
+    parser.add_argument("--step-tokens", type=int, default=128, help="--max-num-batched-tokens")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
@@ -55,7 +57,7 @@ def main() -> None:
             capacity = capacity or found  # the same load for all; the others are only warmed by it
             rows[policy] = _measure(server.url, list(adapters), work, capacity, options)
         print(policy, json.dumps(rows[policy]["others"]), flush=True)
-    load = {name: getattr(options, name) for name in ("flood", "others", "burst", "seconds", "tenants", "rows")}
+    load = {name: getattr(options, name) for name in ("flood", "others", "burst", "seconds", "rounds", "tenants", "rows", "step_tokens")}
     report = {
         "machine": machine(), "capacity_requests_per_s": round(capacity, 2), "load": load,
         "prompt_tokens": work.prompt_tokens, "output_tokens": work.output_tokens, "policies": rows,
@@ -73,7 +75,8 @@ def _adapters(num_tenants: int) -> dict[str, Path]:
 def _server(options: argparse.Namespace, policy: str, adapters: dict[str, Path], folder: Path) -> ServerProcess:
     arguments = [
         "--model", str(DATA / "model"), "--served-model-name", BASE, "--store", str(folder / "store"),
-        "--max-num-seqs", str(options.rows), "--max-loras", str(len(adapters)), "--policy", policy,
+        "--max-num-seqs", str(options.rows), "--max-num-batched-tokens", str(options.step_tokens),
+        "--max-loras", str(len(adapters)), "--policy", policy,
         "--no-enable-prefix-caching", "--max-queue", "100000",
     ]  # fmt: skip
     for name, path in adapters.items():
@@ -90,8 +93,10 @@ def _measure(
     flood_rate = options.flood * capacity
     burst = max(1, min(options.burst, int(flood_rate * options.seconds / 3)))  # several in a window
     flood = Stream(flooding.partition("/")[0], flooding, flood_rate, burst)
-    quiet = asyncio.run(open_loop(url, steady, work, options.seconds, options.seed))
-    flooded = asyncio.run(open_loop(url, [*steady, flood], work, options.seconds, options.seed))
+    quiet, flooded = list[Answered](), list[Answered]()
+    for seed in range(options.seed, options.seed + options.rounds):
+        quiet += asyncio.run(open_loop(url, steady, work, options.seconds, seed))
+        flooded += asyncio.run(open_loop(url, [*steady, flood], work, options.seconds, seed))
     return _figures(quiet, flooded, flood.tenant, options.seconds)
 
 

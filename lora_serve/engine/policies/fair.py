@@ -144,6 +144,28 @@ class Policy(base.Policy):
         refs = chain.from_iterable(sequence.refs for sequence in heads)
         return any(self.view.is_on_host(ref) and not self.view.is_on_device(ref) for ref in refs)
 
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
+        """See `base.Policy.victim`. A flood that came first holds every row: it gives some back.
+
+        The account with the most rows for its weight gives way to one that got no more service so far, as long as it
+        keeps no fewer rows for its weight than the other has then. Each such change makes rows more equal, so nobody
+        takes one back.
+        """
+        if newcomer is None:
+            return super().victim(running, newcomer)
+        rows = Counter(sequence.account for sequence in running)
+        own = self._account(newcomer.account)
+        after = (rows[own.name] + 1) / own.weight
+        above = [
+            name
+            for name in rows
+            if (rows[name] - 1) / self._weight(name) >= after and self._account(name).counter >= own.counter
+        ]
+        most = max(above, key=lambda name: rows[name] / self._weight(name), default=None)
+        return next((sequence for sequence in reversed(running) if sequence.account == most), None)
+
     # -- accounts ----------------------------------------------------------------------------------------------
 
     def _account(self, name: str) -> _Account:
