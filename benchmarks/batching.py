@@ -1,6 +1,6 @@
 """Throughput against latency, over the wait window and the batch size, on the real server.
 
-    python -m benchmarks.batching [--shape 38m] [--seconds 5] [--rates 0.3 0.6 0.9] [--out FILE.json]
+    python -m benchmarks.batching [--shape 4m] [--seconds 5] [--rates 0.3 0.6 0.9] [--out FILE.json]
 
 Open loop: Poisson arrivals at parts of the capacity, which is measured first by a closed loop. Each cell sends the same
 requests under other limits, set by PUT /admin/engine: windows of 0, 5, 20 and 50 ms, batches of 1 to 32 rows without a
@@ -32,7 +32,7 @@ PATIENCE = 3.0  # seconds after the last arrival
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="38m")
+    parser.add_argument("--shape", choices=SHAPES, default="4m")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each cell")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="parts of the capacity")
     parser.add_argument("--adapters", type=int, default=8)

@@ -35,6 +35,13 @@ SHAPES = {
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
     },
+    "4m": {  # for many short requests: what is measured is the scheduler
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
     "tiny": {  # for trying the script out
         "hidden_size": 64,
         "intermediate_size": 128,

@@ -57,7 +57,10 @@ def main() -> None:
             capacity = capacity or found  # the same load for all; the others are only warmed by it
             rows[policy] = _measure(server.url, list(adapters), work, capacity, options)
         print(policy, json.dumps(rows[policy]["others"]), flush=True)
-    load = {name: getattr(options, name) for name in ("flood", "others", "burst", "seconds", "rounds", "tenants", "rows", "step_tokens")}
+    load = {
+        name: getattr(options, name)
+        for name in ("flood", "others", "burst", "seconds", "rounds", "tenants", "rows", "step_tokens")
+    }
     report = {
         "machine": machine(), "capacity_requests_per_s": round(capacity, 2), "load": load,
         "prompt_tokens": work.prompt_tokens, "output_tokens": work.output_tokens, "policies": rows,

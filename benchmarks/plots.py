@@ -35,7 +35,7 @@ def plot_targets(facts: dict[str, Any], runs: dict[str, Any], file: Path) -> Non
         part.axhline(facts[f"{kind}_target_ms"], color="black", linestyle="--", label="target")
         for index, (name, run) in enumerate(runs.items()):
             heights = [phase[f"{kind}_p95_ms"] or 0.0 for phase in run["phases"]]
-            part.bar([phase + 0.2 * (index - 1.5) for phase in range(3)], heights, 0.18, label=name)
+            part.bar([phase + 0.14 * (index - 2.5) for phase in range(3)], heights, 0.13, label=name)
         part.legend()
     _save(pyplot, figure, file)
 

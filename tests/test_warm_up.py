@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,9 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
     await warm_up.warm_up(services, settings)
     planned = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy_adapter_ref(spec))
     expected = [request for stage in planned for request in stage.requests]
-    assert engine.requests[: len(expected)] == expected, "the plan is what ran"
+    ran = [replace(request, arrival_time=0.0) for request in engine.requests]
+    assert ran[: len(expected)] == expected, "the plan is what ran"
+    assert all(request.arrival_time > 0 for request in engine.requests), "latency targets see how long each took"
     return [request.request_id for request in engine.requests[len(expected) :]]
 
 

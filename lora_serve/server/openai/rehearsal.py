@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import cast
@@ -26,7 +27,9 @@ async def rehearse(services: Services) -> None:
     if services.spec.pooling is not None or not token_ids or room < 1:
         return
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
-    request = InferenceRequest("warm-up-text", token_ids, sampling, tenant="warm-up: text")
+    request = InferenceRequest(
+        "warm-up-text", token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic()
+    )
     services.client.gate.enter((request,), limited=False)
     answer = Answer(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
     entries: list[TokenLogprobs] = []
