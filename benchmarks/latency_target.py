@@ -5,7 +5,7 @@
 Open loop: Poisson arrivals at `--rate` of the capacity (measured first by a closed loop), twice that, and again as
 before, `--seconds` each. The same requests are sent under fixed chunks and windows, and with either target and with
 both set and the limits left open. p95 per phase, without its first seconds. Targets that are not given are measured: an
-inter-token time of 1.6 times the p50 of the closed loop, and a first token of eight times that. Writes FILE.json and
+inter-token time of 2.4 times the p50 of the closed loop, and a first token of five times that. Writes FILE.json and
 FILE.png.
 """
 
@@ -64,8 +64,8 @@ def main() -> None:
 def _targets(server: TunedServer, load: Load, options: argparse.Namespace) -> tuple[float, float]:
     measured = run_http(server.url, BASE, server.jobs(load.num_requests, load), load)
     p50 = percentiles([gap for sample in measured.samples for gap in sample.gaps])["p50"]
-    itl = options.itl_ms or round(1.6 * p50, 1)
-    return options.ttft_ms or round(8 * itl, 1), itl
+    itl = options.itl_ms or round(2.4 * p50, 1)
+    return options.ttft_ms or round(5 * itl, 1), itl
 
 
 def _settings(ttft: float, itl: float) -> dict[str, dict[str, float]]:
