@@ -58,6 +58,7 @@ class EngineConfig:
     max_wait: float = 10.0  # seconds after which no policy lets anybody overtake a request
     tenant_weights: tuple[tuple[str, float], ...] = ()  # shares of the fair policy; 1 for whoever is not named
     swap_space: int | None = None  # bytes of host memory for the KV blocks of preempted sequences; None: by device
+    share_base_prefixes: bool = False  # tenants find one another's KV blocks of the base model alone
     memory_limit: int | None = None  # bytes of the device for all that is ours; None: what is free at start
 
 

@@ -116,6 +116,9 @@ class Settings(BaseSettings):
     enable_prefix_caching: bool = Field(
         True, description="reuse the KV blocks of equal beginnings of prompts, within a tenant"
     )
+    share_base_prefixes: bool = Field(
+        False, description="let tenants reuse one another's KV blocks of the base model alone: a prompt's timing tells"
+    )
     store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
     adapter_root: Paths = Field((), description="folder from which the admin may register by path; repeatable")
     lora_modules: Texts = Field((), description="NAME=SOURCE adapters to register at start; repeatable")
@@ -226,6 +229,7 @@ class Settings(BaseSettings):
             self.max_wait_ms / 1000,
             self.tenant_weight,
             self.swap_space,
+            self.share_base_prefixes,
             self.memory_limit,
         )
 

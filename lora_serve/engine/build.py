@@ -50,7 +50,9 @@ def build_engine(
         submit,
         clock,
     )
-    prefix_cache = PrefixCache(blocks, is_enabled=engine_config.enable_prefix_caching)
+    prefix_cache = PrefixCache(
+        blocks, is_enabled=engine_config.enable_prefix_caching, shares_base=engine_config.share_base_prefixes
+    )
     cost = StepCost()
     view = PolicyView(
         engine_config.max_wait,

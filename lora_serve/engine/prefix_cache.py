@@ -11,9 +11,9 @@ from lora_serve.engine.sequence import Sequence
 class PrefixCache:
     """Sequences meet the table of blocks here. Without `is_enabled` nothing is ever found or published."""
 
-    def __init__(self, blocks: BlockManager, *, is_enabled: bool) -> None:
+    def __init__(self, blocks: BlockManager, *, is_enabled: bool, shares_base: bool = False) -> None:
         self._blocks = blocks
-        self._keys = BlockKeys(blocks.block_size)
+        self._keys = BlockKeys(blocks.block_size, shares_base=shares_base)
         self._is_enabled = is_enabled
         self.num_queries = 0  # tokens of the prompts that were looked up, each once
         self.num_hits = 0  # and those of them that were found

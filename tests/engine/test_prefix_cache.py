@@ -333,3 +333,24 @@ def test_any_traffic_over_shared_beginnings_is_answered_right(data: st.DataObjec
     if not aborted:
         assert stats.num_prefix_queries == looked_up
         assert stats.num_prefix_hits == sum(cached(world, request_id) for request_id in world.prompts)
+
+
+def test_tenants_share_blocks_of_the_base_model_alone_if_they_are_told_to() -> None:
+    world = World(share_base_prefixes=True)
+
+    def run(request_id: str, tenant: str, *uses: AdapterUse) -> int:
+        world.add(request_id, PROMPT, uses, tenant=tenant, max_tokens=3)
+        world.runner.tenants[world.scheduler._by_request[request_id].sequence_id] = "whoever"
+        world.run()
+        return cached(world, request_id)
+
+    assert run("a", "one") == 0
+    assert run("b", "another") == 20, "nobody's adapter made these"
+    assert run("c", "one", use("x")) == 0
+    assert run("d", "another", use("x")) == 0, "what an adapter made is its tenant's"
+    assert run("e", "another", use("x")) == 20
+    assert run("f", "one", use("y", start=10)) == 8, "the base's blocks before it acts"
+    assert run("g", "another", use("y", start=10)) == 8
+    assert run("h", "another", use("y", start=10)) == 20
+    world.check_answers()
+    check_tables(world)
