@@ -73,6 +73,10 @@ class AdapterResidency(Generic[V]):
         """
         self._favoured = frozenset(adapter.digest for adapter in adapters)
 
+    def is_favoured(self, digest: str) -> bool:
+        """Whether it would not leave its slot now, though nobody used it."""
+        return digest in self._favoured
+
     def unwant(self, digest: str) -> None:
         """A sequence that wanted it has ended."""
         self._wanted[digest] -= 1

@@ -309,6 +309,7 @@ class Scheduler:
         sequence.num_computed = sequence.num_published = 0
         self.running.remove(sequence)
         self._enqueue(sequence, rows.now)
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
 
     def _give_back(self, sequence: Sequence) -> None:

@@ -43,6 +43,7 @@ class Sequence:
     waited: float = 0.0  # seconds in all, when it last began to run
     waiting_since: float = 0.0  # while it waits: its arrival, moved on by the time that it ran before a preemption
     num_served: int = 0  # tokens of its prompt that were computed for it once
+    num_preemptions: int = 0
     fell_back: bool = False
     patience_is_over: bool = False  # with its own cold adapters
     was_cold: bool = False

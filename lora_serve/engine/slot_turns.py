@@ -71,12 +71,15 @@ class SlotTurns:
                 older.num_passed_over += 1
 
     def _victim(self, newcomer: Sequence) -> Sequence | None:
-        """Who gives its slots to a newcomer, if the policy says so: somebody who alone keeps them in use."""
+        """Who gives its slots to a newcomer, if the policy says so: somebody who alone keeps them from leaving."""
         if self._policy.victim(self._running, newcomer) is None:
             return None
-        slots = self._residency.slots
-        alone = [s for s in self._running if s.slots and all(slots.num_rows(slot.digest) == 1 for slot in s.slots)]
+        alone = [sequence for sequence in self._running if sequence.slots and self._keeps_alone(sequence)]
         return self._policy.victim(alone, newcomer) if alone else None
+
+    def _keeps_alone(self, sequence: Sequence) -> bool:
+        digests = [slot.digest for slot in sequence.slots]
+        return all(self._residency.slots.num_rows(d) == 1 and not self._residency.is_favoured(d) for d in digests)
 
     def _num_steps_left(self) -> dict[str, int]:
         left: dict[str, int] = {}

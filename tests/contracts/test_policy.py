@@ -86,7 +86,7 @@ REQUEST = st.fixed_dictionaries(
 
 
 @every_policy
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_traffic_ends_once_with_right_answers_within_budgets_and_nothing_held(
     name: str, data: st.DataObject
@@ -141,11 +141,20 @@ def test_any_traffic_ends_once_with_right_answers_within_budgets_and_nothing_hel
 
 
 class Idle(Watched):
-    """Fails where a row could have run in a batch, and did not."""
+    """Fails where a row could have run in a batch, and did not.
+
+    An adapter that is put on the device in this very step may be so for a row that is tried after it: then those
+    before it join in the next step.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._were_there: set[str] = set()  # on the device when the batch before ran
 
     def check(self, batch: Batch) -> None:
         super().check(batch)
         self.check_nobody_was_left_out(batch)
+        self._were_there = {slot.digest for slot in self.world.residency.slots.infos()}
 
     def check_nobody_was_left_out(self, batch: Batch) -> None:
         world, limits = self.world, self.world.settings
@@ -159,16 +168,17 @@ class Idle(Watched):
             assert digests, "a row of the base model was left out"
             is_here = all(world.residency.is_here(digest) for digest in digests)
             assert not (is_here and has_slot), "a slot was left idle"
-            assert is_owed or digests[0] not in slots, "a row whose adapter is on the device was left out"
+            has_long_been_there = digests[0] in slots and digests[0] in self._were_there
+            assert is_owed or not has_long_been_there, "a row whose adapter is on the device was left out"
 
     def is_owed(self, sequence: Sequence) -> bool:
         limits = self.world.settings
         waited = self.world._clock() - sequence.waiting_since
-        return sequence.num_passed_over >= limits.max_num_seqs or waited >= limits.max_wait_ms / 1000
+        return sequence.num_passed_over >= limits.max_num_seqs or waited >= limits.max_wait_ms / 1000 - 1e-9
 
 
 @every_policy
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_batch_is_never_smaller_than_it_could_be(name: str, data: st.DataObject) -> None:
     world, clock = timed_world(
@@ -203,7 +213,7 @@ def test_batch_is_never_smaller_than_it_could_be(name: str, data: st.DataObject)
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.data())
 def test_nobody_starves_however_much_others_are_preferred(name: str, data: st.DataObject) -> None:
     """One of the lowest class, without a deadline, of an account of no weight, for an adapter that is not here, and a

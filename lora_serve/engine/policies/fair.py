@@ -151,7 +151,8 @@ class Policy(base.Policy):
 
         The account with the most rows for its weight gives way to one that got no more service so far, as long as it
         keeps no fewer rows for its weight than the other has then. Each such change makes rows more equal, so nobody
-        takes one back.
+        takes one back. What is lost stays small: nobody gives way twice, and the newcomer first waits as long as
+        computing the row's tokens again will take.
         """
         if newcomer is None:
             return super().victim(running, newcomer)
@@ -164,7 +165,15 @@ class Policy(base.Policy):
             if (rows[name] - 1) / self._weight(name) >= after and self._account(name).counter >= own.counter
         ]
         most = max(above, key=lambda name: rows[name] / self._weight(name), default=None)
-        return next((sequence for sequence in reversed(running) if sequence.account == most), None)
+        waited, per_token = self._now - newcomer.waiting_since, self.view.cost.seconds_per_token
+        return next(
+            (
+                row
+                for row in reversed(running)
+                if row.account == most and row.num_preemptions == 0 and per_token * row.num_computed <= waited
+            ),
+            None,
+        )
 
     # -- accounts ----------------------------------------------------------------------------------------------
 
