@@ -25,7 +25,7 @@ class Outcome:
     sample: Sample | None
 
 
-def poisson_times(rate_at: Callable[[float], float], seconds: float, seed: int) -> list[float]:
+def poisson_times(rate_at: Callable[[float], float], seconds: float, seed: int | str) -> list[float]:
     """Arrival times in [0, seconds) of a Poisson process whose rate, a second, may change."""
     generator, times, now = random.Random(seed), list[float](), 0.0
     while (now := now + generator.expovariate(rate_at(now))) < seconds:

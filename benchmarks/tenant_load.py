@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import aiohttp
+
+from benchmarks.http_load import send
+from benchmarks.open_loop import poisson_times
+from benchmarks.workload import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,11 @@ class Answered:
 
 def arrivals(stream: Stream, seconds: float, seed: int) -> Iterator[float]:
     """Times of one stream's requests: a Poisson process without bursts. The same seed gives the same times."""
-    generator, gap = random.Random(f"{seed} {stream.tenant}"), stream.burst / stream.rate
-    moment = gap / 2 if stream.burst > 1 else generator.expovariate(stream.rate)
-    while moment < seconds:
-        yield from [moment] * stream.burst
-        moment += gap if stream.burst > 1 else generator.expovariate(stream.rate)
+    if stream.burst == 1:
+        return iter(poisson_times(lambda at: stream.rate, seconds, f"{seed} {stream.tenant}"))
+    gap = stream.burst / stream.rate
+    moments = itertools.takewhile(lambda at: at < seconds, itertools.count(gap / 2, gap))
+    return itertools.chain.from_iterable([moment] * stream.burst for moment in moments)
 
 
 async def open_loop(url: str, streams: Sequence[Stream], work: Work, seconds: float, seed: int) -> list[Answered]:
@@ -92,18 +97,11 @@ async def _send_at(
 
 async def _send(http: aiohttp.ClientSession, tenant: str, model: str, work: Work, start: float, seed: int) -> Answered:
     generator = random.Random(f"{seed} {tenant}")
-    prompt = [generator.randrange(3, work.vocab_size) for _ in range(work.prompt_tokens)]
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": work.output_tokens, "temperature": 0, "ignore_eos": True,
-        "stream": True,
-    }  # fmt: skip
-    sent, times = time.perf_counter() - start, list[float]()
+    prompt = tuple(generator.randrange(3, work.vocab_size) for _ in range(work.prompt_tokens))
+    sent = time.perf_counter() - start
     try:
-        async with http.post("/v1/completions", json=body) as answer:
-            if answer.status == 200:
-                async for line in answer.content:
-                    if line.startswith(b"data: {"):
-                        times.append(time.perf_counter() - start)
-    except aiohttp.ClientError as error:
+        sample = await send(http, model, Job(prompt, model), work.output_tokens, check=False)
+    except (aiohttp.ClientError, ValueError) as error:
         print(f"a request of {tenant or model} failed: {error}")
-    return Answered(tenant, sent, tuple(times))
+        return Answered(tenant, sent, ())
+    return Answered(tenant, sent, tuple(itertools.accumulate(sample.gaps, initial=sent + sample.first_token)))
