@@ -139,7 +139,9 @@ class Settings(BaseSettings):
     tenant_weight: Weights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
-    attention: Literal["auto", "sdpa"] = Field("auto", description="paged attention; auto: the fastest that runs here")
+    attention: Literal["auto", "native", "sdpa"] = Field(
+        "auto", description="paged attention; auto: the fastest that runs here"
+    )
     lora_kernel: Literal["auto", "loop", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")

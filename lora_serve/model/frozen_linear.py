@@ -1,7 +1,7 @@
 """A linear layer of the frozen base: weights laid out once for the fastest product this device has.
 
-On CPUs oneDNN's own weight layout ("prepacked") needs half the time of `F.linear` at 1 to 16 rows and the same at
-more (benchmarks/README.md). It is an inference-only, opaque layout, which is just what a frozen weight allows.
+On CPUs that is this project's own product in float32 (`native/packed_linear.c`) or, where the processor multiplies
+bfloat16, oneDNN's own layout: both opaque and for inference only, which is just what a frozen weight allows.
 Quantised weights stay as their library packed them: torchao's are tensors that know their own product, bitsandbytes'
 layers are called whole.
 """
@@ -15,6 +15,8 @@ from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model import onednn
+from lora_serve.model.native import packed_linear
+from lora_serve.model.native.packed_linear import PackedLinear
 from lora_serve.model.quantization import is_quantized
 
 _ROWS_AT_ONCE = 256  # of the identity, when a packed weight is only known by its products
@@ -31,13 +33,14 @@ class FrozenLinear(nn.Module):
     """y [..., out] = x [..., in] W^T + bias, from an `nn.Linear`, a quantised one or GPT-2's transposed `Conv1D`."""
 
     def __init__(self, source: nn.Linear | Conv1D, *, shared_weight: bool = False) -> None:
-        """`shared_weight`: the weight is also an embedding, so a prepacked copy would double it."""
+        """`shared_weight`: the weight is also an embedding, which stays beside a copy laid out for products."""
         super().__init__()
         shape = linear_shape(source)
         self.in_features, self.out_features = shape.in_features, shape.out_features
         self.bias: Tensor | None = None if source.bias is None else source.bias.detach()
         self._layer: nn.Module | None = None
-        self._is_packed = False
+        self._is_prepacked = False
+        self._packed: PackedLinear | None = None
         self._square_norms: Tensor | None = None
         self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
         weight = source.weight.detach()
@@ -46,8 +49,11 @@ class FrozenLinear(nn.Module):
             source.bias = None  # type: ignore[assignment] # added here, so that `product` goes without
         elif not is_quantized(weight):
             weight = weight.t().contiguous() if isinstance(source, Conv1D) else weight
-            self._is_packed = not shared_weight and onednn.can_prepack(weight)
-        self._weight = onednn.prepack(weight) if self._is_packed else weight
+            self._packed = _packed(weight, shared_weight)
+            self._is_prepacked = self._packed is None and not shared_weight and onednn.can_prepack(weight)
+        self._weight = onednn.prepack(weight) if self._is_prepacked else weight
+        if self._packed is not None:
+            self._weight = weight.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._multiply(x, self.bias)
@@ -66,7 +72,9 @@ class FrozenLinear(nn.Module):
         """The weight as a plain tensor [out, in]: a copy if it is prepacked; None if it is quantised."""
         if self._layer is not None or is_quantized(self._weight):
             return None
-        return self._weight.to_dense() if self._is_packed else self._weight
+        if self._packed is not None:
+            return self._packed.dense()
+        return self._weight.to_dense() if self._is_prepacked else self._weight
 
     @torch.no_grad()
     def row_square_norms(self) -> Tensor:
@@ -76,7 +84,9 @@ class FrozenLinear(nn.Module):
         return self._square_norms
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self._is_packed:
+        if self._packed is not None:
+            return self._packed(x, bias)
+        if self._is_prepacked:
             return onednn.linear(x, self._weight, bias)
         if self._layer is None:
             return F.linear(x, self._weight, bias)
@@ -84,10 +94,8 @@ class FrozenLinear(nn.Module):
         return y if bias is None else y + bias
 
     def _sum_squares(self) -> Tensor:
-        if self._is_packed:
-            return _row_sums(self._weight.to_dense())
-        if self._layer is None and not is_quantized(self._weight):
-            return _row_sums(self._weight)
+        if (dense := self.dense()) is not None:
+            return _row_sums(dense)
         if self._layer is None and type(self._weight).dequantize is not Tensor.dequantize:
             return _row_sums(self._weight.dequantize())
         return self._sum_squares_of_products()
@@ -102,6 +110,14 @@ class FrozenLinear(nn.Module):
             unit.diagonal(start).fill_(1)
             total += self.product(unit).float().square_().sum(0)
         return total
+
+
+def _packed(weight: Tensor, shared_weight: bool) -> PackedLinear | None:
+    """A shared weight is only copied where the copy has half its bytes."""
+    if packed_linear.why_not(weight) is not None:
+        return None
+    packed = PackedLinear.of(weight)
+    return packed if packed.is_bfloat16 or not shared_weight else None
 
 
 def _is_matrix(weight: Tensor, shape: LinearShape) -> bool:

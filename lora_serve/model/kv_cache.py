@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BlockMoves
+from lora_serve.model.huge_pages import advise_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class KVCache:
             dtype=shape.dtype,
             device=self.device,
         )
+        advise_huge_pages(self._pool)
         self._host = torch.zeros(
             (num_host_blocks, 2, shape.num_layers, size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,

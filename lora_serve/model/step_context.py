@@ -7,10 +7,10 @@ there is no global current batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from torch import Tensor
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
 from lora_serve.model.vocabularies import OwnRows, OwnVocabularies
 
-SHORT_SEGMENT = (
-    32  # tokens; the native kernel won at every shape up to 16, at 64 not (benchmarks/results/lora-kernels.json)
-)
+PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +62,8 @@ class LoraTokens:
     """Which slot each packed token uses; tokens of the base model are in no segment."""
 
     segments: tuple[LoraSegment, ...]
-    long_segments: tuple[LoraSegment, ...]  # those of more than SHORT_SEGMENT tokens
-    short_slots: Tensor  # [num_tokens] int32 on the CPU: the slot of tokens in short segments, -1 elsewhere
-    short_scales: Tensor | None  # [num_tokens] float32 on the CPU: likewise their scales; None: all are 1
-
-    @property
-    def has_short(self) -> bool:
-        return len(self.long_segments) < len(self.segments)
+    pieces: Tensor  # [num_pieces, 3] int32 on the CPU: segments cut evenly; first token, number of tokens, slot
+    weights: Tensor | None  # [num_pieces] float32 on the CPU: their scales; None: all are 1
 
     @staticmethod
     def of(pieces: Iterable[Piece]) -> LoraTokens:
@@ -85,15 +78,19 @@ class LoraTokens:
             elif length > 0 and slot != BASE_SLOT:
                 segments.append(LoraSegment(position, end, slot, scale))
             position = end
-        short_slots = torch.full((position,), BASE_SLOT, dtype=torch.int32)
-        short_scales = torch.ones(position) if any(segment.scale != 1.0 for segment in segments) else None
-        for segment in segments:
-            if segment.num_tokens <= SHORT_SEGMENT:
-                short_slots[segment.start : segment.end] = segment.slot
-                if short_scales is not None:
-                    short_scales[segment.start : segment.end] = segment.scale
-        long_segments = tuple(segment for segment in segments if segment.num_tokens > SHORT_SEGMENT)
-        return LoraTokens(tuple(segments), long_segments, short_slots, short_scales)
+        cut = [(segment, first, count) for segment in segments for first, count in _cut(segment)]
+        table = torch.tensor([(first, count, segment.slot) for segment, first, count in cut], dtype=torch.int32)
+        is_scaled = any(segment.scale != 1.0 for segment in segments)
+        weights = torch.tensor([segment.scale for segment, *_ in cut]) if is_scaled else None
+        return LoraTokens(tuple(segments), table.view(-1, 3), weights)
+
+
+def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
+    """First token and number of tokens of its pieces, PIECE at most and as equal as can be."""
+    parts = -(-segment.num_tokens // PIECE)
+    for part in range(parts):
+        first, end = (segment.num_tokens * edge // parts for edge in (part, part + 1))
+        yield segment.start + first, end - first
 
 
 def passes_of(rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]]) -> tuple[LoraTokens, ...]:
@@ -133,7 +130,7 @@ class StepInputs:
     lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
     lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
     vocabularies: OwnVocabularies | None = None  # None: every row has the base model's
-    masks: dict[int | None, Tensor] = field(default_factory=dict)  # attention's own, one per window size
+    prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
 
 
 class AdapterStep(Protocol):

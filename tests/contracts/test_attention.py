@@ -36,7 +36,7 @@ def expected(
     return out
 
 
-@pytest.mark.parametrize("name", ["sdpa"])
+@pytest.mark.parametrize("name", ["native", "sdpa"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("softcap", [None, 1.5])

@@ -37,7 +37,10 @@ class Attention(Protocol):
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:
-    """The backend of file `name`; "auto" takes the fastest that runs here."""
-    module = importlib.import_module(f"{__name__}.{'sdpa' if name == 'auto' else name}")
+    """The backend of file `name`; "auto": native where a C compiler made it, else sdpa. Raises ConfigError."""
+    if name == "auto":
+        native = importlib.import_module(f"{__name__}.native")
+        name = "native" if native.why_not(cache) is None else "sdpa"
+    module = importlib.import_module(f"{__name__}.{name}")
     backend: Attention = module.Backend(cache)
     return backend

@@ -57,9 +57,9 @@ class Backend:
         flat = table.reshape(-1)
         keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
         values = pool_v.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-        mask = step.masks.get(window)
+        mask: Tensor | None = step.prepared.get(window)
         if mask is None:
-            mask = step.masks[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
+            mask = step.prepared[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
         folded = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         return attend_masked(folded, keys, values, mask, scale, softcap).reshape(rows, num_heads, head_dim)
 

@@ -1,14 +1,12 @@
-"""One pair of matrix products per segment: best for long segments (prefill), runs everywhere."""
+"""One pair of matrix products per segment: runs everywhere."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from torch import Tensor
 
 from lora_serve.model.host_adapter import LinearDelta
 from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.step_context import LoraSegment, LoraTokens
+from lora_serve.model.step_context import LoraTokens
 
 
 class Kernel:
@@ -18,14 +16,8 @@ class Kernel:
         self._slots = slots
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
-        self.add_segments(y, x, module, tokens.segments)
-
-    def add_segments(self, y: Tensor, x: Tensor, module: int, segments: Iterable[LoraSegment]) -> None:
-        """`add` for some of the segments.
-
-        As in PEFT the delta is computed in the wider of the adapter's and the model's types.
-        """
-        for segment in segments:
+        """See `LoraKernel`. As in PEFT the delta is computed in the wider of the adapter's and the model's types."""
+        for segment in tokens.segments:
             delta = self._slots.delta(module, segment.slot)
             if delta is not None:
                 here = slice(segment.start, segment.end)

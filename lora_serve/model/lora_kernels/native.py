@@ -1,7 +1,4 @@
-"""`native.c` for short segments (decode), matrix products for long ones (prefill).
-
-Where there is no C compiler, `why_not` says so and the loop kernel serves.
-"""
+"""`native/lora.c`: follows addresses to adapters where they lie. Without a C compiler the loop kernel serves."""
 
 from __future__ import annotations
 
@@ -13,19 +10,18 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.model import c_compiler
-from lora_serve.model.lora_kernels import loop
 from lora_serve.model.lora_slots import LoraSlots, SlotTables
+from lora_serve.model.native import compiler
 from lora_serve.model.step_context import LoraTokens
 
-_SOURCE = Path(__file__).with_name("native.c")
+_SOURCE = Path(compiler.__file__).with_name("lora.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, *[_ADDRESS] * 9]
+_ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, *[_ADDRESS] * 8]
 
 
 def why_not(slots: LoraSlots) -> str | None:
     """Why this kernel cannot serve `slots`; None: it can."""
-    return c_compiler.why_not(_SOURCE, slots.device)
+    return compiler.why_not(_SOURCE, slots.device)
 
 
 class Kernel:
@@ -35,17 +31,15 @@ class Kernel:
         reason = why_not(slots)
         if reason is not None:
             raise ConfigError(f"--lora-kernel native: {reason}")
-        self._add = c_compiler.load_library(_SOURCE).lora_add
+        self._add = compiler.load_library(_SOURCE).lora_add
         self._add.argtypes, self._add.restype = _ARGUMENTS, None
         self._slots = slots
-        self._loop = loop.Kernel(slots)
         self._tables = slots.tables
         self._addresses = _addresses(slots.tables)
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
-        if tokens.long_segments:
-            self._loop.add_segments(y, x, module, tokens.long_segments)
-        if not tokens.has_short:
+        """See `LoraKernel`."""
+        if not tokens.segments:
             return
         if self._slots.tables is not self._tables:  # they have grown
             self._tables = self._slots.tables
@@ -53,9 +47,9 @@ class Kernel:
         wide_x = x.float() if x.dtype != torch.float32 else x
         wide_y = y.float() if y.dtype != torch.float32 else y
         self._add(
-            wide_x.data_ptr(), wide_x.stride(0), wide_y.data_ptr(), wide_y.stride(0),
-            x.shape[0], x.shape[1], y.shape[1], tokens.short_slots.data_ptr(),
-            None if tokens.short_scales is None else tokens.short_scales.data_ptr(), *self._addresses[module],
+            wide_x.data_ptr(), wide_x.stride(0), wide_y.data_ptr(), wide_y.stride(0), x.shape[1], y.shape[1],
+            tokens.pieces.data_ptr(), len(tokens.pieces),
+            None if tokens.weights is None else tokens.weights.data_ptr(), *self._addresses[module],
         )  # fmt: skip
         if wide_y is not y:
             y.copy_(wide_y)

@@ -1,4 +1,4 @@
-"""Compiles a C file of this package for the CPU at hand, once per machine, and loads it through ctypes."""
+"""Compiles a C file of this folder for the CPU at hand, once per machine, and loads it through ctypes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,17 @@ from pathlib import Path
 
 import torch
 
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fassociative-math",  # lets sums run in vector registers; NaN and infinity keep their meaning
-    "-fno-signed-zeros",
-    "-fno-trapping-math",
-)
+_FLAGS = ("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
 
 
 @functools.cache
 def load_library(source: Path) -> ctypes.CDLL:
     """The compiled `source`, kept in the user's cache folder. Raises OSError or SubprocessError with the reason."""
     runtime = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    identity = repr((source.read_bytes(), _FLAGS, [str(path) for path in runtime], _cpu_flags()))
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    identity = repr((texts, _FLAGS, [str(path) for path in runtime], _cpu_flags()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lora_serve"
-    name = f"{source.parent.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if not (cache / name).exists():
         cache.mkdir(parents=True, exist_ok=True)
         _compile(source, cache / name, runtime)

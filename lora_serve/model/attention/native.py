@@ -1,0 +1,97 @@
+"""Paged attention in C (`native/paged_attention.c`): reads the cache where it lies, for chunks and single tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.errors import ConfigError
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.native import compiler
+from lora_serve.model.step_context import StepInputs
+
+_SOURCE = Path(compiler.__file__).with_name("paged_attention.c")
+_ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS: list[Any] = [*[_ADDRESS] * 4, *[_SIZE] * 5, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _FLOAT]
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The step's rows as the kernel reads them, cut into a few tokens each."""
+
+    table: Tensor  # [num_pieces, 4] int32: first packed token, tokens, cached before them, offset into `blocks`
+    blocks: Tensor  # int32, the rows' block tables end to end
+    most_tokens: int
+
+
+def why_not(cache: KVCache) -> str | None:
+    """Why this backend cannot serve `cache`; None: it can."""
+    if cache.shape.dtype not in _DTYPES:
+        return f"knows float32 and bfloat16, not {cache.shape.dtype}"
+    return compiler.why_not(_SOURCE, cache.device)
+
+
+class Backend:
+    """See `Attention`."""
+
+    def __init__(self, cache: KVCache) -> None:
+        reason = why_not(cache)
+        if reason is not None:
+            raise ConfigError(f"--attention native: {reason}")
+        library = compiler.load_library(_SOURCE)
+        library.paged_attention.argtypes, library.paged_attention.restype = _ARGUMENTS, None
+        self._attend = library.paged_attention
+        self._queries_together: int = library.queries_together()
+        self.cache = cache
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """See `Attention`."""
+        num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
+        pieces = step.prepared.get(num_heads)
+        if pieces is None:
+            tokens = max(1, self._queries_together // (num_heads // num_kv_heads))
+            pieces = step.prepared[num_heads] = _pieces(step, tokens)
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        pool_k, pool_v = self.cache.layer(layer)
+        self._attend(
+            query.data_ptr(), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(), query.dtype == torch.bfloat16,
+            num_heads, num_kv_heads, query.shape[2], self.cache.block_size, pieces.blocks.data_ptr(),
+            pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens, scale, window or 0, softcap or 0.0,
+        )  # fmt: skip
+        return out
+
+
+def _pieces(step: StepInputs, tokens: int) -> _Pieces:
+    """`tokens` of a row at most in each piece; the last ones of a long prompt, which see most keys, first."""
+    width = step.decode.block_table.shape[1] if step.decode.num_rows else 0
+    rows = [(i, 1, length - 1, i * width) for i, length in enumerate(step.decode.lengths.tolist())]
+    blocks = [step.decode.block_table.reshape(-1)]
+    offset = step.decode.num_rows * width
+    for row in step.prefill:
+        count = row.end - row.start
+        rows += [
+            (row.start + first, min(tokens, count - first), row.context + first, offset)
+            for first in reversed(range(0, count, tokens))
+        ]
+        blocks.append(row.blocks)
+        offset += len(row.blocks)
+    table = torch.tensor(rows, dtype=torch.int32).view(-1, 4)
+    return _Pieces(table, torch.cat(blocks).to(torch.int32), min(tokens, max(row[1] for row in rows)))

@@ -1,0 +1,135 @@
+/* The LoRA delta of a ragged batch: tokens in segments, every segment with an adapter of its own,
+ *
+ *     y[i] = gain[s] * y[i] + t * (shift[s] + scale[s] * (x[i] A[s]^T) B[s])      for i in a segment of slot s
+ *
+ * x [tokens, in] and y [tokens, out] are float32 with the given row strides. Slot s of a module has A [rank, in] and
+ * B [rank, out] (transposed, so that the expand runs along contiguous outputs), both row-major and of one type, and
+ * perhaps float32 vectors gain and shift [out]; all are found through tables of addresses: an adapter is read where it
+ * lies, at its true rank, and nothing is copied, padded or multiplied by zero. Tokens of a segment share what is read
+ * of A and B, a few at a time; no token touches another's sums, and each is computed in one order however many there
+ * are. (SGMV and BGMV of Punica: Chen et al., MLSys 2024.)
+ */
+#include "tile.h"
+
+#define MAX_RANK 1024
+#define CHUNK 12   /* tokens of a segment that one thread takes at a time */
+#define STREAMS 8  /* rows of A or B that one token reads side by side */
+#define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
+#define TOGETHER 4
+
+DEFINE_ROWS(rows_of_floats, FLOATS)
+DEFINE_ROWS(rows_of_bfloat16s, BFLOAT16S)
+
+ALWAYS vec load_form(const int form, const void *p, int64_t i) {
+    return form == FLOATS ? load((const float *)p + i) : load_bfloat16((const uint16_t *)p + i);
+}
+
+ALWAYS float load_one(const int form, const void *p, int64_t i) {
+    if (form == FLOATS) return ((const float *)p)[i];
+    const uint32_t wide = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return value;
+}
+
+/* h[t][j] = scale * x[t] . A[j] for `tokens` tokens and `ranks` rows of A. */
+ALWAYS void shrink_block(const int form, const int tokens, const int ranks, const float *x, int64_t x_stride,
+                         const void *a, int64_t j, int64_t in, float scale, float *h, int64_t h_stride) {
+    vec sum[TOKENS][STREAMS];
+    UNROLL for (int t = 0; t < tokens; t++) UNROLL for (int r = 0; r < ranks; r++) sum[t][r] = (vec){};
+    int64_t k = 0;
+    for (; k + LANES <= in; k += LANES)
+        UNROLL for (int r = 0; r < ranks; r++) {
+            const vec weight = load_form(form, a, (j + r) * in + k);
+            UNROLL for (int t = 0; t < tokens; t++) sum[t][r] += load(x + t * x_stride + k) * weight;
+        }
+    UNROLL for (int t = 0; t < tokens; t++) UNROLL for (int r = 0; r < ranks; r++) {
+        float total = add_lanes(sum[t][r]);
+        for (int64_t i = k; i < in; i++) total += x[t * x_stride + i] * load_one(form, a, (j + r) * in + i);
+        h[t * h_stride + j + r] = scale * total;
+    }
+}
+
+ALWAYS void shrink(const int form, int64_t tokens, const float *x, int64_t x_stride, const void *a, int64_t rank,
+                   int64_t in, float scale, float *h) {
+    int64_t t = 0;
+    for (; t + TOKENS <= tokens; t += TOKENS) {
+        int64_t j = 0;
+        for (; j + TOGETHER <= rank; j += TOGETHER)
+            shrink_block(form, TOKENS, TOGETHER, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+        for (; j < rank; j++)
+            shrink_block(form, TOKENS, 1, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+    }
+    for (; t < tokens; t++) {
+        int64_t j = 0;
+        for (; j + STREAMS <= rank; j += STREAMS)
+            shrink_block(form, 1, STREAMS, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+        for (; j < rank; j++) shrink_block(form, 1, 1, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+    }
+}
+
+/* y[o] += h[j] B[j][o] for `ranks` rows of B, one after another. */
+ALWAYS void expand_streams(const int form, const int ranks, const float *h, const void *b, int64_t j, int64_t out,
+                           float *y) {
+    int64_t o = 0;
+    for (; o + LANES <= out; o += LANES) {
+        vec sum = load(y + o);
+        UNROLL for (int r = 0; r < ranks; r++) sum += splat(h[j + r]) * load_form(form, b, (j + r) * out + o);
+        store(y + o, sum);
+    }
+    for (; o < out; o++)
+        for (int r = 0; r < ranks; r++) y[o] += h[j + r] * load_one(form, b, (j + r) * out + o);
+}
+
+ALWAYS void expand(const int form, int64_t tokens, const float *h, int64_t rank, const void *b, int64_t out, float *y,
+                   int64_t y_stride) {
+    if (tokens == 1) {
+        int64_t j = 0;
+        for (; j + STREAMS <= rank; j += STREAMS) expand_streams(form, STREAMS, h, b, j, out, y);
+        for (; j < rank; j++) expand_streams(form, 1, h, b, j, out, y);
+        return;
+    }
+    const int64_t groups = (tokens + MAX_ROWS - 1) / MAX_ROWS, whole = out / PANEL * PANEL, size = form == FLOATS ? 4 : 2;
+    for (int64_t o = 0; o < whole; o += PANEL)
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t t = tokens * g / groups, end = tokens * (g + 1) / groups;
+            (form == FLOATS ? rows_of_floats : rows_of_bfloat16s)(
+                end - t, h + t * rank, rank, (const char *)b + o * size, out, rank, y + t * y_stride + o, y_stride);
+        }
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t j = 0; j < rank; j++)
+            for (int64_t o = whole; o < out; o++) y[t * y_stride + o] += h[t * rank + j] * load_one(form, b, j * out + o);
+}
+
+static void rescale(float *y, int64_t out, const float *gain, const float *shift, float t) {
+    if (gain)
+        for (int64_t o = 0; o < out; o++) y[o] *= gain[o];
+    if (shift)
+        for (int64_t o = 0; o < out; o++) y[o] += t * shift[o];
+}
+
+#define DELTA(form)                                                                                         \
+    do {                                                                                                    \
+        shrink(form, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);               \
+        expand(form, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);                            \
+    } while (0)
+
+/* pieces: [num_pieces][3] of first token, number of tokens (CHUNK at most) and slot; weights: t of each, or NULL
+ * where all are 1. The other tables are one module's, indexed by slot; an address of 0: the slot has no such thing. */
+void lora_add(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
+              const int32_t *pieces, int64_t num_pieces, const float *weights, const int64_t *a, const int64_t *b,
+              const int64_t *gain, const int64_t *shift, const int32_t *rank, const float *scale,
+              const int32_t *is_bfloat16) {
+#pragma omp parallel for schedule(dynamic, 1) if (num_pieces > 1)
+    for (int64_t i = 0; i < num_pieces; i++) {
+        const int32_t first = pieces[3 * i], tokens = pieces[3 * i + 1], s = pieces[3 * i + 2];
+        const float t = weights ? weights[i] : 1.0f;
+        const float *xi = x + first * x_stride;
+        float *yi = y + first * y_stride, h[CHUNK * MAX_RANK];
+        for (int32_t n = 0; n < tokens; n++)
+            rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
+        if (a[s] == 0) continue;
+        if (is_bfloat16[s]) DELTA(BFLOAT16S);
+        else DELTA(FLOATS);
+    }
+}

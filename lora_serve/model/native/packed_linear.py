@@ -1,0 +1,96 @@
+"""Frozen weights in panels for `packed_linear.c`: float32 products from bfloat16 bytes where that loses nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_serve.model.huge_pages import advise_huge_pages
+from lora_serve.model.native import compiler
+
+_SOURCE = Path(__file__).with_name("packed_linear.c")
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """W [out, in] of float32 products, and the function that multiplies by it."""
+
+    panels: Tensor  # [num_panels, in, lanes] int32 of bfloat16 pairs, or [num_panels, in, 2 * lanes] float32
+    out_features: int
+    _function: Any
+
+    @staticmethod
+    def of(weight: Tensor) -> PackedLinear:
+        """Lay out weight [out, in] float32: in bfloat16 if every one of its numbers is one. Raises OSError."""
+        library = _library()
+        half = weight.bfloat16()
+        lanes = library.lanes()
+        is_exact = torch.equal(half.float(), weight)
+        panels = _pairs(half, lanes) if is_exact else _panels(weight, 2 * lanes)
+        return PackedLinear(_in_huge_pages(panels), len(weight), library.packed_linear)
+
+    @property
+    def is_bfloat16(self) -> bool:
+        return self.panels.dtype == torch.int32
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [..., in] W^T + bias [out] -> [..., out], all float32; each row's bits are its own alone."""
+        flat = x.reshape(-1, x.shape[-1])
+        if flat.stride(-1) != 1:
+            flat = flat.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.out_features))
+        self._function(
+            flat.data_ptr(), flat.stride(0), flat.shape[0], flat.shape[1], self.panels.data_ptr(), self.is_bfloat16,
+            None if bias is None else bias.data_ptr(), y.data_ptr(), self.out_features,
+        )  # fmt: skip
+        return y
+
+    def dense(self) -> Tensor:
+        """W as a plain tensor [out, in] float32: a copy."""
+        panels = self.panels
+        if self.is_bfloat16:
+            halves = torch.stack([panels << 16, panels & -65536], dim=2)  # [panels, in, 2, lanes]
+            panels = halves.view(torch.float32).flatten(2)
+        return panels.transpose(1, 2).flatten(0, 1)[: self.out_features].contiguous()
+
+
+def why_not(weight: Tensor) -> str | None:
+    """Why a weight cannot be laid out so; None: it can."""
+    if weight.dtype != torch.float32:
+        return f"multiplies float32, not {weight.dtype}"
+    return compiler.why_not(_SOURCE, weight.device)
+
+
+def _in_huge_pages(panels: Tensor) -> Tensor:
+    """A contiguous copy."""
+    copy = torch.empty(panels.shape, dtype=panels.dtype)
+    advise_huge_pages(copy)
+    return copy.copy_(panels)
+
+
+def _library() -> Any:
+    library = compiler.load_library(_SOURCE)
+    library.packed_linear.argtypes, library.packed_linear.restype = _ARGUMENTS, None
+    library.lanes.restype = _SIZE
+    return library
+
+
+def _panels(weight: Tensor, width: int) -> Tensor:
+    """weight [out, in] -> [num_panels, in, width], zeros after the last output."""
+    num_panels = -(-len(weight) // width)
+    padded = weight.new_zeros(num_panels * width, weight.shape[1])
+    padded[: len(weight)] = weight
+    return padded.view(num_panels, width, -1).transpose(1, 2)
+
+
+def _pairs(weight: Tensor, lanes: int) -> Tensor:
+    """weight [out, in] bfloat16 -> [num_panels, in, lanes] int32: output c low, output c + lanes high."""
+    panels = _panels(weight.view(torch.int16), 2 * lanes).to(torch.int32)
+    return panels[..., :lanes] & 0xFFFF | panels[..., lanes:] << 16
