@@ -20,6 +20,7 @@ class ModelConfig:
     quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
     task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
+    fuse_layers: bool = True  # replace layers by fused kernels where they prove to compute the same
 
 
 @dataclass(frozen=True, slots=True)

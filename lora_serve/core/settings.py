@@ -142,6 +142,7 @@ class Settings(BaseSettings):
     attention: Literal["auto", "native", "sdpa"] = Field(
         "auto", description="paged attention; auto: the fastest that runs here"
     )
+    fuse_layers: bool = Field(True, description="fused kernels (CPU, float32) for layers where they prove to be equal")
     lora_kernel: Literal["auto", "loop", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
@@ -203,6 +204,7 @@ class Settings(BaseSettings):
             self.quantization,
             self.task,
             self.pooling,
+            self.fuse_layers,
         )
 
     @property

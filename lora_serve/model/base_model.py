@@ -9,6 +9,7 @@ pass. A model for which the result is not that of its plain self is refused (`ex
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.fusion import fuse
+from lora_serve.model.fusion.rotary_attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading import LoadedModel, load_frozen, path_of
 from lora_serve.model.lora_slots import LoraSlots
@@ -28,6 +31,7 @@ from lora_serve.model.observation import Observation, layer_index, observe
 from lora_serve.model.quantization import resident_bytes
 from lora_serve.model.step_context import StepContext, StepInputs
 
+_log = logging.getLogger(__name__)
 _names = itertools.count()
 
 
@@ -41,6 +45,17 @@ class BaseModel(AdaptedModel[StepInputs]):
         implementation = f"lora_serve_{next(_names)}"
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
+        self._settings: dict[int, AttentionSettings] = {}  # by layer, as its own code asked at its last run
+        if config.fuse_layers and fuse.why_not(self.device, cache.shape.dtype) is None:
+            self._fuse()
+
+    @torch.inference_mode()
+    def _fuse(self) -> None:
+        fuser = fuse.Fuser(
+            self.module, self.spec.vocab_size, self._cache, self._attention, self.context, self.logits, self._settings
+        )
+        done = fuser.fuse()
+        _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")
 
     @torch.inference_mode()
     def logits(self, step: StepInputs) -> Tensor:
@@ -74,6 +89,8 @@ class BaseModel(AdaptedModel[StepInputs]):
         step = self.context.step
         layer = layer_index(module)
         key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
         self._cache.write(layer, key_rows, value_rows, step.cache_positions)
         out = self._attention(
             layer,
@@ -81,7 +98,7 @@ class BaseModel(AdaptedModel[StepInputs]):
             key_rows,
             value_rows,
             step,
-            scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
+            scale=scale,
             window=sliding_window,
             softcap=softcap,
         )

@@ -166,6 +166,7 @@ def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> T
 def _twin_of(module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> nn.Module:
     twin = copy.copy(module)
     twin.__dict__.update(_parameters=dict(module._parameters), _forward_hooks={}, _forward_pre_hooks={})  # noqa: SLF001
+    twin.__dict__.pop("forward", None)  # a fused one reads the parameters of `module`
     for name, parameter in parameters.items():
         if isinstance(parameter, Tensor):
             twin._parameters[name] = nn.Parameter(parameter, requires_grad=False)  # noqa: SLF001

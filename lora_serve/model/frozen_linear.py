@@ -40,7 +40,7 @@ class FrozenLinear(nn.Module):
         self.bias: Tensor | None = None if source.bias is None else source.bias.detach()
         self._layer: nn.Module | None = None
         self._is_prepacked = False
-        self._packed: PackedLinear | None = None
+        self.packed: PackedLinear | None = None  # set again when it joins others of its input
         self._square_norms: Tensor | None = None
         self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
         weight = source.weight.detach()
@@ -49,10 +49,10 @@ class FrozenLinear(nn.Module):
             source.bias = None  # type: ignore[assignment] # added here, so that `product` goes without
         elif not is_quantized(weight):
             weight = weight.t().contiguous() if isinstance(source, Conv1D) else weight
-            self._packed = _packed(weight, shared_weight)
-            self._is_prepacked = self._packed is None and not shared_weight and onednn.can_prepack(weight)
+            self.packed = _packed(weight, shared_weight)
+            self._is_prepacked = self.packed is None and not shared_weight and onednn.can_prepack(weight)
         self._weight = onednn.prepack(weight) if self._is_prepacked else weight
-        if self._packed is not None:
+        if self.packed is not None:
             self._weight = weight.new_empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ class FrozenLinear(nn.Module):
         """The weight as a plain tensor [out, in]: a copy if it is prepacked; None if it is quantised."""
         if self._layer is not None or is_quantized(self._weight):
             return None
-        if self._packed is not None:
-            return self._packed.dense()
+        if self.packed is not None:
+            return self.packed.dense()
         return self._weight.to_dense() if self._is_prepacked else self._weight
 
     @torch.no_grad()
@@ -84,8 +84,8 @@ class FrozenLinear(nn.Module):
         return self._square_norms
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self._packed is not None:
-            return self._packed(x, bias)
+        if self.packed is not None:
+            return self.packed(x, bias)
         if self._is_prepacked:
             return onednn.linear(x, self._weight, bias)
         if self._layer is None:

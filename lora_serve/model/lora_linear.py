@@ -43,14 +43,18 @@ class LoraLinear(nn.Module):
 
         The output head's out is that of the step's largest vocabulary.
         """
-        y: Tensor = self.base(x)
+        y = self.base.forward(x)
+        self.adapt(y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features))
+        step: AdapterStep = self._context.step
+        return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
+
+    def adapt(self, y: Tensor, x: Tensor) -> None:
+        """What adapters make of y [tokens, out], the base's outputs for x [tokens, in]; in place."""
         step: AdapterStep = self._context.step
         for tokens in step.lora_logits if self._sees_outputs else step.lora:
-            flat_y, flat_x = y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features)
             if self._changes:
-                self._change(flat_y, flat_x, self._of_base_size(tokens.segments, step))
-            self._kernel.add(flat_y, flat_x, self._module, tokens)
-        return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
+                self._change(y, x, self._of_base_size(tokens.segments, step))
+            self._kernel.add(y, x, self._module, tokens)
 
     def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
         """y [1, num_logits, width]: adapters with as many rows as they like have nothing here but changes."""

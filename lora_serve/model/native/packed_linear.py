@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ class PackedLinear:
             halves = torch.stack([panels << 16, panels & -65536], dim=2)  # [panels, in, 2, lanes]
             panels = halves.view(torch.float32).flatten(2)
         return panels.transpose(1, 2).flatten(0, 1)[: self.out_features].contiguous()
+
+
+def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice, PackedLinear]]] | None:
+    """Weights of one input in one piece: all of them, and each as its columns of the product and a view of its own.
+
+    None where they are of different kinds, or one that is not the last does not fill its panels.
+    """
+    if len({(part.panels.dtype, *part.panels.shape[1:]) for part in parts}) != 1:
+        return None
+    width = parts[0].panels.shape[2] * (2 if parts[0].is_bfloat16 else 1)
+    if any(part.out_features % width for part in parts[:-1]):
+        return None
+    panels = _in_huge_pages(torch.cat([part.panels for part in parts]))
+    views, panel, column = [], 0, 0
+    for part in parts:
+        own = panels[panel : panel + len(part.panels)]
+        views.append((slice(column, column + part.out_features), replace(part, panels=own)))
+        panel, column = panel + len(part.panels), column + part.out_features
+    return replace(parts[0], panels=panels, out_features=column), views
 
 
 def why_not(weight: Tensor) -> str | None:

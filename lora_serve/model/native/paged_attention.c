@@ -12,6 +12,7 @@
 #include <omp.h>
 #include <stdlib.h>
 
+#include "exponential.h"
 #include "tile.h"
 
 #define KEYS 32
@@ -30,23 +31,6 @@ typedef struct {
 typedef struct {
     int32_t first, tokens, context, table; /* of a row: packed token, how many, cached before them, offset in tables */
 } Piece;
-
-/* e^x for x <= 0, NaN for NaN: 2^n times a polynomial of degree 6 (Cephes' expf). */
-ALWAYS vec exponential(vec x) {
-    const vec lowest = splat(-87.0f), half = splat(-0.5f);
-    x = choose(x < lowest, lowest, x);
-    const ints n = __builtin_convertvector(x * splat(1.44269504f) + half, ints);
-    const vec whole = __builtin_convertvector(n, vec);
-    const vec r = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f);
-    vec p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * r * r + r + splat(1.0f);
-    return p * (vec)((n + 127) << 23);
-}
 
 static void widen(const Attention *a, const void *from, int64_t at, float *to, int64_t count, float factor) {
     if (a->is_bfloat16)

@@ -1,0 +1,44 @@
+"""Root mean square norms (arXiv 1910.07467), with a weight or, as in Gemma, with one that starts at zero."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lora_serve.model.native.layers import LayerKernels
+
+_OFFSETS = (0.0, 1.0)
+
+
+class FusedNorm:
+    """y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)."""
+
+    def __init__(self, module: nn.Module, offset: float, kernels: LayerKernels) -> None:
+        self._weight: Tensor = module.weight  # type: ignore[assignment] # a parameter, see `could_be`
+        self._epsilon = _epsilon(module)
+        self._offset = offset
+        self._kernels = kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., size] -> the same shape."""
+        return self._kernels.rms_norm(x, self._weight, self._offset, self._epsilon)
+
+
+def could_be(module: nn.Module) -> bool:
+    """Whether it looks like one."""
+    parameters = dict(module.named_parameters())
+    return (
+        "RMSNorm" in type(module).__name__
+        and list(parameters) == ["weight"]
+        and parameters["weight"].dim() == 1
+        and _epsilon(module) > 0
+    )
+
+
+def candidates(module: nn.Module, kernels: LayerKernels) -> list[FusedNorm]:
+    """What might take its place."""
+    return [FusedNorm(module, offset, kernels) for offset in _OFFSETS]
+
+
+def _epsilon(module: nn.Module) -> float:
+    found = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
+    return float(found) if isinstance(found, float | int) else 0.0

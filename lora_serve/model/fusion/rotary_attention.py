@@ -1,0 +1,107 @@
+"""Attention layers with rotary positions (arXiv 2104.09864) in two halves, as Llama's: q, k and v as one product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from lora_serve.model.attention import Attention
+from lora_serve.model.fusion.joined import JoinedLinears
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.native.layers import LayerKernels
+from lora_serve.model.step_context import StepContext, StepInputs
+
+_PARTS = ("q_proj", "k_proj", "v_proj")
+_Norm = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """What the layer's own code asked of attention."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRotaryAttention:
+    """The layer's own linear layers and norms, with two kernels between them."""
+
+    layer: int
+    joined: JoinedLinears
+    output: LoraLinear
+    query_norm: _Norm | None  # of each head, before the rotation (Qwen 3, Gemma 3)
+    key_norm: _Norm | None
+    settings: AttentionSettings
+    cache: KVCache
+    attention: Attention
+    context: StepContext[StepInputs]
+    kernels: LayerKernels
+
+    def __call__(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
+    ) -> tuple[Tensor, None]:
+        """hidden_states [1, tokens, size] -> the same shape."""
+        step, size = self.context.step, self.cache.shape.head_dim
+        y = self.joined(hidden_states[0])
+        q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        cos, sin = (table[0].contiguous() for table in position_embeddings)
+        self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
+        out = self.attention(
+            self.layer,
+            q,
+            k,
+            v,
+            step,
+            scale=self.settings.scale,
+            window=self.settings.window,
+            softcap=self.settings.softcap,
+        )
+        found: Tensor = self.output(out.flatten(1)[None])
+        return found, None
+
+
+def could_be(module: nn.Module) -> bool:
+    """Whether it looks like one."""
+    parts = [getattr(module, name, None) for name in (*_PARTS, "o_proj")]
+    others = {name for name, child in module.named_children() if any(True for _ in child.parameters(recurse=True))} - {
+        *_PARTS,
+        "o_proj",
+        "q_norm",
+        "k_norm",
+    }
+    return all(isinstance(part, LoraLinear) for part in parts) and not others and hasattr(module, "layer_idx")
+
+
+def candidate(
+    module: nn.Module,
+    settings: AttentionSettings,
+    cache: KVCache,
+    attention: Attention,
+    context: StepContext[StepInputs],
+    kernels: LayerKernels,
+) -> FusedRotaryAttention | None:
+    """What might take its place."""
+    parts = [module.get_submodule(name) for name in (*_PARTS, "o_proj")]
+    q, k, v, output = (part for part in parts if isinstance(part, LoraLinear))
+    joined = JoinedLinears.of((q, k, v))
+    if joined is None:
+        return None
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
+    return FusedRotaryAttention(
+        layer, joined, output, query_norm, key_norm, settings, cache, attention, context, kernels
+    )
+
+
+def _heads(y: Tensor, size: int) -> Tensor:
+    """[tokens, heads * size] -> a view [tokens, heads, size]."""
+    return y.view(len(y), -1, size)

@@ -1,0 +1,86 @@
+"""One pass of a few tokens through the model as it is: what went into each layer, what came out, what it cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
+
+NUM_TOKENS = 7
+_TOLERANCE = 1e-5  # of the largest number; what float32 rounds off
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module."""
+
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    output: Any
+
+
+def probe_step(cache: KVCache, vocab_size: int) -> StepInputs:
+    """One row of NUM_TOKENS tokens of the base model in the cache's spare blocks."""
+    (blocks,) = cache.spare_blocks(1, NUM_TOKENS)
+    positions = torch.arange(NUM_TOKENS, device=cache.device)
+    table = torch.tensor(blocks, device=cache.device)
+    size = cache.block_size
+    nothing = torch.zeros(0, dtype=torch.int64, device=cache.device)
+    return StepInputs(
+        token_ids=(positions * 7919 % vocab_size)[None],
+        position_ids=positions[None],
+        cache_positions=table[positions // size] * size + positions % size,
+        decode=DecodeRows(0, nothing.view(0, 0), nothing),
+        prefill=(PrefillRow(0, NUM_TOKENS, 0, table),),
+        logit_positions=positions[-1:],
+        lora=(),
+        lora_logits=(),
+    )
+
+
+@contextmanager
+def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call]]]:
+    """Every call of these modules inside, by module."""
+    found: dict[nn.Module, list[Call]] = {}
+
+    def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        found.setdefault(module, []).append(Call(_kept(arguments), _kept(keywords), _kept(output)))
+
+    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def agrees(call: Call, forward: Callable[..., Any]) -> bool:
+    """Whether `forward` gives what the module gave."""
+    found = forward(*_kept(call.arguments), **_kept(dict(call.keywords)))
+    found, expected = (value[0] if isinstance(value, tuple) else value for value in (found, call.output))
+    return is_close(found, expected)
+
+
+def is_close(found: Tensor, expected: Tensor) -> bool:
+    """Up to what float32 rounds off."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max().clamp(min=1e-6))
+
+
+def _kept(value: Any) -> Any:
+    """A copy that nothing changes afterwards."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple):
+        return tuple(_kept(item) for item in value)
+    if isinstance(value, dict):
+        return {name: _kept(item) for name, item in value.items()}
+    return value
