@@ -47,12 +47,19 @@ class BaseModel(AdaptedModel[StepInputs]):
         self.module.set_attn_implementation(implementation)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as its own code asked at its last run
         if config.fuse_layers and fuse.why_not(self.device, cache.shape.dtype) is None:
-            self._fuse()
+            self._fuse(slots)
 
     @torch.inference_mode()
-    def _fuse(self) -> None:
+    def _fuse(self, slots: LoraSlots) -> None:
         fuser = fuse.Fuser(
-            self.module, self.spec.vocab_size, self._cache, self._attention, self.context, self.logits, self._settings
+            self.module,
+            self.spec.vocab_size,
+            self._cache,
+            slots,
+            self._attention,
+            self.context,
+            self.logits,
+            self._settings,
         )
         done = fuser.fuse()
         _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")

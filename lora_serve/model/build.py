@@ -11,6 +11,7 @@ from lora_serve.adapters.probe import MAX_PROBE_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.allocator import keep_freed_memory
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.copy_stream import copy_stream
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
@@ -49,6 +50,7 @@ def build_model(
 
     `adapter_bytes`: of device slots at most; None: as many as `num_slots` usual ones need, where memory is bounded.
     """
+    keep_freed_memory()
     pooling = plan_pooling(model_config)
     if pooling is not None:
         return _build_pooling_model(model_config, pooling, num_slots)

@@ -64,6 +64,12 @@ class KVCache:
         """K and V of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self._pool[0, index], self._pool[1, index]
 
+    def addresses(self, index: int) -> tuple[int, int]:
+        """Where K and V of one layer begin."""
+        start = self._pool.data_ptr()
+        size = self._pool.stride(1) * self._pool.itemsize
+        return start + index * size, start + (self.shape.num_layers + index) * size
+
     def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, head_dim] at flat positions [num_tokens]."""
         keys, values = self.layer(layer)

@@ -31,7 +31,7 @@ class LoraLinear(nn.Module):
         """`changes`: by slot, kept up to date by `LoraSlots`. `sees_outputs`: its inputs are not the step's tokens."""
         super().__init__()
         self.base = base
-        self._module = module
+        self.module = module
         self._kernel = kernel
         self._changes = changes
         self._context = context
@@ -54,7 +54,7 @@ class LoraLinear(nn.Module):
         for tokens in step.lora_logits if self._sees_outputs else step.lora:
             if self._changes:
                 self._change(y, x, self._of_base_size(tokens.segments, step))
-            self._kernel.add(y, x, self._module, tokens)
+            self._kernel.add(y, x, self.module, tokens)
 
     def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
         """y [1, num_logits, width]: adapters with as many rows as they like have nothing here but changes."""

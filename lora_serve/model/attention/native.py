@@ -17,12 +17,24 @@ from lora_serve.model.step_context import StepInputs
 
 _SOURCE = Path(compiler.__file__).with_name("paged_attention.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_ARGUMENTS: list[Any] = [*[_ADDRESS] * 4, *[_SIZE] * 5, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _FLOAT]
+_ARGUMENTS: list[Any] = [
+    _ADDRESS,
+    _SIZE,
+    *[_ADDRESS] * 3,
+    *[_SIZE] * 5,
+    _ADDRESS,
+    _ADDRESS,
+    _SIZE,
+    _SIZE,
+    _FLOAT,
+    _SIZE,
+    _FLOAT,
+]
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class AttentionPieces:
     """The step's rows as the kernel reads them, cut into a few tokens each."""
 
     table: Tensor  # [num_pieces, 4] int32: first packed token, tokens, cached before them, offset into `blocks`
@@ -64,22 +76,28 @@ class Backend:
     ) -> Tensor:
         """See `Attention`."""
         num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
-        pieces = step.prepared.get(num_heads)
-        if pieces is None:
-            tokens = max(1, self._queries_together // (num_heads // num_kv_heads))
-            pieces = step.prepared[num_heads] = _pieces(step, tokens)
-        query = query.contiguous()
-        out = torch.empty_like(query)
+        pieces = self.pieces(step, num_heads)
+        query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
+        out = query.new_empty(query.shape)
         pool_k, pool_v = self.cache.layer(layer)
         self._attend(
-            query.data_ptr(), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(), query.dtype == torch.bfloat16,
-            num_heads, num_kv_heads, query.shape[2], self.cache.block_size, pieces.blocks.data_ptr(),
-            pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens, scale, window or 0, softcap or 0.0,
+            query.data_ptr(), query.stride(0), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(),
+            query.dtype == torch.bfloat16, num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
+            pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens, scale,
+            window or 0, softcap or 0.0,
         )  # fmt: skip
         return out
 
+    def pieces(self, step: StepInputs, num_heads: int) -> AttentionPieces:
+        """The step's rows as the kernel reads them, worked out once for all layers."""
+        found: AttentionPieces | None = step.prepared.get(num_heads)
+        if found is None:
+            tokens = max(1, self._queries_together // (num_heads // self.cache.shape.num_kv_heads))
+            found = step.prepared[num_heads] = _pieces(step, tokens)
+        return found
 
-def _pieces(step: StepInputs, tokens: int) -> _Pieces:
+
+def _pieces(step: StepInputs, tokens: int) -> AttentionPieces:
     """`tokens` of a row at most in each piece; the last ones of a long prompt, which see most keys, first."""
     width = step.decode.block_table.shape[1] if step.decode.num_rows else 0
     rows = [(i, 1, length - 1, i * width) for i, length in enumerate(step.decode.lengths.tolist())]
@@ -94,4 +112,4 @@ def _pieces(step: StepInputs, tokens: int) -> _Pieces:
         blocks.append(row.blocks)
         offset += len(row.blocks)
     table = torch.tensor(rows, dtype=torch.int32).view(-1, 4)
-    return _Pieces(table, torch.cat(blocks).to(torch.int32), min(tokens, max(row[1] for row in rows)))
+    return AttentionPieces(table, torch.cat(blocks).to(torch.int32), min(tokens, max(row[1] for row in rows)))

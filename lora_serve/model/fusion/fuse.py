@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.attention import Attention
-from lora_serve.model.fusion import gated_mlp, norm, rotary_attention
+from lora_serve.model.fusion import decoder_layer, gated_mlp, norm, rotary_attention
 from lora_serve.model.fusion.rotary_attention import AttentionSettings
 from lora_serve.model.fusion.trace import Call, agrees, calls_of, is_close, probe_step
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.native import layers
 from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step_context import StepContext, StepInputs
@@ -27,6 +28,7 @@ class Fuser:
     module: nn.Module
     vocab_size: int
     cache: KVCache
+    slots: LoraSlots
     attention: Attention
     context: StepContext[StepInputs]
     run: Callable[[StepInputs], Any]  # the model as it is, with `attention`'s recorder in place
@@ -36,6 +38,10 @@ class Fuser:
     def fuse(self) -> Counter[str]:
         """How many layers of each kind were replaced."""
         kinds = {"norm": norm.could_be, "gated_mlp": gated_mlp.could_be, "attention": rotary_attention.could_be}
+        found = self._replace(kinds)
+        return found + self._replace({"decoder_layer": decoder_layer.could_be})
+
+    def _replace(self, kinds: Mapping[str, Callable[[nn.Module], bool]]) -> Counter[str]:
         members = {
             module: kind for module in self.module.modules() for kind, could_be in kinds.items() if could_be(module)
         }
@@ -59,7 +65,7 @@ class Fuser:
         for candidate in self._candidates(module, kind):
             if not calls or not all(agrees(call, candidate) for call in calls):
                 continue
-            if kind == "attention" and not all(map(is_close, self._cached(step), cached)):
+            if kind in ("attention", "decoder_layer") and not all(map(is_close, self._cached(step), cached)):
                 continue
             return candidate
         return None
@@ -69,6 +75,10 @@ class Fuser:
             yield from norm.candidates(module, self.kernels)
         elif kind == "gated_mlp":
             yield from gated_mlp.candidates(module, self.kernels)
+        elif kind == "decoder_layer":
+            path = next(path for path, one in self.module.named_modules() if one is module)
+            if (layer := decoder_layer.candidate(module, path, self.slots)) is not None:
+                yield layer
         elif (settings := self.settings.get(getattr(module, "layer_idx", -1))) is not None:
             found = rotary_attention.candidate(module, settings, self.cache, self.attention, self.context, self.kernels)
             if found is not None:

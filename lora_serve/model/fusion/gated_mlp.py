@@ -15,15 +15,15 @@ class FusedGatedMLP:
     """The layer's own three linear layers, with one kernel between them."""
 
     def __init__(self, joined: JoinedLinears, down: LoraLinear, activation: str, kernels: LayerKernels) -> None:
-        self._joined = joined
-        self._down = down
-        self._activation = activation
+        self.joined = joined
+        self.down = down
+        self.activation = activation
         self._kernels = kernels
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape."""
-        both = self._joined(x.reshape(-1, x.shape[-1]))
-        y: Tensor = self._down(self._kernels.gated(both, self._activation)[None])
+        both = self.joined(x.reshape(-1, x.shape[-1]))
+        y: Tensor = self.down(self._kernels.gated(both, self.activation)[None])
         return y.view(x.shape)
 
 
@@ -40,7 +40,8 @@ def candidates(module: nn.Module, kernels: LayerKernels) -> list[FusedGatedMLP]:
     assert isinstance(gate, LoraLinear)
     assert isinstance(up, LoraLinear)
     assert isinstance(down, LoraLinear)
-    joined = JoinedLinears.of((gate, up))
+    sizes = {gate.base.out_features, up.base.out_features, down.base.in_features}
+    joined = JoinedLinears.of((gate, up)) if len(sizes) == 1 else None
     if joined is None:
         return []
     return [FusedGatedMLP(joined, down, activation, kernels) for activation in ACTIVATIONS]

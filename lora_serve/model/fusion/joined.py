@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.native.decoder_layer import Weight
 from lora_serve.model.native.packed_linear import PackedLinear, join
 
 
@@ -34,6 +35,10 @@ class JoinedLinears:
         biases = [torch.zeros(b.out_features) if b.bias is None else b.bias for b in bases]
         bias = None if all(base.bias is None for base in bases) else torch.cat(biases)
         return JoinedLinears(tuple(parts), tuple(columns for columns, _ in found[1]), found[0], bias)
+
+    def native(self) -> Weight:
+        """The product without adapters, for a larger kernel."""
+        return Weight.of(self._packed, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, in] -> [tokens, sum of out]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lora_serve.model.native.decoder_layer import Norm
 from lora_serve.model.native.layers import LayerKernels
 
 _OFFSETS = (0.0, 1.0)
@@ -21,6 +22,10 @@ class FusedNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape."""
         return self._kernels.rms_norm(x, self._weight, self._offset, self._epsilon)
+
+    def native(self) -> Norm:
+        """The same for a larger kernel."""
+        return Norm(self._weight.data_ptr(), self._offset, self._epsilon)
 
 
 def could_be(module: nn.Module) -> bool:

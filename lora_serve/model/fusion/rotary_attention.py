@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _PARTS = ("q_proj", "k_proj", "v_proj")
-_Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,8 @@ class FusedRotaryAttention:
     layer: int
     joined: JoinedLinears
     output: LoraLinear
-    query_norm: _Norm | None  # of each head, before the rotation (Qwen 3, Gemma 3)
-    key_norm: _Norm | None
+    query_norm: nn.Module | None  # of each head, before the rotation (Qwen 3, Gemma 3)
+    key_norm: nn.Module | None
     settings: AttentionSettings
     cache: KVCache
     attention: Attention
@@ -97,6 +95,8 @@ def candidate(
     layer = module.layer_idx
     assert isinstance(layer, int)
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
+    if any(norm is not None and norm.weight.shape != (cache.shape.head_dim,) for norm in (query_norm, key_norm)):
+        return None
     return FusedRotaryAttention(
         layer, joined, output, query_norm, key_norm, settings, cache, attention, context, kernels
     )

@@ -20,7 +20,7 @@ _FLAGS = ("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fas
 def load_library(source: Path) -> ctypes.CDLL:
     """The compiled `source`, kept in the user's cache folder. Raises OSError or SubprocessError with the reason."""
     runtime = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    texts = [path.read_bytes() for path in sorted(source.parent.glob("*.[ch]"))]  # one may include others
     identity = repr((texts, _FLAGS, [str(path) for path in runtime], _cpu_flags()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lora_serve"
     name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"

@@ -17,9 +17,6 @@
 #define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
 #define TOGETHER 4
 
-DEFINE_ROWS(rows_of_floats, FLOATS)
-DEFINE_ROWS(rows_of_bfloat16s, BFLOAT16S)
-
 ALWAYS vec load_form(const int form, const void *p, int64_t i) {
     return form == FLOATS ? load((const float *)p + i) : load_bfloat16((const uint16_t *)p + i);
 }
@@ -108,28 +105,33 @@ static void rescale(float *y, int64_t out, const float *gain, const float *shift
         for (int64_t o = 0; o < out; o++) y[o] += t * shift[o];
 }
 
-#define DELTA(form)                                                                                         \
-    do {                                                                                                    \
-        shrink(form, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);               \
-        expand(form, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);                            \
-    } while (0)
+/* One piece: [first token, number of tokens (CHUNK at most), slot]. The tables are one module's, indexed by slot; an
+ * address of 0: the slot has no such thing. */
+static void add_piece(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
+                      const int32_t *piece, float t, const int64_t *a, const int64_t *b, const int64_t *gain,
+                      const int64_t *shift, const int32_t *rank, const float *scale, const int32_t *is_bfloat16) {
+    const int32_t first = piece[0], tokens = piece[1], s = piece[2];
+    const float *xi = x + first * x_stride;
+    float *yi = y + first * y_stride, h[CHUNK * MAX_RANK];
+    for (int32_t n = 0; n < tokens; n++)
+        rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
+    if (a[s] == 0) return;
+    if (is_bfloat16[s]) {
+        shrink(BFLOAT16S, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);
+        expand(BFLOAT16S, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);
+    } else {
+        shrink(FLOATS, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);
+        expand(FLOATS, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);
+    }
+}
 
-/* pieces: [num_pieces][3] of first token, number of tokens (CHUNK at most) and slot; weights: t of each, or NULL
- * where all are 1. The other tables are one module's, indexed by slot; an address of 0: the slot has no such thing. */
+/* weights: t of each piece, or NULL where all are 1. */
 void lora_add(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
               const int32_t *pieces, int64_t num_pieces, const float *weights, const int64_t *a, const int64_t *b,
               const int64_t *gain, const int64_t *shift, const int32_t *rank, const float *scale,
               const int32_t *is_bfloat16) {
 #pragma omp parallel for schedule(dynamic, 1) if (num_pieces > 1)
-    for (int64_t i = 0; i < num_pieces; i++) {
-        const int32_t first = pieces[3 * i], tokens = pieces[3 * i + 1], s = pieces[3 * i + 2];
-        const float t = weights ? weights[i] : 1.0f;
-        const float *xi = x + first * x_stride;
-        float *yi = y + first * y_stride, h[CHUNK * MAX_RANK];
-        for (int32_t n = 0; n < tokens; n++)
-            rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
-        if (a[s] == 0) continue;
-        if (is_bfloat16[s]) DELTA(BFLOAT16S);
-        else DELTA(FLOATS);
-    }
+    for (int64_t i = 0; i < num_pieces; i++)
+        add_piece(x, x_stride, y, y_stride, in, out, pieces + 3 * i, weights ? weights[i] : 1.0f, a, b, gain, shift,
+                  rank, scale, is_bfloat16);
 }

@@ -8,7 +8,7 @@
 
 #include "tile.h"
 
-#define DEPTH_BLOCK 512
+#define DEPTH_BLOCK 1024
 #define ROW_BLOCK 96
 #define WIDE 4 /* panels at once for one row: enough sums to hide the latency of an addition */
 
@@ -21,9 +21,6 @@ typedef struct {
     float *y;
     int64_t out;
 } Product;
-
-DEFINE_ROWS(rows_of_floats, FLOATS)
-DEFINE_ROWS(rows_of_pairs, PAIRS)
 
 int64_t lanes(void) { return LANES; }
 

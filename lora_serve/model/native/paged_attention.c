@@ -18,13 +18,11 @@
 #define KEYS 32
 #define QUERIES 24 /* query vectors that one thread takes at a time, unless a KV head has more */
 
-DEFINE_ROWS(rows_of_floats, FLOATS)
-
 typedef struct {
-    const void *query, *keys, *values; /* query [tokens][heads][size]; pools [blocks][block_size][kv_heads][size] */
+    const void *query, *keys, *values; /* query [tokens], heads * size each, query_stride apart; pools [blocks][block_size][kv_heads][size] */
     void *out;
     const int32_t *tables; /* block numbers */
-    int64_t is_bfloat16, heads, kv_heads, size, block_size, window;
+    int64_t query_stride, is_bfloat16, heads, kv_heads, size, block_size, window;
     float scale, softcap;
 } Attention;
 
@@ -223,7 +221,7 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {
             const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
-            widen(a, a->query, (token * a->heads + head) * size, s->q + at * size, size, a->scale);
+            widen(a, a->query, token * a->query_stride + head * size, s->q + at * size, size, a->scale);
             memset(s->sums + at * width, 0, width * sizeof(float));
             s->largest[at] = -INFINITY, s->total[at] = 0.0f;
         }
@@ -242,11 +240,11 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
 int64_t queries_together(void) { return QUERIES; }
 
 /* window: keys a token sees, itself included; 0: all. softcap: 0 for none. */
-void paged_attention(const void *query, const void *keys, const void *values, void *out, int64_t is_bfloat16,
+void paged_attention(const void *query, int64_t query_stride, const void *keys, const void *values, void *out, int64_t is_bfloat16,
                      int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, const int32_t *tables,
                      const int32_t *pieces, int64_t num_pieces, int64_t most_tokens, float scale, int64_t window,
                      float softcap) {
-    const Attention a = {query, keys, values, out, tables, is_bfloat16, heads, kv_heads, size, block_size, window, scale, softcap};
+    const Attention a = {query, keys, values, out, tables, query_stride, is_bfloat16, heads, kv_heads, size, block_size, window, scale, softcap};
     const int64_t enough = 2 * omp_get_max_threads();
     const int64_t parts = num_pieces >= enough ? 1 : kv_heads < enough ? kv_heads : enough; /* of the KV heads */
 #pragma omp parallel

@@ -88,7 +88,7 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
 
 /* One panel; any number of rows up to MAX_ROWS. */
 #define DEFINE_ROWS(name, form)                                                                                    \
-    static void name(int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_stride, int64_t depth, \
+    __attribute__((unused)) static void name(int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_stride, int64_t depth, \
                      float *y, int64_t y_stride) {                                                                 \
         switch (rows) {                                                                                            \
             TILE_CASE(form, 1) TILE_CASE(form, 2) TILE_CASE(form, 3) TILE_CASE(form, 4) TILE_CASE(form, 5)         \
@@ -103,5 +103,9 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
 #else
 #define MORE_ROWS(form)
 #endif
+
+DEFINE_ROWS(rows_of_floats, FLOATS)
+DEFINE_ROWS(rows_of_pairs, PAIRS)
+DEFINE_ROWS(rows_of_bfloat16s, BFLOAT16S)
 
 #endif

@@ -1,0 +1,176 @@
+"""Decoder layers of Llama's kind in one call (`native/decoder_layer.c`), made of parts that are fused already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lora_serve.model.attention import native as native_attention
+from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
+from lora_serve.model.fusion.norm import FusedNorm
+from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
+from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.native import decoder_layer as native
+from lora_serve.model.native.layers import ACTIVATIONS
+from lora_serve.model.step_context import StepInputs
+
+_PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeStep:
+    """A step as the layers' function reads it, and what it points at."""
+
+    step: native.Step
+    room: Tensor
+    cos: Tensor  # as the model made it: another one makes another step
+    kept: tuple[Any, ...]
+
+
+class FusedDecoderLayer:
+    """h += attention(norm(h)); h += mlp(norm(h)).
+
+    A step with a row that has a module of this layer its own way (see `Change`) runs the layer's parts one by one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP],
+        slots: LoraSlots,
+        changes: Sequence[Mapping[int, Any]],
+    ) -> None:
+        """`changes`: by slot, of every module inside; tables that are kept up to date."""
+        self._by_parts: Callable[..., Any] = module.forward
+        _, self._attention, _, mlp = parts
+        self._slots, self._changes = slots, changes
+        backend = self._attention.attention
+        assert isinstance(backend, native_attention.Backend)
+        self._backend = backend
+        attention = self._attention
+        self._linears = (*attention.joined.parts, attention.output, *mlp.joined.parts, mlp.down)
+        self._columns = (*attention.joined.columns, slice(0), *mlp.joined.columns, slice(0))
+        self._run, room_floats = native.load()
+        self._layer = _layer_of(parts)
+        self._tables: Any = None
+        self._room_floats: int = room_floats(self._layer)
+        self._heads = self._layer.heads
+        self._index = attention.layer
+
+    def __call__(self, hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        """hidden_states [1, tokens, size], changed in place and returned."""
+        step = self._attention.context.step
+        embeddings = keywords.get("position_embeddings")
+        if embeddings is None or not hidden_states.is_contiguous() or self._is_changed(step):
+            return self._by_parts(hidden_states, *arguments, **keywords)
+        if self._slots.tables is not self._tables:
+            self._tables = self._slots.tables
+            self._layer.adapters = native.array_of(native.Adapters, [*map(self._adapters, range(7))])
+        found = self._native_step(step, *embeddings)
+        self._run(
+            self._layer, found.step, hidden_states.data_ptr(), found.room.data_ptr(),
+            *self._attention.cache.addresses(self._index),
+        )  # fmt: skip
+        return hidden_states
+
+    def _is_changed(self, step: StepInputs) -> bool:
+        tables = [table for table in self._changes if table]
+        if not tables:
+            return False
+        slots = {segment.slot for tokens in step.lora for segment in tokens.segments}
+        return any(slot in table for table in tables for slot in slots)
+
+    def _native_step(self, step: StepInputs, cos: Tensor, sin: Tensor) -> _NativeStep:
+        found: _NativeStep | None = step.prepared.get(FusedDecoderLayer)
+        if found is None or found.cos is not cos:
+            pieces = self._backend.pieces(step, self._heads)
+            own_cos, own_sin = cos[0].contiguous(), sin[0].contiguous()
+            passes = native.array_of(
+                native.Pass,
+                [
+                    native.Pass(t.pieces.data_ptr(), len(t.pieces), None if t.weights is None else t.weights.data_ptr())
+                    for t in step.lora
+                ],
+            )
+            tokens = step.token_ids.shape[1]
+            native_step = native.Step(
+                tokens, len(step.lora), own_cos.shape[-1], len(pieces.table), pieces.most_tokens, passes,
+                step.cache_positions.data_ptr(), own_cos.data_ptr(), own_sin.data_ptr(), pieces.blocks.data_ptr(),
+                pieces.table.data_ptr(),
+            )  # fmt: skip
+            room = torch.empty(tokens * self._room_floats)
+            found = _NativeStep(native_step, room, cos, (passes, own_cos, own_sin, pieces, step.lora))
+            step.prepared[FusedDecoderLayer] = found
+        return found
+
+    def _adapters(self, index: int) -> native.Adapters:
+        linear = self._linears[index]
+        t, module = self._slots.tables, linear.module
+        rows = (t.a[module], t.b[module], t.gain[module], t.shift[module], t.rank[module], t.scale[module])
+        addresses = [row.data_ptr() for row in (*rows, t.is_bfloat16[module])]
+        return native.Adapters(*addresses, self._columns[index].start or 0, linear.base.out_features)
+
+
+def could_be(module: nn.Module) -> bool:
+    """Whether it looks like one, once its parts are fused."""
+    kinds = (FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP)
+    return all(
+        isinstance(getattr(getattr(module, name, None), "__dict__", {}).get("forward"), kind)
+        for name, kind in zip(_PARTS, kinds, strict=True)
+    )
+
+
+def candidate(module: nn.Module, path: str, slots: LoraSlots) -> FusedDecoderLayer | None:
+    """What might take its place."""
+    parts = tuple(module.get_submodule(name).__dict__["forward"] for name in _PARTS)
+    attention, mlp = parts[1], parts[3]
+    norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
+    if not isinstance(attention.attention, native_attention.Backend) or not _are_packed(attention.output, mlp.down):
+        return None
+    if len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
+        return None
+    inside = [f"{path}.{name}" for name, _ in module.named_modules() if name]
+    return FusedDecoderLayer(module, parts, slots, [slots.changes_of(name) for name in inside])
+
+
+def _are_packed(*linears: LoraLinear) -> bool:
+    return all(linear.base.packed is not None for linear in linears)
+
+
+def _norm_of(module: nn.Module) -> native.Norm:
+    fused: FusedNorm = module.__dict__["forward"]
+    return fused.native()
+
+
+def _layer_of(parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP]) -> native.Layer:
+    before_attention, attention, before_mlp, mlp = parts
+    shape, settings = attention.cache.shape, attention.settings
+    layer = native.Layer(
+        joined_attention=attention.joined.native(),
+        output=_weight_of(attention.output),
+        joined_mlp=mlp.joined.native(),
+        down=_weight_of(mlp.down),
+        before_attention=before_attention.native(),
+        before_mlp=before_mlp.native(),
+        heads=attention.joined.parts[0].base.out_features // shape.head_dim,
+        kv_heads=shape.num_kv_heads,
+        size=shape.head_dim,
+        block_size=attention.cache.block_size,
+        window=settings.window or 0,
+        activation=ACTIVATIONS.index(mlp.activation),
+        scale=settings.scale,
+        softcap=settings.softcap or 0.0,
+    )
+    if attention.query_norm is not None and attention.key_norm is not None:
+        layer.query, layer.key = _norm_of(attention.query_norm), _norm_of(attention.key_norm)
+    return layer
+
+
+def _weight_of(linear: LoraLinear) -> native.Weight:
+    assert linear.base.packed is not None
+    return native.Weight.of(linear.base.packed, linear.base.bias)
