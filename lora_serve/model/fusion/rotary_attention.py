@@ -49,7 +49,7 @@ class FusedRotaryAttention:
         y = self.joined(hidden_states[0])
         q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = self.query_norm(q[None])[0], self.key_norm(k[None])[0]
         cos, sin = (table[0].contiguous() for table in position_embeddings)
         self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
         out = self.attention(
