@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.attention import native as native_attention
+from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.norm import FusedNorm
+from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
 from lora_serve.model.lora_linear import LoraLinear
 from lora_serve.model.lora_slots import LoraSlots
@@ -43,7 +45,7 @@ class FusedDecoderLayer:
         module: nn.Module,
         parts: tuple[FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP],
         slots: LoraSlots,
-        changes: Sequence[Mapping[int, Any]],
+        changes: Sequence[ChangeTable],
     ) -> None:
         """`changes`: by slot, of every module inside; tables that are kept up to date."""
         self._by_parts: Callable[..., Any] = module.forward
@@ -66,7 +68,7 @@ class FusedDecoderLayer:
         """hidden_states [1, tokens, size], changed in place and returned."""
         step = self._attention.context.step
         embeddings = keywords.get("position_embeddings")
-        if embeddings is None or not hidden_states.is_contiguous() or self._is_changed(step):
+        if embeddings is None or not hidden_states.is_contiguous() or own_ways.any_in(step, self._changes):
             return self._by_parts(hidden_states, *arguments, **keywords)
         if self._slots.tables is not self._tables:
             self._tables = self._slots.tables
@@ -77,13 +79,6 @@ class FusedDecoderLayer:
             *self._attention.cache.addresses(self._index),
         )  # fmt: skip
         return hidden_states
-
-    def _is_changed(self, step: StepInputs) -> bool:
-        tables = [table for table in self._changes if table]
-        if not tables:
-            return False
-        slots = {segment.slot for tokens in step.lora for segment in tokens.segments}
-        return any(slot in table for table in tables for slot in slots)
 
     def _native_step(self, step: StepInputs, cos: Tensor, sin: Tensor) -> _NativeStep:
         found: _NativeStep | None = step.prepared.get(FusedDecoderLayer)

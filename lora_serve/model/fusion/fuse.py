@@ -76,13 +76,24 @@ class Fuser:
         elif kind == "gated_mlp":
             yield from gated_mlp.candidates(module, self.kernels)
         elif kind == "decoder_layer":
-            path = next(path for path, one in self.module.named_modules() if one is module)
-            if (layer := decoder_layer.candidate(module, path, self.slots)) is not None:
+            if (layer := decoder_layer.candidate(module, self._path(module), self.slots)) is not None:
                 yield layer
         elif (settings := self.settings.get(getattr(module, "layer_idx", -1))) is not None:
-            found = rotary_attention.candidate(module, settings, self.cache, self.attention, self.context, self.kernels)
+            found = rotary_attention.candidate(
+                module,
+                self._path(module),
+                self.slots,
+                settings,
+                self.cache,
+                self.attention,
+                self.context,
+                self.kernels,
+            )
             if found is not None:
                 yield found
+
+    def _path(self, module: nn.Module) -> str:
+        return next((path for path, one in self.module.named_modules() if one is module), "")
 
     def _cached(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         """K and V of the step's tokens over all layers: copies."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from lora_serve.model.attention import Attention
+from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.joined import JoinedLinears
+from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step_context import StepContext, StepInputs
 
@@ -28,13 +32,18 @@ class AttentionSettings:
 
 @dataclass(frozen=True, slots=True)
 class FusedRotaryAttention:
-    """The layer's own linear layers and norms, with two kernels between them."""
+    """The layer's own linear layers and norms, with two kernels between them.
 
+    A step with a row that has a norm its own way runs the layer's own code.
+    """
+
+    own_code: Callable[..., Any]
     layer: int
     joined: JoinedLinears
     output: LoraLinear
     query_norm: nn.Module | None  # of each head, before the rotation (Qwen 3, Gemma 3)
     key_norm: nn.Module | None
+    changes: Sequence[ChangeTable]  # of both norms
     settings: AttentionSettings
     cache: KVCache
     attention: Attention
@@ -42,14 +51,16 @@ class FusedRotaryAttention:
     kernels: LayerKernels
 
     def __call__(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
-    ) -> tuple[Tensor, None]:
-        """hidden_states [1, tokens, size] -> the same shape."""
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *arguments: Any, **keywords: Any
+    ) -> Any:
+        """hidden_states [1, tokens, size] -> the same shape, and None."""
         step, size = self.context.step, self.cache.shape.head_dim
+        if own_ways.any_in(step, self.changes):
+            return self.own_code(hidden_states, position_embeddings, *arguments, **keywords)
         y = self.joined(hidden_states[0])
         q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q[None])[0], self.key_norm(k[None])[0]
+            q, k = self.query_norm.forward(q), self.key_norm.forward(k)
         cos, sin = (table[0].contiguous() for table in position_embeddings)
         self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
         out = self.attention(
@@ -80,6 +91,8 @@ def could_be(module: nn.Module) -> bool:
 
 def candidate(
     module: nn.Module,
+    path: str,
+    slots: LoraSlots,
     settings: AttentionSettings,
     cache: KVCache,
     attention: Attention,
@@ -97,9 +110,11 @@ def candidate(
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
     if any(norm is not None and norm.weight.shape != (cache.shape.head_dim,) for norm in (query_norm, key_norm)):
         return None
+    changes = [slots.changes_of(f"{path}.{name}") for name in ("q_norm", "k_norm")]
     return FusedRotaryAttention(
-        layer, joined, output, query_norm, key_norm, settings, cache, attention, context, kernels
-    )
+        module.forward, layer, joined, output, query_norm, key_norm, changes, settings, cache, attention, context,
+        kernels,
+    )  # fmt: skip
 
 
 def _heads(y: Tensor, size: int) -> Tensor:
