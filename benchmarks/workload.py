@@ -37,6 +37,11 @@ class Sample:
     first_token: float  # from sending it
     gaps: tuple[float, ...]  # between tokens
     token_ids: tuple[int, ...]
+    index: int = 0  # of its job
+
+    @property
+    def num_tokens(self) -> int:
+        return 1 + len(self.gaps)
 
 
 @dataclass(frozen=True, slots=True)
