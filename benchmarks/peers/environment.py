@@ -14,7 +14,9 @@ from benchmarks.peers.seam import PeerError
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".benchmarks" / "peers"
 REQUIREMENTS = Path(__file__).with_name("requirements")
-_VERSIONS = "import importlib.metadata, json, sys; print(json.dumps({n: importlib.metadata.version(n) for n in sys.argv[1:]}))"
+_VERSIONS = (
+    "import importlib.metadata, json, sys; print(json.dumps({n: importlib.metadata.version(n) for n in sys.argv[1:]}))"
+)
 
 
 def python_of(name: str) -> Path:
@@ -35,7 +37,7 @@ def make_environment(name: str) -> Path:
         return python
     folder.parent.mkdir(parents=True, exist_ok=True)
     call([sys.executable, "-m", "venv", "--clear", str(folder)])
-    call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(pins)])
+    call([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(pins)])
     stamp.write_text(wanted)
     return python
 
@@ -47,7 +49,9 @@ def call(command: Sequence[str], cwd: Path | None = None) -> str:
     except FileNotFoundError as error:
         raise PeerError(f"{command[0]} is not on this machine") from error
     if done.returncode != 0:
-        raise PeerError(f"{Path(command[0]).name} {' '.join(command[1:4])} ...: {last_words(done.stdout + done.stderr)}")
+        raise PeerError(
+            f"{Path(command[0]).name} {' '.join(command[1:4])} ...: {last_words(done.stdout + done.stderr)}"
+        )
     return done.stdout
 
 

@@ -31,7 +31,9 @@ class LoraServe:
         """It is what runs this."""
 
     def versions(self) -> Mapping[str, str]:
-        return {"lora_serve": lora_serve.__version__} | dict(package_versions(sys.executable, ["torch", "transformers"]))
+        return {"lora_serve": lora_serve.__version__} | dict(
+            package_versions(sys.executable, ["torch", "transformers"])
+        )
 
     def start(self, checkpoints: Checkpoints, load: Load, num_threads: int) -> HttpEngine:
         port = free_port()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.peers.environment import ROOT, last_words
@@ -43,14 +44,18 @@ class Child:
         while not answers(port, path):
             seconds = time.perf_counter() - self.started
             if self.process.poll() is not None or seconds > timeout:
-                raise self.failed("did not start" if self.process.poll() is not None else f"not ready in {seconds:.0f} s")
+                raise self.failed(
+                    "did not start" if self.process.poll() is not None else f"not ready in {seconds:.0f} s"
+                )
             time.sleep(POLL_SECONDS)
         return time.perf_counter() - self.started
 
     def failed(self, what: str) -> PeerError:
         """Stop it; the error to raise."""
         self.stop()
-        return PeerError(f"{what} (exit code {self.process.returncode}): {last_words(self.log.read_text(errors='replace'))}")
+        return PeerError(
+            f"{what} (exit code {self.process.returncode}): {last_words(self.log.read_text(errors='replace'))}"
+        )
 
     def stop(self, timeout: float = 20.0) -> None:
         """SIGTERM to the child, then SIGKILL to what is left of its group."""
@@ -59,14 +64,10 @@ class Child:
                 stream.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with suppress(ProcessLookupError):  # nothing is left then
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nothing is left
         self.process.wait()
 
 
