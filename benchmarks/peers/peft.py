@@ -1,4 +1,4 @@
-"""PEFT, as its documentation serves several adapters: `generate(adapter_names=[...])`, one static batch after another."""
+"""PEFT, as its documentation serves several adapters: `generate(adapter_names=[...])`, one static batch at a time."""
 
 from __future__ import annotations
 

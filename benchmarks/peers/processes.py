@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,11 @@ def environment_of(num_threads: int, **more: str) -> dict[str, str]:
     """This process's variables, with the threads that the engine may have and the repository's modules at hand."""
     threads = {"OMP_NUM_THREADS": str(num_threads), "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
     return {**os.environ, **threads, **more}
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM unwind this process like Ctrl-C, so that its children, who have groups of their own, are ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 class Child:

@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.checkpoints import VOCAB_SIZE, make_checkpoints
 from benchmarks.peers.environment import ROOT
 from benchmarks.peers.lora_serve import LoraServe
+from benchmarks.peers.processes import end_on_sigterm
 from benchmarks.peers.seam import Checkpoints, Peer
 from benchmarks.peers.table import OURS, members
 from benchmarks.report import machine
@@ -118,4 +119,5 @@ def tell(report: dict[str, Any], picture: Path) -> int:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

@@ -14,7 +14,6 @@ COLOURS = {
     "peft": "#edae49",
     "transformers": "#8d7b9c",
 }
-TITLES = {"base": "base only", "identical": "one adapter for all", "uniform": "16 adapters, evenly", "skewed": "Zipf"}
 
 
 def plot(report: Mapping[str, Any], file: Path) -> bool:
@@ -27,10 +26,17 @@ def plot(report: Mapping[str, Any], file: Path) -> bool:
     from matplotlib import pyplot
 
     figure, parts = pyplot.subplots(2, 2, figsize=(13, 8.5))
-    medians = report["medians"]
-    _bars(parts[0][0], medians, "output tokens/s", lambda median: median["output_tokens_per_s"], has_range=True)
-    _bars(parts[0][1], medians, "inter-token time, ms: p50 (bar), p99 (line)", lambda m: m["itl_ms"]["p50"], "itl_ms")
-    _bars(parts[1][0], medians, "time to first token, s: p50 (bar), p99 (line)", _first_token, "ttft_ms")
+    medians, titles = report["medians"], _titles(report)
+    _bars(parts[0][0], medians, titles, "output tokens/s", lambda median: median["output_tokens_per_s"], has_range=True)
+    _bars(
+        parts[0][1],
+        medians,
+        titles,
+        "inter-token time, ms: p50 (bar), p99 (line)",
+        lambda m: m["itl_ms"]["p50"],
+        "itl_ms",
+    )
+    _bars(parts[1][0], medians, titles, "time to first token, s: p50 (bar), p99 (line)", _first_token, "ttft_ms")
     _memory(parts[1][1], report)
     figure.suptitle(_title(report), fontsize=11)
     handles, labels = parts[0][0].get_legend_handles_labels()
@@ -41,11 +47,23 @@ def plot(report: Mapping[str, Any], file: Path) -> bool:
     return True
 
 
+def _titles(report: Mapping[str, Any]) -> dict[str, str]:
+    uniform, skewed = (report["adapters"][name] for name in ("uniform", "skewed"))
+    return {
+        "base": "base only",
+        "identical": "one adapter\nfor all",
+        "uniform": f"{uniform} adapters,\nevenly",
+        "skewed": f"{skewed} adapters,\nZipf",
+    }
+
+
 def _first_token(median: Mapping[str, Any]) -> float:
     return float(median["ttft_ms"]["p50"]) / 1000
 
 
-def _bars(part: Any, medians: Any, title: str, height: Any, tail: str = "", *, has_range: bool = False) -> None:
+def _bars(
+    part: Any, medians: Any, titles: dict[str, str], title: str, height: Any, tail: str = "", *, has_range: bool = False
+) -> None:
     """One group for each popularity. A line up to the p99 of `tail`, or from the least to the most of the rounds."""
     popularities = list(dict.fromkeys(median["popularity"] for median in medians))
     families = list(dict.fromkeys(median["family"] for median in medians))
@@ -60,9 +78,13 @@ def _bars(part: Any, medians: Any, title: str, height: Any, tail: str = "", *, h
             part.annotate(f"{top:.0f}", (x, median["most"]), ha="center", va="bottom", fontsize=8)
         elif tail:
             part.vlines(x, top, median[tail]["p99"] / (1000 if tail == "ttft_ms" else 1), color="black", linewidth=1)
-    part.set_xticks(range(len(popularities)), [TITLES.get(name, name) for name in popularities])
+    part.set_xticks(range(len(popularities)), [titles[name] for name in popularities])
     part.set_title(title, fontsize=10)
-    part.set_yscale("linear" if has_range else "log")
+    if not has_range:
+        part.set_yscale("log")
+        part.yaxis.set_major_formatter("{x:g}")
+        part.yaxis.set_minor_formatter("{x:g}")
+        part.tick_params(axis="y", which="minor", labelsize=7)
     part.grid(axis="y", alpha=0.3)
     part.spines[["top", "right"]].set_visible(False)
 
