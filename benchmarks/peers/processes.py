@@ -25,7 +25,7 @@ def environment_of(num_threads: int, **more: str) -> dict[str, str]:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM unwind this process like Ctrl-C, so that its children, who have groups of their own, are ended too."""
+    """Let SIGTERM unwind this process like Ctrl-C, so that its children, in groups of their own, are ended too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
