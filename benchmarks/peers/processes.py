@@ -64,7 +64,7 @@ class Child:
         )
 
     def stop(self, timeout: float = 20.0) -> None:
-        """SIGTERM to the child, then SIGKILL to what is left of its group."""
+        """SIGTERM to the child, then SIGKILL to what is left of its group; return when nobody is."""
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
@@ -75,6 +75,9 @@ class Child:
         with suppress(ProcessLookupError):  # nothing is left then
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        deadline = time.perf_counter() + timeout
+        while group_is_running(self.process.pid) and time.perf_counter() < deadline:
+            time.sleep(POLL_SECONDS / 10)
 
 
 def answers(port: int, path: str) -> bool:
@@ -107,6 +110,12 @@ def cpu_seconds(pid: int) -> float:
     """Processor time of the tree so far."""
     fields = (_stat(process) for process in tree(pid))
     return sum(int(stat[11]) + int(stat[12]) for stat in fields if stat) / os.sysconf("SC_CLK_TCK")
+
+
+def group_is_running(group: int) -> bool:
+    """Whether any process of this group still runs; one that has ended and is not yet buried does not."""
+    stats = (_stat(int(folder.name)) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return any(int(stat[2]) == group and stat[0] not in "ZX" for stat in stats if stat)
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.processes import Child, cpu_seconds, environment_of, peak_rss, tree
+from benchmarks.peers.processes import Child, cpu_seconds, environment_of, group_is_running, peak_rss, tree
 from benchmarks.peers.seam import PeerError
 from benchmarks.peers.worker import WorkerEngine, start_worker
 from benchmarks.workload import Job, Load
@@ -62,17 +62,10 @@ def test_stopping_ends_the_whole_group_and_may_be_repeated(tmp_path: Path) -> No
     assert len(processes) == 2
     assert peak_rss(started.pid) > peak_rss(processes[1]) > 2**20
     assert cpu_seconds(started.pid) >= 0
+    assert group_is_running(started.pid)
     started.stop()
+    assert not group_is_running(started.pid)
     started.stop()
-    assert not [pid for pid in processes if is_running(pid)]
-
-
-def is_running(pid: int) -> bool:
-    """A zombie that its parent has not yet buried is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @pytest.fixture
