@@ -20,7 +20,7 @@ B_STD = 0.05  # a fresh adapter's B is zero; this one changes the logits, which 
 def make_adapters(
     cache: Path, shape: str, count: int, seed: int, ranks: Sequence[int] = RANKS, tenant: str = "bench"
 ) -> dict[str, Path]:
-    """Adapter id (`tenant/a0007`) -> its folder, made once, in bfloat16. The ranks take turns; alpha equals the rank."""
+    """Adapter id (`tenant/a0007`) -> its folder, made once, in bfloat16. Ranks take turns; alpha is the rank."""
     model = make_model(cache, shape, seed)
     root = model_root(cache, shape, seed) / f"rank{'-'.join(map(str, ranks))}"
     folders = {f"{tenant}/a{index:04d}": root / f"a{index:04d}" for index in range(count)}

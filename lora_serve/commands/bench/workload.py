@@ -19,6 +19,8 @@ from lora_serve.engine.simulate.traces import TraceRow
 
 FIRST_TOKEN_ID = 3  # below are a tokenizer's special tokens, mostly
 TRACE_BLOCK = 512  # tokens of one id of a Mooncake trace's blocks
+PROMPT_LENGTHS = Lengths("uniform", 16, 256)
+OUTPUT_LENGTHS = Lengths("fixed", 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Workload:
 
     num_requests: int | None
     vocab_size: int
-    prompt_lengths: Lengths = Lengths("uniform", 16, 256)
-    output_lengths: Lengths = Lengths("fixed", 64)
+    prompt_lengths: Lengths = PROMPT_LENGTHS
+    output_lengths: Lengths = OUTPUT_LENGTHS
     popularity: str = "base"
     adapters: tuple[str, ...] = ()
     zipf: float = ZIPF_EXPONENT
