@@ -63,8 +63,12 @@ def in_flight(records: Iterable[RequestRecord], seconds: float, points: int = 20
     return found
 
 
-def tokens_over_time(records: Iterable[RequestRecord], seconds: float, bins: int = 60) -> list[tuple[float, float]]:
-    """(middle of the bin, output tokens per second), failed requests' too: it is what the server did."""
+def tokens_over_time(records: Iterable[RequestRecord], seconds: float) -> list[tuple[float, float]]:
+    """(middle of the bin, output tokens per second) in bins of a quarter of a second or more, 12 to 60 of them.
+
+    Failed requests' tokens count too: it is what the server did.
+    """
+    bins = min(60, max(12, int(4 * seconds)))
     width = seconds / bins if seconds > 0 else 1.0
     counts = [0] * bins
     for record in records:

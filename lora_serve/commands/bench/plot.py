@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lora_serve.commands.bench.figures import percentile
 from lora_serve.commands.bench.result import LoadResult
 
 INK, SOFT = "#22313f", "#7f8c8d"
@@ -56,7 +57,7 @@ def _style(part: Any, title: str) -> None:
 
 
 def _distribution(part: Any, title: str, unit: str, values: list[float], colour: str) -> None:
-    """What share of the values is below x, from 0 to 99.9 %, with the median and the tail marked."""
+    """What share of the values is below x, up to the p99.9, with the median and the tail marked."""
     _style(part, f"{title}: share below x")
     part.set_xlabel(unit)
     part.set_ylim(0, 1.02)
@@ -65,14 +66,11 @@ def _distribution(part: Any, title: str, unit: str, values: list[float], colour:
         part.text(0.5, 0.5, "no answer", ha="center", transform=part.transAxes, color=SOFT)
         return
     ordered = _curve(part, values, colour, None)
-    for share, style in ((0.5, "-"), (0.9, "--"), (0.99, ":")):
-        value = ordered[round(share * (len(ordered) - 1))]
-        part.axvline(
-            value, color=colour, linestyle=style, linewidth=1, alpha=0.7, label=f"p{100 * share:.0f}  {value:,.1f} ms"
-        )
-    top = ordered[round(0.999 * (len(ordered) - 1))]
-    part.set_xlim(0, max(top * 1.05, 1e-3))
-    part.legend(loc="lower right", frameon=False, fontsize=9)
+    for share, style in ((50, "-"), (90, "--"), (99, ":")):
+        value = percentile(ordered, share)
+        part.axvline(value, color=colour, linestyle=style, linewidth=1, alpha=0.7, label=f"p{share}  {value:,.1f} ms")
+    part.set_xlim(0, max(percentile(ordered, 99.9) * 1.05, 1e-3))
+    _legend(part, "lower right")
 
 
 def _curve(part: Any, values: Iterable[float], colour: str, label: str | None) -> list[float]:
@@ -80,7 +78,7 @@ def _curve(part: Any, values: Iterable[float], colour: str, label: str | None) -
     shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
     part.step([0, *ordered], [0, *shares], where="post", color=colour, linewidth=2, label=label)
     if label is not None:
-        part.legend(loc="lower right", frameon=False, fontsize=9)
+        _legend(part, "lower right")
     else:
         part.fill_between([0, *ordered], [0, *shares], step="post", color=colour, alpha=0.08)
     return ordered
@@ -119,14 +117,19 @@ def _adapters(part: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
     part.set_xticks(list(places), [_short(name) for name, _ in shown], rotation=60, ha="right", fontsize=8)
     part.set_xlim(-0.6, max(len(shown), 4) - 0.4)
     right = part.twinx()
-    for share, marker, size in (("p50", "o", 5.0), ("p99", "_", 9.0)):
-        heights = [group["ttft_ms"][share] for _, group in shown]
-        right.plot(places, heights, marker, color=INK, markersize=size, label=f"first token {share}")
+    medians, tails = ([group["ttft_ms"][share] for _, group in shown] for share in ("p50", "p99"))
+    right.vlines(places, medians, tails, color=INK, linewidth=1, alpha=0.6)
+    right.plot(places, medians, "o", color=INK, markersize=5, label="first token p50")
+    right.plot(places, tails, "_", color=INK, markersize=9, label="first token p99")
     right.set_ylabel("time to first token, ms", color=INK)
-    right.set_ylim(0)
+    right.set_ylim(0, 1.3 * max(1e-3, *tails))
     right.spines[["top"]].set_visible(False)
     right.tick_params(colors=INK, labelsize=9)
-    right.legend(loc="upper right", frameon=False, fontsize=9)
+    _legend(right, "upper right")
+
+
+def _legend(part: Any, place: str) -> None:
+    part.legend(loc=place, fontsize=9, facecolor="white", edgecolor="none", framealpha=0.85)
 
 
 def _short(name: str) -> str:

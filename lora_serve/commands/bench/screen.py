@@ -54,9 +54,8 @@ def _facts(report: Mapping[str, Any]) -> Table:
     }
     if report["goodput"] is not None:
         good = report["goodput"]
-        rows["goodput"] = (
-            f"{good['requests_per_s']:g} requests/s, {100 * good['share']:.1f} % of them within {good['slo']}"
-        )
+        levels = ", ".join(f"{name.removesuffix('_ms')} {limit:g} ms" for name, limit in good["slo"].items())
+        rows["goodput"] = f"{good['requests_per_s']:g} requests/s, {100 * good['share']:.1f} % of all ({levels})"
     if report["ended_early"]:
         rows["ended early"] = f"{report['ended_early']} answers have fewer tokens than were asked for"
     if "chunks" in report["token_counts"]:
