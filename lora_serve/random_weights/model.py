@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from lora_serve.random_weights.placing import into_place
 from lora_serve.random_weights.shapes import SHAPES, Shape
@@ -41,7 +41,8 @@ def empty_network(folder: Path) -> nn.Module:
     return network
 
 
-def _write_model(folder: Path, shape: Shape, seed: int) -> None:
+def network_of(shape: Shape) -> tuple[PretrainedConfig, nn.Module]:
+    """The configuration, and the network without its weights."""
     config = AutoConfig.for_model(
         shape.model_type,
         **shape.sizes,
@@ -54,7 +55,12 @@ def _write_model(folder: Path, shape: Shape, seed: int) -> None:
         dtype=torch.bfloat16,
     )
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        network: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return config, network
+
+
+def _write_model(folder: Path, shape: Shape, seed: int) -> None:
+    config, network = network_of(shape)
     config.architectures = [type(network).__name__]
     config.save_pretrained(folder)
     _write_weights(folder, _parameters(network, shape), seed)
