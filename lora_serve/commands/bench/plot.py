@@ -107,10 +107,10 @@ def _adapters(part: Any, groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Tokens per adapter as bars, the median and the p99 of its first token as dots."""
     shown = list(groups.items())[:MAX_BARS]
     more = f", the {len(shown)} most asked of {len(groups)}" if len(groups) > len(shown) else ""
-    _style(part, f"per adapter{more}")
     places = range(len(shown))
-    part.bar(places, [group["output_tokens_per_s"] for _, group in shown], 0.75, color=BLUE, alpha=0.55)
     failing = [place for place in places if shown[place][1]["failed"]]
+    _style(part, f"per adapter{more}{', red where requests failed' if failing else ''}")
+    part.bar(places, [group["output_tokens_per_s"] for _, group in shown], 0.75, color=BLUE, alpha=0.55)
     for place in failing:
         part.axvspan(place - 0.45, place + 0.45, color=RED, alpha=0.15)
     part.set_ylabel("output tokens/s", color=BLUE)

@@ -164,7 +164,8 @@ def test_spawn_measures_a_server_of_its_own_and_stops_it(
 ) -> None:
     code = main([
         "bench", "--spawn", "--shape", "tiny", "--adapters", "2", "--ranks", "2,4", "--seed", "1",
-        "--cache", str(own[0].cache), "--server-flags", "--max-loras 1 --warmup off", "--json",
+        "--num-requests", "4", "--output-tokens", "4", "--cache", str(own[0].cache), "--json",
+        "--server-flags", "--max-loras 1 --warmup off",
     ])  # fmt: skip
     report = json.loads(capsys.readouterr().out)
     assert code == 0, report["error_examples"]
