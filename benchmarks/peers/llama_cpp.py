@@ -11,8 +11,8 @@ from benchmarks.peers import gguf_files
 from benchmarks.peers.environment import FOLDER, call, make_environment, python_of
 from benchmarks.peers.http_engine import HttpEngine
 from benchmarks.peers.processes import Child, environment_of
-from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, Checkpoints, PeerError
-from benchmarks.workload import POPULARITIES, Load
+from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, POPULARITIES, Checkpoints, PeerError
+from benchmarks.workload import Load
 from lora_serve.commands.bench.target import Target
 from lora_serve.server_process import HOST, free_port
 

@@ -10,8 +10,8 @@ import lora_serve
 from benchmarks.peers.environment import package_versions
 from benchmarks.peers.http_engine import HttpEngine
 from benchmarks.peers.processes import Child, environment_of
-from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, Checkpoints
-from benchmarks.workload import POPULARITIES, Load
+from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, POPULARITIES, Checkpoints
+from benchmarks.workload import Load
 from lora_serve.commands.bench.target import Target
 from lora_serve.server_process import HOST, free_port
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers.environment import package_versions
-from benchmarks.peers.seam import Checkpoints
+from benchmarks.peers.seam import POPULARITIES, Checkpoints
 from benchmarks.peers.worker import WorkerEngine, start_worker
-from benchmarks.workload import POPULARITIES, Load
+from benchmarks.workload import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.workload import POPULARITIES, Job, Load, Measured
+from benchmarks.workload import Job, Load, Measured
 
 BASE = "bench-base"
+POPULARITIES = ("base", "identical", "uniform", "skewed")
 MAX_MODEL_LEN = 512  # tokens of one request that every engine must have room for
 
 

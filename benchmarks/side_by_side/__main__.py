@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import VOCAB_SIZE, make_checkpoints
+from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.peers.environment import ROOT
 from benchmarks.peers.lora_serve import LoraServe
 from benchmarks.peers.processes import end_on_sigterm
@@ -64,16 +64,20 @@ def enter(contest: Contest, options: argparse.Namespace, adapters: list[str]) ->
     """Every engine asked for: families whole, members alone."""
     trial = Load(max(options.concurrency, len(adapters)), options.concurrency, 16, 128, 16, options.seed + 999)
     for name in options.engines:
-        contest.enter(ours_or(members(name), options), lambda popularity: jobs(trial, popularity, adapters, 0), trial)
+        contest.enter(ours_or(members(name), options), partial(jobs_of_trial, trial, adapters, options.shape), trial)
 
 
 def ours_or(peers: Sequence[Peer], options: argparse.Namespace) -> Sequence[Peer]:
     return [LoraServe(shlex.split(options.server_flags))] if peers[0].name == OURS else peers
 
 
-def jobs(load: Load, popularity: str, adapters: Sequence[str], number: int) -> list[Job]:
+def jobs_of_trial(load: Load, adapters: Sequence[str], shape: str, popularity: str) -> list[Job]:
+    return jobs(load, popularity, adapters, 0, shape)
+
+
+def jobs(load: Load, popularity: str, adapters: Sequence[str], number: int, shape: str) -> list[Job]:
     """Of round `number`: the same for every engine, other prompts than in any other round."""
-    return make_jobs(replace(load, seed=load.seed + 1000 * number), popularity, adapters, VOCAB_SIZE)
+    return make_jobs(replace(load, seed=load.seed + 1000 * number), popularity, adapters, SHAPES[shape].vocab_size)
 
 
 def rounds(contest: Contest, options: argparse.Namespace, adapters: list[str]) -> tuple[list[Run], Agreement]:
@@ -83,7 +87,7 @@ def rounds(contest: Contest, options: argparse.Namespace, adapters: list[str]) -
     for number in range(options.rounds):
         for popularity in options.popularity:
             names = adapters[: options.adapters] if popularity == "uniform" else adapters[: options.skewed_adapters]
-            work = jobs(contest.load, popularity, names, number + 1)
+            work = jobs(contest.load, popularity, names, number + 1, options.shape)
             results: dict[str, Measured] = {}
             for entry in turns(contest.entries, popularity, number):
                 measured = contest.run(entry, work, contest.load)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.checkpoints import SHAPES
 from benchmarks.peers.environment import ROOT
+from benchmarks.peers.seam import POPULARITIES
 from benchmarks.peers.table import ALL, families
-from benchmarks.workload import POPULARITIES
 
 DESCRIPTION = """The same closed-loop load against this server and its peers in one run, alternating round by round.
 

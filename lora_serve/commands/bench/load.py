@@ -26,9 +26,12 @@ async def run_load(target: Target, plan: Plan, on_done: OnDone | None = None) ->
     """
     async with open_session() as http:
         warmup = Plan(plan.warmup, plan.concurrency or 16)
-        await _Run(http, target, warmup).closed_loop(warmup.requests)
-        run = _Run(http, target, plan, on_done)
-        await run.all()
+        try:
+            await _Run(http, target, warmup).all()
+            run = _Run(http, target, plan, on_done)
+            await run.all()
+        except* ValueError as group:
+            raise group.exceptions[0] from None
     seconds = max((record.ended for record in run.records), default=0.0)
     return LoadResult(run.began, seconds, tuple(sorted(run.records, key=lambda record: record.index)))
 

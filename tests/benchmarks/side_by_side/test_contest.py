@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers.seam import Checkpoints, PeerError
+from benchmarks.peers.seam import POPULARITIES, Checkpoints, PeerError
 from benchmarks.side_by_side.contest import Contest, turns
-from benchmarks.workload import POPULARITIES, Job, Load, Measured, Sample
+from benchmarks.workload import Job, Load, Measured, Sample
 
 LOAD = Load(num_requests=2, concurrency=2, output_tokens=2)
 
