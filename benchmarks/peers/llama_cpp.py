@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,9 +70,20 @@ class LlamaCpp:
         command = [str(SERVER), *self._arguments(model, list(adapters), load, port, num_threads)]
         child = Child(command, checkpoints.scratch / f"{self.name}.log", environment_of(num_threads))
         seconds = child.wait_until_answers(port, "/health")
+        try:
+            turn_adapters_off(port)
+        except PeerError:
+            child.stop()
+            raise
         ids = {name: index for index, name in enumerate(checkpoints.adapters)}
-        extra = {"cache_prompt": False}
-        target = Target(f"http://{HOST}:{port}", BASE, adapter_field="llama-cpp", adapter_ids=ids, extra_body=extra)
+        target = Target(
+            f"http://{HOST}:{port}",
+            BASE,
+            adapter_field="llama-cpp",
+            adapter_ids=ids,
+            extra_body={"cache_prompt": False},
+            headers={"Connection": "close"},  # it hangs up after a stream, at times only when the next request comes
+        )
         return HttpEngine(child, target, seconds)
 
     def _convert(self, python: Path, checkpoints: Checkpoints) -> tuple[Path, list[Path]]:
@@ -92,12 +104,30 @@ class LlamaCpp:
         arguments = [
             "--host", HOST, "--port", str(port), "--model", str(model), "--alias", BASE,
             "--ctx-size", str(load.concurrency * MAX_MODEL_LEN), "--parallel", str(load.concurrency),
-            "--threads", str(num_threads), "--threads-batch", str(num_threads), "--threads-http", "2",
+            "--threads", str(num_threads), "--threads-batch", str(num_threads),
             "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--offline", "--fit", "off",
         ]  # fmt: skip
         if not adapters:
             return arguments
         return [*arguments, "--lora", ",".join(map(str, adapters)), "--lora-init-without-apply"]
+
+
+def turn_adapters_off(port: int) -> None:
+    """For requests that name none: they get those of the command line, in full, in spite of its name.
+
+    `--lora-init-without-apply` keeps their scale of 1, and an empty list in a request means this default. Raises
+    PeerError.
+    """
+    connection = http.client.HTTPConnection(HOST, port, timeout=60)
+    try:
+        connection.request("POST", "/lora-adapters", b"[]", {"Content-Type": "application/json"})
+        status = connection.getresponse().status
+    except OSError as error:
+        raise PeerError(f"/lora-adapters: {error}") from error
+    finally:
+        connection.close()
+    if status != 200:
+        raise PeerError(f"/lora-adapters answered {status}")
 
 
 def _sources(python: Path) -> Path:

@@ -15,7 +15,7 @@ def request_url(target: Target) -> str:
 
 
 def request_headers(target: Target, request: PlannedRequest) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **target.headers}
     if target.api_key is not None:
         headers["Authorization"] = f"Bearer {target.api_key}"
     if target.adapter_field == "header" and request.adapter is not None:

@@ -31,6 +31,7 @@ class Target:
     ignore_eos: bool = True
     usage: UsageReports = "continuous"
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # of every request; wins over the client's own fields
+    headers: Mapping[str, str] = field(default_factory=dict)  # of every request, besides the client's own
     timeout: float = 3600.0  # seconds for one answer
 
     @property
