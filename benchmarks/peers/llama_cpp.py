@@ -31,7 +31,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """Weights and adapters as `dtype`: f32, f16 or bf16."""
+    """Weights and adapters as `dtype`: f32, f16 or bf16. K and V are f16, its default, but for f32 all is."""
 
     dtype: str
     family: str = "llama_cpp"
@@ -99,14 +99,15 @@ class LlamaCpp:
             call([*script, "adapter", str(source), str(file), "--dtype", self.dtype, *base])
         return model, files
 
-    @staticmethod
-    def _arguments(model: Path, adapters: Sequence[Path], load: Load, port: int, num_threads: int) -> list[str]:
+    def _arguments(self, model: Path, adapters: Sequence[Path], load: Load, port: int, num_threads: int) -> list[str]:
         arguments = [
             "--host", HOST, "--port", str(port), "--model", str(model), "--alias", BASE,
             "--ctx-size", str(load.concurrency * MAX_MODEL_LEN), "--parallel", str(load.concurrency),
             "--threads", str(num_threads), "--threads-batch", str(num_threads),
             "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--offline", "--fit", "off",
         ]  # fmt: skip
+        if self.dtype == "f32":
+            arguments += ["--cache-type-k", "f32", "--cache-type-v", "f32"]
         if not adapters:
             return arguments
         return [*arguments, "--lora", ",".join(map(str, adapters)), "--lora-init-without-apply"]
