@@ -1,1 +1,1 @@
-"""The parts of scripts/bench.py: checkpoints, workload, load over HTTP, the PEFT baseline, the report."""
+"""Measurements of this project, not installed with it: side_by_side against peers, and one module per question."""

@@ -5,16 +5,16 @@ The first token counts from the planned time, so that a load generator that is l
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import aiohttp
-
-from benchmarks.http_load import send
+from benchmarks.http_load import planned, sample_of
 from benchmarks.workload import Job, Sample
+from lora_serve.commands.bench.load import run_load
+from lora_serve.commands.bench.plan import Plan
+from lora_serve.commands.bench.result import RequestRecord
+from lora_serve.commands.bench.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +37,13 @@ async def run_open(
     url: str, base: str, jobs: Sequence[Job], times: Sequence[float], output_tokens: int, patience: float
 ) -> list[Outcome]:
     """`jobs[i]` at `times[i]`; whoever is not answered `patience` seconds after the last time is cut off."""
-    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=3600)
-    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
-        start = time.perf_counter()
-        end = start + (times[-1] if times else 0.0) + patience
-        tasks = [_at(http, base, job, start + at, end, output_tokens) for job, at in zip(jobs, times, strict=True)]
-        samples = await asyncio.gather(*tasks)
-    return [Outcome(at, sample) for at, sample in zip(times, samples, strict=True)]
+    requests = [planned(job, output_tokens, at) for job, at in zip(jobs, times, strict=True)]
+    result = await run_load(Target(url, base), Plan(requests, cut_off=(times[-1] if times else 0.0) + patience))
+    return [Outcome(record.planned, _sample(record)) for record in result.records]
 
 
-async def _at(
-    http: aiohttp.ClientSession, base: str, job: Job, planned: float, end: float, output_tokens: int
-) -> Sample | None:
-    await asyncio.sleep(max(0.0, planned - time.perf_counter()))
-    late = time.perf_counter() - planned
+def _sample(record: RequestRecord) -> Sample | None:
     try:
-        async with asyncio.timeout(max(0.0, end - time.perf_counter())):
-            sample = await send(http, base, job, output_tokens)
-    except (TimeoutError, aiohttp.ClientError, ValueError):
+        return sample_of(record)
+    except ValueError:
         return None
-    return replace(sample, first_token=sample.first_token + late)

@@ -27,6 +27,7 @@ from benchmarks.http_load import send
 from benchmarks.record_steps import MAX_ROWS, checkpoints, profile_text, record_profile
 from benchmarks.report import machine
 from benchmarks.workload import Job, Sample
+from lora_serve.commands.bench.sending import open_session
 from lora_serve.engine.simulate.fleet import Fleet
 from lora_serve.engine.simulate.profiles import Profile, read_profile
 from lora_serve.engine.simulate.report import percentiles
@@ -110,23 +111,24 @@ def measure(model: Path, folders: Sequence[Path], arrivals: Sequence[Arrival], s
 
 
 async def _send_all(url: str, names: Sequence[str], arrivals: Sequence[Arrival]) -> dict[str, Any]:
-    timeout = aiohttp.ClientTimeout(total=3600)
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+    async with open_session() as http:
         for name in names:
-            await send(http, BASE, Job((FIRST_TOKEN_ID,) * 16, name), 1, check=False)
+            await send(http, url, BASE, Job((FIRST_TOKEN_ID,) * 16, name), 1, check=False)
         start = time.perf_counter()
-        tasks = [_send_at(http, start, names, arrival) for arrival in arrivals]
+        tasks = [_send_at(http, url, start, names, arrival) for arrival in arrivals]
         samples = await asyncio.gather(*tasks)
         seconds = time.perf_counter() - start
     num_tokens = sum(arrival.num_output for arrival in arrivals)  # the end of a text is ignored
     return figures([sample.first_token for sample in samples], num_tokens, seconds)
 
 
-async def _send_at(http: aiohttp.ClientSession, start: float, names: Sequence[str], arrival: Arrival) -> Sample:
+async def _send_at(
+    http: aiohttp.ClientSession, url: str, start: float, names: Sequence[str], arrival: Arrival
+) -> Sample:
     await asyncio.sleep(max(0.0, start + arrival.time - time.perf_counter()))
     adapter = names[int(arrival.adapter.name.rpartition("/a")[2])]
     prompt = tuple(FIRST_TOKEN_ID + (arrival.index * 7 + place) % 200 for place in range(arrival.num_prompt))
-    return await send(http, BASE, Job(prompt, adapter), arrival.num_output, check=False)
+    return await send(http, url, BASE, Job(prompt, adapter), arrival.num_output, check=False)
 
 
 def figures(first: Sequence[float], num_tokens: int, seconds: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import aiohttp
 from benchmarks.http_load import send
 from benchmarks.open_loop import poisson_times
 from benchmarks.workload import Job
+from lora_serve.commands.bench.sending import open_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,10 @@ def arrivals(stream: Stream, seconds: float, seed: int) -> Iterator[float]:
 
 async def open_loop(url: str, streams: Sequence[Stream], work: Work, seconds: float, seed: int) -> list[Answered]:
     """Send for `seconds`, and wait for the last answer."""
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+    async with open_session() as http:
         start = time.perf_counter()
         jobs = [
-            _send_at(http, stream, work, start, moment, seed + number)
+            _send_at(http, url, stream, work, start, moment, seed + number)
             for stream in streams
             for number, moment in enumerate(arrivals(stream, seconds, seed))
         ]
@@ -73,15 +73,14 @@ async def open_loop(url: str, streams: Sequence[Stream], work: Work, seconds: fl
 
 async def closed_loop(url: str, models: Sequence[str], work: Work, num_users: int, seconds: float) -> float:
     """Requests per second of so many users who each send the next request when the last one is answered."""
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+    async with open_session() as http:
         start = time.perf_counter()
 
         async def user(number: int) -> int:
             count = 0
             while time.perf_counter() - start < seconds:
                 model = models[(number + count) % len(models)]
-                count += bool((await _send(http, "", model, work, start, 1000 * number + count)).tokens)
+                count += bool((await _send(http, url, "", model, work, start, 1000 * number + count)).tokens)
             return count
 
         counts = await asyncio.gather(*(user(number) for number in range(num_users)))
@@ -89,19 +88,21 @@ async def closed_loop(url: str, models: Sequence[str], work: Work, num_users: in
 
 
 async def _send_at(
-    http: aiohttp.ClientSession, stream: Stream, work: Work, start: float, moment: float, seed: int
+    http: aiohttp.ClientSession, url: str, stream: Stream, work: Work, start: float, moment: float, seed: int
 ) -> Answered:
     await asyncio.sleep(max(0.0, start + moment - time.perf_counter()))
-    return await _send(http, stream.tenant, stream.model, work, start, seed)
+    return await _send(http, url, stream.tenant, stream.model, work, start, seed)
 
 
-async def _send(http: aiohttp.ClientSession, tenant: str, model: str, work: Work, start: float, seed: int) -> Answered:
+async def _send(
+    http: aiohttp.ClientSession, url: str, tenant: str, model: str, work: Work, start: float, seed: int
+) -> Answered:
     generator = random.Random(f"{seed} {tenant}")
     prompt = tuple(generator.randrange(3, work.vocab_size) for _ in range(work.prompt_tokens))
     sent = time.perf_counter() - start
     try:
-        sample = await send(http, model, Job(prompt, model), work.output_tokens, check=False)
-    except (aiohttp.ClientError, ValueError) as error:
+        sample = await send(http, url, model, Job(prompt, model), work.output_tokens, check=False)
+    except ValueError as error:
         print(f"a request of {tenant or model} failed: {error}")
         return Answered(tenant, sent, ())
     return Answered(tenant, sent, tuple(itertools.accumulate(sample.gaps, initial=sent + sample.first_token)))

@@ -23,6 +23,7 @@ usage: lora-serve COMMAND [flags]
   check   ADAPTER_DIR --model PATH           validate an adapter offline: what would be rejected, and why
   adapters SUBCOMMAND [flags]                ask a running server: list, show, register, upload, route, canary, ...
   registry SUBCOMMAND [flags]                export, import, migrate, show or check a registry, without a server
+  bench   [--url URL | --spawn] [flags]      send a load to this or another server, time every token, report
 
 lora-serve COMMAND --help explains a command's flags; lora-serve --version prints the version."""
 
@@ -46,6 +47,7 @@ def _run(arguments: list[str]) -> int:
         "check": _check,
         "adapters": _adapters,
         "registry": _registry,
+        "bench": _bench,
     }
     match arguments:
         case []:
@@ -111,5 +113,11 @@ def _adapters(arguments: list[str]) -> int:
 
 def _registry(arguments: list[str]) -> int:
     from lora_serve.commands.registry import run
+
+    return run(arguments)
+
+
+def _bench(arguments: list[str]) -> int:
+    from lora_serve.commands.bench.command import run
 
     return run(arguments)

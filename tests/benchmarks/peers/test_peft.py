@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.checkpoints import make_checkpoints, num_weight_bytes
-from benchmarks.peft_baseline import PeftWorker
+from benchmarks.peers.peft import Peft
+from benchmarks.peers.seam import Checkpoints
 from benchmarks.workload import Job, Load
 
 
@@ -36,11 +37,12 @@ def test_a_mixed_static_batch_answers_as_each_merged_model_alone(tmp_path: Path)
     model, adapters = make_checkpoints(tmp_path, "tiny", 2, seed=0)
     first, second = adapters
     jobs = [Job((5, 6, 7, 8), None), Job((9, 10), first), Job((11, 12, 13), second)]
-    worker = PeftWorker(model, adapters, "float32")
+    load = Load(concurrency=3, output_tokens=4)
+    worker = Peft("float32").start(Checkpoints(model, adapters, tmp_path), load, num_threads=1)
     try:
-        found = worker.run(jobs, Load(concurrency=3, output_tokens=4))
+        found = worker.run(jobs, load)
     finally:
-        worker.close()
+        worker.stop()
     for job, sample in zip(jobs, found.samples, strict=True):
         network = merged_model(model, adapters.get(job.adapter or ""))
         assert sample.token_ids == greedy(network, job.prompt, 4)

@@ -1,57 +1,16 @@
-"""The baseline: PEFT's `generate(adapter_names=[...])` in static, left-padded batches, in a process of its own.
-
-Run as a script it is the worker: it loads the model and the adapters, then reads one JSON line of jobs at a time
-from standard input and answers each with one JSON line of times. `PeftWorker` is the parent's side.
-"""
+"""The child of `benchmarks.peers.peft`: PEFT's `generate(adapter_names=[...])` in static, left-padded batches."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workload import Job, Load, Measured, Sample
-
-
-class PeftWorker:
-    """A loaded PEFT process, idle between `run` calls."""
-
-    def __init__(self, model: Path, adapters: dict[str, Path], dtype: str) -> None:
-        named = [f"{name}={folder}" for name, folder in adapters.items()]
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peft_baseline", str(model), dtype, *named]
-        root = Path(__file__).resolve().parents[1]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
-        self.start_seconds = float(self._read()["start_seconds"])
-
-    def run(self, jobs: Sequence[Job], load: Load) -> Measured:
-        """All jobs in batches of `load.concurrency`, in order; a batch starts when the one before has ended."""
-        request = {"jobs": [asdict(job) for job in jobs], "size": load.concurrency, "tokens": load.output_tokens}
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(request) + "\n")
-        self._child.stdin.flush()
-        answer = self._read()
-        samples = tuple(
-            Sample(item["first_token"], tuple(item["gaps"]), tuple(item["token_ids"])) for item in answer["samples"]
-        )
-        return Measured(answer["seconds"], samples)
-
-    def _read(self) -> dict[str, Any]:
-        assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the PEFT process ended with code {self._child.wait()}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        with self._child:  # closing its standard input ends it
-            pass
+from benchmarks.peers.worker import answer_lines
 
 
 def _load(model: Path, dtype: str, adapters: dict[str, str]) -> Any:
@@ -117,16 +76,14 @@ def _work() -> None:
     parser.add_argument("dtype", choices=["bfloat16", "float32"])
     parser.add_argument("adapters", nargs="+", metavar="NAME=FOLDER")
     options = parser.parse_args()
-    start = time.perf_counter()
     network = _load(options.model, options.dtype, dict(item.split("=", 1) for item in options.adapters))
-    print(json.dumps({"start_seconds": time.perf_counter() - start}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        jobs, size = request["jobs"], request["size"]
-        start = time.perf_counter()
-        batches = [jobs[index : index + size] for index in range(0, len(jobs), size)]
-        samples = [sample for batch in batches for sample in _run_batch(network, batch, request["tokens"])]
-        print(json.dumps({"seconds": time.perf_counter() - start, "samples": samples}), flush=True)
+
+    def work(jobs: list[dict[str, Any]], load: dict[str, int]) -> Iterator[dict[str, Any]]:
+        """Batches in order; users send their next request when their last is answered, so none waits in between."""
+        for index in range(0, len(jobs), load["concurrency"]):
+            yield from _run_batch(network, jobs[index : index + load["concurrency"]], load["output_tokens"])
+
+    answer_lines(sys.stdin, work)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""`lora-serve bench`: load on any server that speaks OpenAI's HTTP API, and what came of it.
+
+Others use its parts: `load.run_load(target, plan)` with `target.Target`, `plan.Plan` and `workload.Workload` gives a
+`result.LoadResult`, `report.summarise` its figures.
+"""

@@ -1,0 +1,44 @@
+"""`lora-serve bench`, from its flags to its exit code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from lora_serve.commands.bench.combinations import check_flags
+from lora_serve.commands.bench.flags import PROGRAM, bench_parser
+from lora_serve.commands.failure import ExitCode
+from lora_serve.commands.flags import DEFAULT_URL
+from lora_serve.commands.output import Output
+from lora_serve.server_process import ServerFailedError
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code. Raises ConfigError for a wrong command line, or if nobody answers."""
+    flags = bench_parser().parse_args(arguments)
+    check_flags(flags)
+    output = Output(flags.json)
+    command = " ".join([PROGRAM, *map(shlex.quote, without_secrets(arguments))])
+    from lora_serve.commands.bench.running import run_against, run_spawned
+
+    try:
+        if flags.spawn:
+            return run_spawned(flags, output, command)
+        return run_against(flags, flags.url or DEFAULT_URL, output, command, {})
+    except ServerFailedError as error:
+        output.note(f"lora-serve: error: {error}")
+        return ExitCode.REFUSED
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        return ExitCode.INTERRUPTED
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """What may stand in a report: the key's value is left out."""
+    found: list[str] = []
+    for argument in arguments:
+        if found and found[-1] == "--api-key":
+            found.append("...")
+        else:
+            found.append("--api-key=..." if argument.startswith("--api-key=") else argument)
+    return found

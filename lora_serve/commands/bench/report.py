@@ -1,0 +1,132 @@
+"""report.json: one object; the fields that other tools read keep their names."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lora_serve.commands.bench.figures import Objective, in_flight, spread_ms, tokens_over_time
+from lora_serve.commands.bench.machine import machine, versions
+from lora_serve.commands.bench.result import LoadResult, RequestRecord
+
+BASE_LABEL = "(base)"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What was asked for."""
+
+    engine: str
+    model: str
+    popularity: str
+    num_adapters: int
+    concurrency: int | None
+    rate: float | None
+    seed: int
+    command: str
+    engine_version: str | None = None
+    server: Mapping[str, Any] = field(default_factory=dict)  # of a spawned one: shape, start_s, peak_rss_bytes
+
+
+def make_report(result: LoadResult, facts: RunFacts, objective: Objective | None = None) -> dict[str, Any]:
+    """JSON's types only."""
+    given = asdict(facts)
+    command, server, version = given.pop("command"), given.pop("server"), given.pop("engine_version")
+    began = datetime.datetime.fromtimestamp(result.began, datetime.UTC)
+    return {
+        **given,
+        **summarise(result, objective),
+        "per_adapter": per_adapter(result),
+        "errors": dict(Counter(record.error for record in result.failed)),
+        "error_examples": {str(record.error): record.detail for record in reversed(result.failed)},
+        "in_flight": in_flight(result.records, result.seconds),
+        "tokens_over_time": tokens_over_time(result.records, result.seconds),
+        "command": command,
+        "date": began.isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(("aiohttp", "torch", "transformers")) | ({"engine": version} if version else {}),
+        "server": dict(server),
+    }
+
+
+def summarise(result: LoadResult, objective: Objective | None = None) -> dict[str, Any]:
+    """Figures of one load. Latencies and tokens are of answered requests only.
+
+    ttft_ms and e2e_ms count from the planned time; itl_ms over all gaps between tokens (`RequestRecord.gaps`),
+    chunk_gap_ms over those between arrivals; token_counts: how requests' tokens were counted.
+    """
+    answered = result.answered
+    num_tokens = sum(record.output_tokens for record in answered)
+    num_chunks = sum(len(record.chunks) for record in answered)
+    return {
+        "requests": len(result.records),
+        "failed": len(result.failed),
+        "duration_s": round(result.seconds, 4),
+        "requests_per_s": _per_second(len(answered), result),
+        "output_tokens": num_tokens,
+        "output_tokens_per_s": _per_second(num_tokens, result),
+        "prompt_tokens": sum(record.prompt_tokens for record in answered),
+        "prompt_tokens_per_s": _per_second(sum(record.prompt_tokens for record in answered), result),
+        "ttft_ms": spread_ms(record.first_token for record in answered),
+        "itl_ms": spread_ms(gap for record in answered for gap in record.gaps),
+        "e2e_ms": spread_ms(record.whole for record in answered),
+        "chunk_gap_ms": spread_ms(gap for record in answered for gap in record.chunk_gaps),
+        "tokens_per_chunk": round(num_tokens / num_chunks, 3) if num_chunks else 0.0,
+        "token_counts": dict(Counter(record.counted_by for record in answered)),
+        "ended_early": sum(record.output_tokens < record.asked_tokens for record in answered),
+        "sent_late_ms": spread_ms(record.sent - record.planned for record in result.records),
+        "goodput": None if objective is None else _goodput(result, objective),
+    }
+
+
+def per_adapter(result: LoadResult) -> dict[str, dict[str, Any]]:
+    """The most asked first; the base model as `(base)`."""
+    groups: dict[str, list[RequestRecord]] = {}
+    for record in result.records:
+        groups.setdefault(record.adapter or BASE_LABEL, []).append(record)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {name: _of_adapter(records, result) for name, records in ordered}
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
+    """The file. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "report.json"
+    file.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    return file
+
+
+def _of_adapter(records: Sequence[RequestRecord], result: LoadResult) -> dict[str, Any]:
+    answered = [record for record in records if record.error is None]
+    num_tokens = sum(record.output_tokens for record in answered)
+    return {
+        "requests": len(records),
+        "failed": len(records) - len(answered),
+        "output_tokens": num_tokens,
+        "output_tokens_per_s": _per_second(num_tokens, result),
+        "ttft_ms": spread_ms(record.first_token for record in answered),
+        "itl_ms": spread_ms(gap for record in answered for gap in record.gaps),
+    }
+
+
+def _goodput(result: LoadResult, objective: Objective) -> dict[str, Any]:
+    """Requests that were answered in time; failed ones were not."""
+    met = [record for record in result.records if objective.is_met(record)]
+    limits = {f"{name}_ms": 1000 * limit for name, limit in asdict(objective).items() if limit is not None}
+    return {
+        "slo": limits,
+        "requests_per_s": _per_second(len(met), result),
+        "output_tokens_per_s": _per_second(sum(record.output_tokens for record in met), result),
+        "share": round(len(met) / len(result.records), 4) if result.records else 0.0,
+    }
+
+
+def _per_second(amount: float, result: LoadResult) -> float:
+    rate = amount / result.seconds if result.seconds > 0 else 0.0
+    return round(rate, 3) if math.isfinite(rate) else 0.0

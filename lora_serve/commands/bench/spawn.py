@@ -1,0 +1,79 @@
+"""Our own server on random weights, for as long as a load takes. The only part of the bench that makes tensors."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_serve.server_process import ServerProcess
+
+BASE = "bench-base"
+READY_SECONDS = 900.0
+MAX_SLOTS = 64  # adapters on the device at once, unless --server-flags say otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnConfig:
+    """`num_adapters` of `ranks` in turn, registered before the server is ready."""
+
+    shape: str
+    num_adapters: int
+    ranks: tuple[int, ...]
+    cache: Path
+    server_flags: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A running server."""
+
+    process: ServerProcess
+    adapters: tuple[str, ...]
+    start_seconds: float  # to /ready
+
+    def peak_rss(self) -> int | None:
+        """Bytes, until now; None where /proc does not tell."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
+
+
+def default_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "lora_serve" / "bench"
+
+
+def split_flags(text: str) -> tuple[str, ...]:
+    """As a shell would. Raises ValueError."""
+    return tuple(shlex.split(text))
+
+
+@contextmanager
+def spawned(config: SpawnConfig) -> Iterator[Spawned]:
+    """Checkpoints made or found, the server started and at last stopped. Raises ServerFailedError."""
+    from lora_serve.random_weights.adapters import make_adapters
+    from lora_serve.random_weights.model import make_model
+
+    model = make_model(config.cache, config.shape, config.seed)
+    adapters = make_adapters(config.cache, config.shape, config.num_adapters, config.seed, config.ranks)
+    with tempfile.TemporaryDirectory(prefix="lora_serve_bench_") as folder:
+        arguments = _arguments(config, model, adapters, Path(folder) / "store")
+        started = time.perf_counter()
+        with ServerProcess(arguments, Path(folder) / "server.log") as process:
+            process.wait_until_ready(READY_SECONDS)
+            yield Spawned(process, tuple(adapters), time.perf_counter() - started)
+
+
+def _arguments(config: SpawnConfig, model: Path, adapters: dict[str, Path], store: Path) -> Sequence[str]:
+    slots = max(1, min(config.num_adapters, MAX_SLOTS))
+    arguments = ["--model", str(model), "--served-model-name", BASE, "--store", str(store), "--max-loras", str(slots)]
+    if adapters:
+        arguments += ["--lora-modules", *(f"{name}={folder}" for name, folder in adapters.items())]
+    return [*arguments, *config.server_flags]
