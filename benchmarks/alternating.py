@@ -1,0 +1,29 @@
+"""Cases that are timed in turn, so that whatever slows the machine down slows all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+Case = Callable[[], object]
+WARM_ROUNDS = 2  # not counted
+
+
+def time_alternating(
+    cases: Mapping[str, Case], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds by `clock` of every round of each case."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for index in range(rounds + WARM_ROUNDS):
+        for name, case in cases.items():
+            start = clock()
+            case()
+            if index >= WARM_ROUNDS:
+                times[name].append(clock() - start)
+    return times
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Median over the rounds of one case's time by another's."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
