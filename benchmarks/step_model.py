@@ -62,6 +62,11 @@ class StepModel:
             self._num_loaded += 1
         return found
 
+    def unload(self, adapters: Sequence[LoadedAdapter]) -> None:
+        """Free their slots' weights; slots are not given out again."""
+        for adapter in adapters:
+            self.parts.runner.clear_slot(adapter.slot.index)
+
     def touch(self, num_blocks: int) -> None:
         """Write KV blocks 1 .. `num_blocks` once: memory that was never written is read from one page of zeros."""
         assert num_blocks <= self.parts.num_blocks, f"{num_blocks} KV blocks are needed, {self.parts.num_blocks} there"
