@@ -66,6 +66,11 @@ def main() -> None:
         "rows": options.rows,
         "context": options.context,
         "rounds": options.rounds,
+        "base_weights": sum(linear.in_features * linear.out_features for linear in model.spec.linears.values()),
+        "head_weights": head_weights(model),
+        "weight_bytes": getattr(torch, model.spec.dtype).itemsize,
+        "kv_token_bytes": model.kv_token_bytes,
+        "adapter_bytes": [adapter.num_bytes for adapter in adapters],
         **measure(model, cases_of(model, adapters, options.context), options.rounds),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +78,12 @@ def main() -> None:
     for name, found in report["cases"].items():
         print(f"{name:26} {found['ms']:8.2f} ms   floor {found['floor_ms']:8.2f}   {found['step_over_floor']:.2f}")
     print(json.dumps(report["ratios"], indent=1))
+
+
+def head_weights(model: StepModel) -> int:
+    """Of the output head, which runs on the rows that are sampled only."""
+    head = model.spec.linears[model.spec.output_head]
+    return head.in_features * head.out_features
 
 
 def cases_of(model: StepModel, adapters: Sequence[LoadedAdapter], context: int) -> dict[str, StepCase]:
@@ -110,6 +121,8 @@ def measure(model: StepModel, cases: Mapping[str, StepCase], rounds: int) -> dic
         gemm_seconds = times[f"{name.partition(',')[0]}, base: GEMMs"]
         floor = [seconds + case.floor_bytes / bandwidth for seconds in gemm_seconds]
         found[name] = {
+            "tokens": case.batch.num_tokens,
+            "rows": len(case.batch.rows),
             "ms": _ms(times[name]),
             "least_ms": round(min(times[name]) * 1e3, 3),
             "gemm_ms": _ms(gemm_seconds),
