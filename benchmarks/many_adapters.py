@@ -2,8 +2,8 @@
 
     python -m benchmarks.many_adapters [--shape 38m] [--adapters 200 1000] [--slots 8] [--rounds 5] [--out FILE.json]
 
-One server per number of adapters, with `--slots` device slots and host memory for a fifth of the adapters. The same prompts
-are sent in a closed loop, each round once per kind, in turn:
+One server per number of adapters, with `--slots` device slots and host memory for a fifth of the adapters. The same
+prompts are sent in a closed loop, each round once per kind, in turn:
     few:  popularity uniform over as many adapters as there are slots (all of them stay on the device);
     many: popularity skewed (Zipf 1.1) over all adapters: slots change hands, host memory too, files are read.
 """

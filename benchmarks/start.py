@@ -44,8 +44,9 @@ def main() -> None:
     starts = []
     for number in range(options.starts):
         with tempfile.TemporaryDirectory() as scratch:
-            first = one_start(arguments(model, folders, Path(scratch)), Path(scratch) / "log", [], None)
-            again = one_start(arguments(model, {}, Path(scratch)), Path(scratch) / "log", list(folders), load)
+            here, slots = Path(scratch), options.adapters
+            first = one_start(arguments(model, folders, here, slots), here / "log", [], None)
+            again = one_start(arguments(model, {}, here, slots), here / "log", list(folders), load)
         starts.append({"first": first, "again": again})
         print(number, starts[-1], flush=True)
     report = {
@@ -63,10 +64,10 @@ def main() -> None:
     print(json.dumps(summary(starts)))
 
 
-def arguments(model: Path, folders: Mapping[str, Path], scratch: Path) -> list[str]:
+def arguments(model: Path, folders: Mapping[str, Path], scratch: Path, num_slots: int) -> list[str]:
     """Of the server; `folders`: adapters to register at start."""
     found = ["--model", str(model), "--served-model-name", BASE, "--store", str(scratch / "store")]
-    found += ["--kv-cache-memory", str(KV_BYTES), "--max-loras", "32", "--max-model-len", "512"]
+    found += ["--kv-cache-memory", str(KV_BYTES), "--max-loras", str(num_slots), "--max-model-len", "512"]
     for name, folder in folders.items():
         found += ["--lora-modules", f"{name}={folder.resolve()}"]
     return found

@@ -46,8 +46,9 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"), help="folder of checkpoints")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    panels = json.loads(options.out.read_text())["panels"] if options.out.exists() else {}
-    facts: dict[str, Any] = {"machine": machine(), "shape": options.shape, "rounds": options.rounds}
+    facts: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    panels = facts.pop("panels", {})
+    facts |= {"machine": machine(), "shape": options.shape, "rounds": options.rounds}
     facts["command"] = f"python -m benchmarks.step_growth --shape {options.shape} --rounds {options.rounds}"
     wanted = [name for name in options.only if name in PANELS]
     if wanted:
