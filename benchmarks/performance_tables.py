@@ -72,7 +72,7 @@ def growth(name: str, unit: str, report: Report) -> str:
     """One panel: a column per x; where there is a base, what the others are of it."""
     panel = report["panels"][name]
     series = dict(panel["series"])
-    rows = [[label, *(f"{value:.1f}" for value in values)] for label, values in series.items()]
+    rows = [[label, *map(_number, values)] for label, values in series.items()]
     base = series.get("base")
     for label, values in series.items():
         if base and label != "base":
@@ -104,6 +104,11 @@ def many(report: Report) -> str:
         ])  # fmt: skip
     head = ["registered", "slots", "shape", "rounds", "tokens/s with as many adapters as slots", "with all", "kept"]
     return f"{caption(report)}\n{table(head, rows)}"
+
+
+def _number(value: float) -> str:
+    """Three digits or so: a table holds microseconds of four magnitudes."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _mb(num_bytes: float) -> str:
