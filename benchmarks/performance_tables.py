@@ -22,6 +22,7 @@ def caption(report: Report) -> str:
     instructions = "with" if found["bf16_instructions"] else "without"
     words = [f"{found['cpu']}, {found['cores']} cores, {instructions} bf16 instructions"]
     words += [f"{threads} thread{'s' if threads > 1 else ''} of torch's"] if threads else []
+    words += ["processor time"] if report.get("clock") == "processor" else []
     words += [report["dtype"]] if "dtype" in report else []
     words += [f"torch {found['versions']['torch']}"]
     command = f"; `{report['command']}`" if "command" in report else ""

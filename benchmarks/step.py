@@ -1,6 +1,6 @@
 """One step of the model in this process: its time, its floor, and where the time goes.
 
-    python -m benchmarks.step [--shape 135m] [--rows 16] [--context 200] [--rounds 15] [--out FILE.json]
+    python -m benchmarks.step [--shape 135m] [--rows 16] [--context 200] [--rounds 15] [--clock wall]
 
 Random weights; decode steps of `--rows` rows with `--context` keys each and of one row, and a prompt of 256 tokens,
 without adapters, with one for all, and with one of its own for each row (ranks 8, 16 and 32 in turn, every linear
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.alternating import median_ratio, time_alternating
+from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time_alternating
 from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
 from benchmarks.step_floor import gemms_of, read_bandwidth
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=200, help="keys that each decode row attends to")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help=CLOCK_HELP)
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"), help="folder of checkpoints")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -59,10 +60,11 @@ def main() -> None:
     report = {
         "machine": machine(),
         "command": f"python -m benchmarks.step --shape {options.shape} --rows {options.rows} "
-        f"--context {options.context} --rounds {options.rounds}",
+        f"--context {options.context} --rounds {options.rounds} --clock {options.clock}",
         "shape": options.shape,
         "dtype": model.spec.dtype,
         "threads": torch.get_num_threads(),
+        "clock": options.clock,
         "rows": options.rows,
         "context": options.context,
         "rounds": options.rounds,
@@ -71,7 +73,7 @@ def main() -> None:
         "weight_bytes": getattr(torch, model.spec.dtype).itemsize,
         "kv_token_bytes": model.kv_token_bytes,
         "adapter_bytes": [adapter.num_bytes for adapter in adapters],
-        **measure(model, cases_of(model, adapters, options.context), options.rounds),
+        **measure(model, cases_of(model, adapters, options.context), options.rounds, CLOCKS[options.clock]),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -106,7 +108,7 @@ def cases_of(model: StepModel, adapters: Sequence[LoadedAdapter], context: int) 
     return cases
 
 
-def measure(model: StepModel, cases: Mapping[str, StepCase], rounds: int) -> dict[str, Any]:
+def measure(model: StepModel, cases: Mapping[str, StepCase], rounds: int, clock: Clock) -> dict[str, Any]:
     """The report's figures: bandwidth, cases, ratios, operators."""
     run = model.parts.runner.run
     calls: dict[str, Callable[[], object]] = {
@@ -114,8 +116,8 @@ def measure(model: StepModel, cases: Mapping[str, StepCase], rounds: int) -> dic
         for name, case in cases.items()
     }
     gemms = {name: gemms_of(model, case.batch) for name, case in cases.items() if name.endswith("base")}
-    times = time_alternating({**calls, **{f"{name}: GEMMs": call for name, call in gemms.items()}}, rounds)
-    bandwidth = read_bandwidth()
+    times = time_alternating({**calls, **{f"{name}: GEMMs": call for name, call in gemms.items()}}, rounds, clock)
+    bandwidth = read_bandwidth(clock)
     found = {}
     for name, case in cases.items():
         gemm_seconds = times[f"{name.partition(',')[0]}, base: GEMMs"]
@@ -130,7 +132,7 @@ def measure(model: StepModel, cases: Mapping[str, StepCase], rounds: int) -> dic
             "floor_ms": _ms(floor),
             "step_over_floor": round(median_ratio(times[name], floor), 3),
             "step_over_gemms": round(median_ratio(times[name], gemm_seconds), 3),
-            "parts_ms": _parts(calls[name], model.spec.vocab_size, rounds),
+            "parts_ms": _parts(calls[name], model.spec.vocab_size, rounds, clock),
         }
     return {
         "read_bytes_per_second": round(bandwidth),
@@ -161,8 +163,8 @@ def operators(run: Callable[[], object], steps: int = 5) -> list[dict[str, Any]]
     ]
 
 
-def _parts(run: Callable[[], object], vocab_size: int, rounds: int) -> dict[str, float]:
-    found = [parts_of(run, vocab_size) for _ in range(rounds)]
+def _parts(run: Callable[[], object], vocab_size: int, rounds: int, clock: Clock) -> dict[str, float]:
+    found = [parts_of(run, vocab_size, clock) for _ in range(rounds)]
     return {part: _ms([one[part] for one in found]) for part in found[0]}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from benchmarks.alternating import Clock
 from benchmarks.step_model import StepModel
 from benchmarks.step_seams import Product, products_of
 from lora_serve.core.batch import Batch
@@ -62,12 +63,12 @@ def _replay(products: Sequence[Product]) -> Callable[[], None]:
     return run
 
 
-def read_bandwidth(rounds: int = 7) -> float:
+def read_bandwidth(clock: Clock = time.perf_counter, rounds: int = 7) -> float:
     """Bytes per second at which torch sums a large tensor, the best of `rounds`."""
     tensor = torch.ones(_SUM_BYTES // 4)
     best = float("inf")
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = clock()
         tensor.sum()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return _SUM_BYTES / best

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import registered
-from benchmarks.alternating import time_alternating
+from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, time_alternating
 from benchmarks.checkpoints import SHAPES, make_checkpoints
 from benchmarks.report import machine
 from benchmarks.step_model import RANKS, LoadedAdapter, StepModel, blocks_of, decode_batch, prefill_batch
@@ -43,17 +43,20 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=[*PANELS, "registered"], default=[*PANELS, "registered"])
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help=CLOCK_HELP)
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"), help="folder of checkpoints")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     facts: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     panels = facts.pop("panels", {})
     facts |= {"machine": machine(), "shape": options.shape, "rounds": options.rounds}
-    facts["command"] = f"python -m benchmarks.step_growth --shape {options.shape} --rounds {options.rounds}"
+    facts["command"] = (
+        f"python -m benchmarks.step_growth --shape {options.shape} --rounds {options.rounds} --clock {options.clock}"
+    )
     wanted = [name for name in options.only if name in PANELS]
     if wanted:
-        growth = Growth(options.shape, options.dtype, options.rounds, options.cache)
-        facts |= {"dtype": growth.model.spec.dtype, "threads": torch.get_num_threads()}
+        growth = Growth(options.shape, options.dtype, options.rounds, CLOCKS[options.clock], options.cache)
+        facts |= {"dtype": growth.model.spec.dtype, "threads": torch.get_num_threads(), "clock": options.clock}
     for name in options.only:
         panels[name] = PANELS[name](growth) if name in PANELS else registered_panel()
         print(name, json.dumps(panels[name]), flush=True)
@@ -64,9 +67,10 @@ def main() -> None:
 class Growth:
     """The model and its 16 adapters of ranks 8, 16 and 32."""
 
-    def __init__(self, shape: str, dtype: str, rounds: int, cache: Path) -> None:
+    def __init__(self, shape: str, dtype: str, rounds: int, clock: Clock, cache: Path) -> None:
         folder, _ = make_checkpoints(cache, shape, 0, 0)
         self.rounds = rounds
+        self._clock = clock
         token = self._bytes_per_token(folder)
         num_blocks = max(max(ALL_ROWS) * blocks_of(CONTEXT), ROWS * blocks_of(max(CONTEXTS)))
         self.model = StepModel(folder, NUM_ADAPTERS, (num_blocks + 8) * 16 * token, dtype)
@@ -92,7 +96,7 @@ class Growth:
             for name, batches in cases.items()
             for at, batch in zip(x, batches, strict=True)
         }
-        times = time_alternating(calls, self.rounds)
+        times = time_alternating(calls, self.rounds, self._clock)
         series = {name: [round(statistics.median(times[f"{name}/{at}"]) * 1e3, 3) for at in x] for name in cases}
         return {"x": list(x), "series": series}
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.alternating import Clock
 from lora_serve.model import runner as runner_module
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.kv_cache import KVCache
@@ -36,10 +37,11 @@ class Product:
     dtype: torch.dtype
 
 
-class Clock:
+class PartTimes:
     """Seconds by part; a part that runs inside another is taken out of the outer one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
         self._inner = [0.0]  # seconds of the calls inside the one that runs, by depth
 
@@ -47,20 +49,20 @@ class Clock:
         @functools.wraps(call)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._inner.append(0.0)
-            start = time.perf_counter()
+            start = self._clock()
             try:
                 return call(*args, **kwargs)
             finally:
-                taken = time.perf_counter() - start
+                taken = self._clock() - start
                 self.seconds[namer(args)] += taken - self._inner.pop()
                 self._inner[-1] += taken
 
         return wrapper
 
 
-def parts_of(run: Callable[[], object], vocab_size: int) -> dict[str, float]:
+def parts_of(run: Callable[[], object], vocab_size: int, clock: Clock = time.perf_counter) -> dict[str, float]:
     """Seconds of one `run` by part, and in "total" as a whole."""
-    clock = Clock()
+    times = PartTimes(clock)
 
     def of_linear(args: tuple[Any, ...]) -> str:
         return "output head" if args[0].out_features == vocab_size else "base GEMMs"
@@ -68,11 +70,11 @@ def parts_of(run: Callable[[], object], vocab_size: int) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         for owner, name, part in _seams():
             namer: Namer = of_linear if owner is FrozenLinear else lambda _, part=part: part  # type: ignore[misc]
-            stack.enter_context(_replaced(owner, name, clock.timed(getattr(owner, name), namer)))
-        start = time.perf_counter()
+            stack.enter_context(_replaced(owner, name, times.timed(getattr(owner, name), namer)))
+        start = clock()
         run()
-        total = time.perf_counter() - start
-    found = {part: clock.seconds.get(part, 0.0) for part in PARTS}
+        total = clock() - start
+    found = {part: times.seconds.get(part, 0.0) for part in PARTS}
     found["rest"] = total - sum(found.values())
     return found | {"total": total}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -10,11 +12,11 @@ from benchmarks.alternating import WARM_ROUNDS, median_ratio, time_alternating
 from benchmarks.step import cases_of, measure
 from benchmarks.step_floor import gemms_of
 from benchmarks.step_model import StepModel, blocks_of, decode_batch, prefill_batch
-from benchmarks.step_seams import PARTS, Clock, parts_of, products_of
+from benchmarks.step_seams import PARTS, PartTimes, parts_of, products_of
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.kv_cache import KVCache
 
-VOCAB, LAYERS, ROWS = 64, 2, 4
+VOCAB, LAYERS, ROWS = 512, 2, 4
 TINY = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -36,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> StepModel:
 def test_cases_report_a_floor_and_parts_that_add_up(model: StepModel) -> None:
     adapters = model.load([2, 4, 2, 4])
     model.touch(64)
-    report = measure(model, cases_of(model, adapters, 20), rounds=3)
+    report = measure(model, cases_of(model, adapters, 20), 3, time.perf_counter)
     names = [f"{ROWS} rows, {users}" for users in ("base", "identical", "distinct")]
     assert set(names) < set(report["cases"])
     for case in report["cases"].values():
@@ -91,7 +93,7 @@ def test_seams_are_put_back_even_when_a_step_raises(model: StepModel) -> None:
 
 
 def test_time_inside_an_inner_part_is_not_the_outer_parts_too() -> None:
-    clock = Clock()
+    clock = PartTimes()
     inner = clock.timed(lambda: sum(range(200_000)), lambda _: "inner")
     outer = clock.timed(inner, lambda _: "outer")
     outer()
