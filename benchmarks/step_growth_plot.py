@@ -30,7 +30,9 @@ def draw(report: dict[str, Any], file: Path) -> None:
     for axis in axes.flat[len(report["panels"]) :]:
         axis.set_visible(False)
     threads = f"{report['threads']} thread{'s' if report['threads'] > 1 else ''}" if "threads" in report else ""
-    figure.suptitle(f"{report['shape']}, {report.get('dtype', '')}, {report['machine']['cpu']}, {threads}", fontsize=10)
+    clock = "processor time" if report.get("clock") == "processor" else ""
+    words = [report["shape"], report.get("dtype", ""), report["machine"]["cpu"], threads, clock]
+    figure.suptitle(", ".join(filter(None, words)), fontsize=10)
     figure.tight_layout()
     figure.savefig(file, dpi=90, metadata={"Software": None})
     pyplot.close(figure)
@@ -47,14 +49,10 @@ def _draw_panel(axis: Any, name: str, panel: dict[str, Any]) -> None:
     if name == "registered":
         axis.set_xscale("log")
         axis.set_yscale("log")
-    elif name in ("adapters", "chunk"):
+    else:  # linear, so that a straight line is a cost in proportion
+        shown = [x for x in panel["x"] if x >= max(panel["x"]) / 8 or x == panel["x"][0]]
+        axis.set_xticks(shown, [str(x) for x in shown], fontsize=8)
         axis.set_ylim(bottom=0)
-    else:
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
-    if name != "registered":
-        axis.set_xticks(panel["x"], [str(x) for x in panel["x"]], fontsize=8)
-        axis.minorticks_off()
     axis.grid(alpha=0.3)
     if len(axis.lines) > 1:
         axis.legend(fontsize=8)
