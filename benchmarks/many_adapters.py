@@ -1,9 +1,9 @@
-"""A thousand adapters over a few slots: throughput against as many adapters as there are slots.
+"""Many adapters over a few slots: throughput against as many adapters as there are slots.
 
-    python -m benchmarks.many_adapters [--shape 38m] [--adapters 1000] [--slots 8] [--rounds 3] [--out FILE.json]
+    python -m benchmarks.many_adapters [--shape 38m] [--adapters 200 1000] [--slots 8] [--rounds 5] [--out FILE.json]
 
-One server per run of rounds, with `--slots` device slots and host memory for a fifth of the adapters. The same prompts
-are sent in a closed loop, each round once per kind, in turn:
+One server per number of adapters, with `--slots` device slots and host memory for a fifth of the adapters. The same
+prompts are sent in a closed loop, each round once per kind, in turn:
     few:  popularity uniform over as many adapters as there are slots (all of them stay on the device);
     many: popularity skewed (Zipf 1.1) over all adapters: slots change hands, host memory too, files are read.
 """
@@ -35,23 +35,29 @@ BASE = "bench-base"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="38m")
-    parser.add_argument("--adapters", type=int, default=1000)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[200, 1000])
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=48)
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/many-adapters.json"))
     options = parser.parse_args()
+    runs = [_measure(count, options) for count in options.adapters]
+    options.out.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
+
+
+def _measure(count: int, options: argparse.Namespace) -> dict[str, Any]:
+    """All rounds with so many adapters registered, on a server of their own."""
     model, _ = make_checkpoints(options.cache, options.shape, 0, seed=0)
-    folders = make_adapters(options.cache, options.shape, options.adapters, seed=0, rank=16)
+    folders = make_adapters(options.cache, options.shape, count, seed=0, rank=16)
     one = sum(file.stat().st_size for file in next(iter(folders.values())).iterdir())
     with tempfile.TemporaryDirectory() as scratch:
         arguments = [
             "--model", str(model), "--served-model-name", BASE, "--admin-key", ADMIN_KEY, "--store", f"{scratch}/store",
             "--adapter-root", str(options.cache), "--max-loras", str(options.slots), "--max-num-seqs", "16",
-            "--adapter-host-memory", str(one * options.adapters // 5), "--max-model-len", "512",
+            "--adapter-host-memory", str(one * count // 5), "--max-model-len", "512",
         ]  # fmt: skip
         with ServerProcess(arguments, Path(scratch) / "log") as server:
             server.wait_until_ready(120)
@@ -61,7 +67,7 @@ def main() -> None:
             print(f"{len(folders)} adapters registered in {registered:.0f} s")
             rounds = [_round(server.url, list(folders), options, seed) for seed in range(options.rounds)]
             engine = asyncio.run(_engine(server.url))
-    _write(options, rounds, registered, engine, one)
+    return _summary(count, options, rounds, registered, engine, one)
 
 
 def _round(url: str, names: list[str], options: argparse.Namespace, seed: int) -> dict[str, Measured]:
@@ -88,9 +94,14 @@ async def _engine(url: str) -> Any:
         return await answer.json()
 
 
-def _write(
-    options: argparse.Namespace, rounds: list[dict[str, Measured]], registered: float, engine: Any, one: int
-) -> None:
+def _summary(
+    count: int,
+    options: argparse.Namespace,
+    rounds: list[dict[str, Measured]],
+    registered: float,
+    engine: Any,
+    one: int,
+) -> dict[str, Any]:
     kinds = {}
     for kind in ("few", "many"):
         measured = [table[kind] for table in rounds]
@@ -104,9 +115,8 @@ def _write(
         }
     kept = [_throughput(table["many"]) / _throughput(table["few"]) for table in rounds]
     facts = {
-        "machine": machine(),
         "shape": options.shape,
-        "num_adapters": options.adapters,
+        "num_adapters": count,
         "adapter_bytes": one,
         "slots": options.slots,
         "requests": options.requests,
@@ -114,9 +124,9 @@ def _write(
         "output_tokens": options.output_tokens,
         "registration_seconds": round(registered, 1),
     }
-    report = {**facts, **kinds, "kept": round(statistics.median(kept), 3), "tiers": engine["tiers"]}
-    print(f"kept with {options.adapters} adapters over {options.slots} slots: {report['kept']}")
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    summary = {**facts, **kinds, "kept": round(statistics.median(kept), 3), "tiers": engine["tiers"]}
+    print(f"kept with {count} adapters over {options.slots} slots: {summary['kept']}")
+    return summary
 
 
 if __name__ == "__main__":

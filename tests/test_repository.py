@@ -20,7 +20,15 @@ from packaging.version import Version
 import lora_serve
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("scripts/install", "scripts/demo", "scripts/test", "scripts/check", "scripts/adapters_table", ".ci/run")
+SCRIPTS = (
+    "scripts/install",
+    "scripts/demo",
+    "scripts/test",
+    "scripts/check",
+    "scripts/adapters_table",
+    "scripts/step_guard",
+    ".ci/run",
+)
 FORBIDDEN = (
     r"\bpickle\b",
     r"\btorch\.load\(",
@@ -112,7 +120,8 @@ def _top_level_imports(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/DESIGN.md", "docs/adapters.md", "docs/simulation.md", "CHANGELOG.md"]
+    "document",
+    ["README.md", "docs/DESIGN.md", "docs/adapters.md", "docs/performance.md", "docs/simulation.md", "CHANGELOG.md"],
 )
 def test_links_and_paths_named_in_documents_exist(document: str) -> None:
     text, folder = read(document), (ROOT / document).parent
@@ -153,6 +162,12 @@ def test_scripts_are_executable_bash_that_parses(script: str) -> None:
 
 def test_continuous_integration_runs_the_test_script() -> None:
     assert "./scripts/test" in read(".ci/run")
+
+
+def test_step_guard_runs_after_the_tests_and_not_beside_them() -> None:
+    script = read("scripts/test")
+    assert script.index("-m pytest") < script.index("\n  ./scripts/step_guard")
+    assert "exec .venv/bin/python -m pytest" not in script
 
 
 def compose() -> dict[str, Any]:

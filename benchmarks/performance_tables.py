@@ -1,0 +1,116 @@
+"""The tables of docs/performance.md, each made of one file of benchmarks/results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.step_seams import PARTS
+
+Report = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def caption(report: Report) -> str:
+    """Where and how it was measured."""
+    found, threads = report["machine"], report.get("threads")
+    instructions = "with" if found["bf16_instructions"] else "without"
+    words = [f"{found['cpu']}, {found['cores']} cores, {instructions} bf16 instructions"]
+    words += [f"{threads} thread{'s' if threads > 1 else ''} of torch's"] if threads else []
+    words += ["processor time"] if report.get("clock") == "processor" else []
+    words += [report["dtype"]] if "dtype" in report else []
+    words += [f"torch {found['versions']['torch']}"]
+    command = f"; `{report['command']}`" if "command" in report else ""
+    return ", ".join(words) + command + ".\n"
+
+
+def roofline(report: Report) -> str:
+    """What each step must read and compute, its floor and its time."""
+    rows = []
+    for name, case in report["cases"].items():
+        gemm = case["gemm_ms"]
+        base = report["base_weights"] * report["weight_bytes"]
+        body = report["base_weights"] - report["head_weights"]
+        operations = 2 * (body * case["tokens"] + report["head_weights"] * case["rows"])
+        rows.append([
+            name, _mb(base), _mb(case["floor_bytes"]), f"{operations / 1e9:.2f}",
+            f"{operations / gemm / 1e6:.0f}", f"{base / gemm / 1e6:.1f}", f"{gemm:.1f}",
+            f"{case['floor_ms']:.1f}", f"{case['ms']:.1f}", f"{case['step_over_floor']:.2f}",
+        ])  # fmt: skip
+    head = ["step", "weights, MB", "adapters + KV, MB", "GFLOP of the base", "products, GFLOP/s", "products, GB/s"]
+    head += ["products, ms", "floor, ms", "step, ms", "step / floor"]
+    bandwidth = (
+        f"Reading at {report['read_bytes_per_second'] / 1e9:.1f} GB/s (a large tensor summed in the same run).\n"
+    )
+    return f"{caption(report)}\n{bandwidth}\n{table(head, rows)}"
+
+
+def ratios(report: Report) -> str:
+    return table(["steps", "ratio of times"], [[name, f"{ratio:.2f}"] for name, ratio in report["ratios"].items()])
+
+
+def parts(report: Report) -> str:
+    """Milliseconds of each part, and its share of the step."""
+    rows = []
+    for name, case in report["cases"].items():
+        found = case["parts_ms"]
+        cells = [f"{found[part]:.1f} ({found[part] / found['total']:.0%})" for part in PARTS]
+        rows.append([name, *cells, f"{found['total']:.1f}"])
+    return table(["step, ms", *PARTS, "total"], rows)
+
+
+def operators(report: Report) -> str:
+    rows = [[f"`{row['name']}`", str(row["calls"]), f"{row['self_ms']:.2f}"] for row in report["operators"]]
+    return table(["operator", "calls per step", "ms inside it"], rows)
+
+
+def growth(name: str, unit: str, report: Report) -> str:
+    """One panel: a column per x; where there is a base, what the others are of it."""
+    panel = report["panels"][name]
+    series = dict(panel["series"])
+    rows = [[label, *map(_number, values)] for label, values in series.items()]
+    base = series.get("base")
+    for label, values in series.items():
+        if base and label != "base":
+            rows.append([f"{label} / base", *(f"{a / b:.2f}" for a, b in zip(values, base, strict=True))])
+    return table([unit, *(f"{x:,}".replace(",", " ") for x in panel["x"])], rows)
+
+
+def registered(report: Report) -> str:
+    return growth("registered", "microseconds, by adapters registered", report)
+
+
+def start(report: Report) -> str:
+    rows = [
+        ["a new store, adapters checked, tried and copied first", f"{report['first_ready_s']:.1f} s"],
+        ["the store of a server before", f"{report['again_ready_s']:.1f} s"],
+        ["memory at most, after requests to all adapters", f"{report['peak_rss'] / 1e9:.2f} GB"],
+    ]
+    words = f"{report['shape']}, {report['adapters']} adapters, {report['kv_bytes'] / 1e6:.0f} MB of KV cache.\n"
+    return f"{caption(report)}\n{words}\n{table(['to /ready, and memory', 'median'], rows)}"
+
+
+def many(report: Report) -> str:
+    rows = []
+    for run in report["runs"]:
+        few, all_of_them = (sorted(run[kind]["output_tokens_per_s"]) for kind in ("few", "many"))
+        rows.append([
+            f"{run['num_adapters']:,}".replace(",", " "), str(run["slots"]), run["shape"], str(len(few)),
+            f"{few[len(few) // 2]:.0f}", f"{all_of_them[len(few) // 2]:.0f}", f"{run['kept']:.2f}",
+        ])  # fmt: skip
+    head = ["registered", "slots", "shape", "rounds", "tokens/s with as many adapters as slots", "with all", "kept"]
+    return f"{caption(report)}\n{table(head, rows)}"
+
+
+def _number(value: float) -> str:
+    """Three digits or so: a table holds microseconds of four magnitudes."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _mb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.1f}"

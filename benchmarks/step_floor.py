@@ -1,0 +1,74 @@
+"""The floor of a step on a CPU: its own base products with nothing between them, and the bytes that it must read.
+
+    floor = seconds of every frozen linear layer, called back to back on the step's rows, the output head included
+          + (bytes of the different adapters in the batch + bytes of the keys and values read) / read bandwidth
+
+The bandwidth is measured in the same run, by summing a tensor that is larger than any cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.alternating import Clock
+from benchmarks.step_model import StepModel
+from benchmarks.step_seams import Product, products_of
+from lora_serve.core.batch import Batch
+from lora_serve.model.base_model import BaseModel
+
+_SUM_BYTES = 2**28  # of the tensor that is summed
+
+
+def gemms_of(model: StepModel, batch: Batch) -> Callable[[], None]:
+    """A function that computes the step's base products and nothing else.
+
+    The very calls that the step makes, so that fused layers count as what they are; where a step's products are not
+    all calls of `FrozenLinear`, its layers by their paths, one product each.
+    """
+    products = products_of(lambda: model.parts.runner.run(batch))
+    weights = sum(product.layer.in_features * product.layer.out_features for product in products)
+    expected = sum(shape.in_features * shape.out_features for shape in model.spec.linears.values())
+    return _replay(products if weights == expected else _by_path(model, batch))
+
+
+def _by_path(model: StepModel, batch: Batch) -> list[Product]:
+    base: BaseModel = model.parts.fold.keywords["base"]  # type: ignore[attr-defined]
+    num_logits = sum(row.sample is not None for row in batch.rows)
+    dtype = getattr(torch, model.spec.dtype)
+    found = []
+    for path, linear in model.spec.linears.items():
+        rows = num_logits if path == model.spec.output_head else batch.num_tokens
+        found.append(Product(base.linear(path), "product", (rows, linear.in_features), dtype))
+    return found
+
+
+def _replay(products: Sequence[Product]) -> Callable[[], None]:
+    inputs: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+    calls = []
+    for product in products:
+        key = (product.shape, product.dtype)
+        if key not in inputs:
+            inputs[key] = torch.randn(product.shape).to(product.dtype)
+        calls.append((getattr(product.layer, product.method), inputs[key]))
+
+    @torch.inference_mode()
+    def run() -> None:
+        for call, x in calls:
+            call(x)
+
+    return run
+
+
+def read_bandwidth(clock: Clock = time.perf_counter, rounds: int = 7) -> float:
+    """Bytes per second at which torch sums a large tensor, the best of `rounds`."""
+    tensor = torch.ones(_SUM_BYTES // 4)
+    best = float("inf")
+    for _ in range(rounds):
+        start = clock()
+        tensor.sum()
+        best = min(best, clock() - start)
+    return _SUM_BYTES / best
