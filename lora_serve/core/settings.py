@@ -140,7 +140,9 @@ class Settings(BaseSettings):
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
     attention: Literal["auto", "sdpa"] = Field("auto", description="paged attention; auto: the fastest that runs here")
-    lora_kernel: Literal["auto", "loop", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
+    lora_kernel: Literal["auto", "loop", "native", "triton"] = Field(
+        "auto", description="LoRA delta; auto: the fastest that runs here"
+    )
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
     admin_key: str | None = Field(

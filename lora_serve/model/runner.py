@@ -153,9 +153,9 @@ class ModelRunner:
             decode=self._decode_rows(rows[:num_decode]),
             prefill=tuple(prefill),
             logit_positions=self._tensor(logit_positions or [0]),
-            lora=passes_of(adapters, [(row.start, end) for row, end in zip(rows, ends, strict=True)]),
+            lora=passes_of(adapters, [(row.start, end) for row, end in zip(rows, ends, strict=True)], self._device),
             lora_logits=passes_of(
-                adapters, [(end - span.end + span.start, end) for span, end in zip(spans, ends, strict=True)]
+                adapters, [(end - span.end + span.start, end) for span, end in zip(spans, ends, strict=True)], self._device
             ),
             vocabularies=vocabularies,
         )

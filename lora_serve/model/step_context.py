@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
+from lora_serve.model.device_tokens import DeviceTokens
 from lora_serve.model.vocabularies import OwnRows, OwnVocabularies
 
 SHORT_SEGMENT = (
@@ -67,6 +68,12 @@ class LoraTokens:
     long_segments: tuple[LoraSegment, ...]  # those of more than SHORT_SEGMENT tokens
     short_slots: Tensor  # [num_tokens] int32 on the CPU: the slot of tokens in short segments, -1 elsewhere
     short_scales: Tensor | None  # [num_tokens] float32 on the CPU: likewise their scales; None: all are 1
+    on_device: DeviceTokens | None = None  # None on the CPU, whose kernels read the fields above
+
+    def placed(self, device: torch.device) -> LoraTokens:
+        """The same with its form on a device."""
+        long = [(segment.start, segment.end, segment.slot, segment.scale) for segment in self.long_segments]
+        return replace(self, on_device=DeviceTokens.of(self.short_slots, self.short_scales, long, device))
 
     @property
     def has_short(self) -> bool:
@@ -96,14 +103,16 @@ class LoraTokens:
         return LoraTokens(tuple(segments), long_segments, short_slots, short_scales)
 
 
-def passes_of(rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]]) -> tuple[LoraTokens, ...]:
+def passes_of(
+    rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[LoraTokens, ...]:
     """One pass over the packed tokens per adapter that a row composes; none if all rows are the base model's.
 
     `spans`: for each row the positions start .. end, in its sequence, of its packed tokens. Deltas add up, so the
     order of a row's adapters does not matter.
     """
     most = max((len(adapters) for adapters in rows), default=0)
-    return tuple(
+    passes = (
         LoraTokens.of(
             piece
             for adapters, span in zip(rows, spans, strict=True)
@@ -111,6 +120,7 @@ def passes_of(rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, i
         )
         for index in range(most)
     )
+    return tuple(tokens.placed(device) if device.type == "cuda" else tokens for tokens in passes)
 
 
 def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ...]:
