@@ -20,6 +20,7 @@ class ModelConfig:
     quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
     task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
+    cuda_graphs: bool = True  # capture decode steps, on devices that can
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class Settings(BaseSettings):
     lora_kernel: Literal["auto", "loop", "native", "triton"] = Field(
         "auto", description="LoRA delta; auto: the fastest that runs here"
     )
+    cuda_graphs: bool = Field(True, description="on GPUs capture decode steps once and replay them")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
     admin_key: str | None = Field(
@@ -203,6 +204,7 @@ class Settings(BaseSettings):
             self.quantization,
             self.task,
             self.pooling,
+            self.cuda_graphs,
         )
 
     @property

@@ -44,7 +44,7 @@ class DeviceTokens:
         places = torch.tensor([tile[:3] for tile in tiles], dtype=torch.int32).reshape(-1)
         host = torch.cat([slots, ones.view(torch.int32), places, numbers.view(torch.int32)])
         moved = to_device(host, torch.int32, device)
-        parts = moved.split([len(slots), len(slots), 3 * len(tiles), len(tiles)])
+        parts = torch.split(moved, [len(slots), len(slots), 3 * len(tiles), len(tiles)])
         return DeviceTokens(
             parts[0],
             parts[1].view(torch.float32),

@@ -85,7 +85,7 @@ class LoraSlots:
         self.module_index = {name: index for index, name in enumerate(linears)}
         self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
-        self.max_rank = 0  # of any adapter that was ever here
+        self.max_rank = 0  # of any adapter that was ever here, as a power of two
         self._records: SlotRecords | None = None
         self._stream = stream
         self._owners: list[SlotRef | None] = [None] * num_slots
@@ -94,6 +94,11 @@ class LoraSlots:
         self._vocab_sizes = [0] * num_slots
         self._with_changes: set[int] = set()
         self._copies: dict[int, Any] = {}  # slot -> the event of a copy that no row has waited for yet
+
+    @property
+    def num_slots(self) -> int:
+        """There is room for."""
+        return self.tables.num_slots
 
     def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
         """Put `adapter` into the slot in place of whatever was there. Its copy may still be under way on return."""
@@ -188,7 +193,8 @@ class LoraSlots:
     def _place(self, index: int, adapter: HostAdapter) -> None:
         columns = self._columns(adapter)
         self._deltas[index] = columns.deltas
-        self.max_rank = max(self.max_rank, int(columns.rank.max()) if len(columns.rank) else 0)
+        rank = int(columns.rank.max()) if len(columns.rank) else 0
+        self.max_rank = max(self.max_rank, 1 << (rank - 1).bit_length() if rank else 0)
         self.tables.set(index, columns)
         if self._records is not None:
             self._records.write(index, columns)

@@ -25,7 +25,7 @@ def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 def columns_to_device(columns: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
     """Each column [n] int64 on `device`, all in one copy."""
     flat = to_device([value for column in columns for value in column], torch.int64, device)
-    return list(flat.split([len(column) for column in columns]))
+    return list(torch.split(flat, [len(column) for column in columns]))
 
 
 def to_host(*tensors: Tensor) -> list[Tensor]:

@@ -31,7 +31,9 @@ def create_kernel(name: str, slots: LoraSlots) -> LoraKernel:
     """The kernel of file `name`; "auto": the first of triton, native, loop that runs here. Raises ConfigError."""
     if name == "auto":
         on_cuda = slots.device.type == "cuda"
-        name = "triton" if on_cuda and _can_serve("triton", slots) else "native" if _can_serve("native", slots) else "loop"
+        name = (
+            "triton" if on_cuda and _can_serve("triton", slots) else "native" if _can_serve("native", slots) else "loop"
+        )
     module = importlib.import_module(f"{__name__}.{name}")
     kernel: LoraKernel = module.Kernel(slots)
     return kernel
