@@ -139,7 +139,9 @@ class Settings(BaseSettings):
     tenant_weight: Weights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
-    attention: Literal["auto", "sdpa"] = Field("auto", description="paged attention; auto: the fastest that runs here")
+    attention: Literal["auto", "sdpa", "varlen"] = Field(
+        "auto", description="paged attention; auto: the fastest that runs here"
+    )
     lora_kernel: Literal["auto", "loop", "native", "triton"] = Field(
         "auto", description="LoRA delta; auto: the fastest that runs here"
     )

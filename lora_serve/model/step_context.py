@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -144,6 +144,7 @@ class StepInputs:
     lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
     vocabularies: OwnVocabularies | None = None  # None: every row has the base model's
     masks: dict[int | None, Tensor] = field(default_factory=dict)  # attention's own, one per window size
+    plans: dict[str, Any] = field(default_factory=dict)  # likewise, by who made it: of the step, for every layer
 
 
 class AdapterStep(Protocol):

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from lora_serve.core.errors import ConfigError
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step_context import StepInputs
 
@@ -37,7 +38,13 @@ class Attention(Protocol):
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:
-    """The backend of file `name`; "auto" takes the fastest that runs here."""
-    module = importlib.import_module(f"{__name__}.{'sdpa' if name == 'auto' else name}")
+    """The backend of file `name`; "auto": varlen on CUDA, where this torch has it, else sdpa. Raises ConfigError."""
+    varlen = importlib.import_module(f"{__name__}.varlen")
+    why_not = varlen.why_not(cache)
+    if name == "varlen" and why_not is not None:
+        raise ConfigError(f"--attention varlen: {why_not}")
+    if name == "auto":
+        name = "sdpa" if why_not is not None else "varlen"
+    module = importlib.import_module(f"{__name__}.{name}")
     backend: Attention = module.Backend(cache)
     return backend
