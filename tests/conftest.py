@@ -9,10 +9,9 @@ import pytest
 
 from tests.redis_server import RedisServer
 
-# Triton reads it when it is first imported, and torch may do that: before any test, and not where there is a GPU to
-# compile for
-if not os.path.exists("/dev/nvidiactl"):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
+# tests/gpu compile them instead (scripts/gpu_check).
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,15 @@ from packaging.version import Version
 import lora_serve
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("scripts/install", "scripts/demo", "scripts/test", "scripts/check", "scripts/adapters_table", ".ci/run")
+SCRIPTS = (
+    "scripts/install",
+    "scripts/demo",
+    "scripts/test",
+    "scripts/check",
+    "scripts/adapters_table",
+    "scripts/gpu_check",
+    ".ci/run",
+)
 FORBIDDEN = (
     r"\bpickle\b",
     r"\btorch\.load\(",

@@ -96,16 +96,22 @@ def made(name: str, cache: KVCache) -> Attention:
     return create_attention(name, cache)
 
 
-NAMES = ["sdpa", "varlen", "varlen of torch 2.11", "varlen without pages", "varlen of no type"]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["sdpa", "varlen", "varlen of torch 2.11"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_attention_is_the_definition(
     name: str, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None
 ) -> None:
+    check_definition(name, num_heads, num_kv_heads, window, softcap)
+
+
+@pytest.mark.parametrize("name", ["varlen without pages", "varlen of no type"])
+def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
+    check_definition(name, 6, 2, 4, None)
+
+
+def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None) -> None:
     torch.manual_seed(0)
     cache = filled_cache(16, 4, num_kv_heads, 8)
     attention = made(name, cache)
