@@ -61,9 +61,10 @@ class Backend:
         """`varlen`, `types`: torch's own function and the types it knows, if nothing else is said."""
         self.cache = cache
         self._sdpa = sdpa.Backend(cache)
-        self._varlen = varlen or torch_varlen()
-        assert self._varlen is not None, "this torch has no varlen_attn"
-        self._features = Features.of(self._varlen)
+        found = varlen or torch_varlen()
+        assert found is not None, "this torch has no varlen_attn"
+        self._varlen: Varlen = found
+        self._features = Features.of(found)
         self._fits = cache.shape.dtype in types and cache.shape.head_dim <= _MAX_HEAD_DIM
         self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
         device = cache.device
