@@ -40,7 +40,7 @@ def _matrix(address, rows, columns, width, dtype: tl.constexpr, ALIGNED: tl.cons
     """Pointers to elements (rows[:, None], columns[None, :]) of a matrix of `width` columns at an address."""
     pointers = address.to(tl.pointer_type(dtype)) + rows[:, None].to(tl.int64) * width + columns[None, :]
     if ALIGNED:  # without this word the compiler loads one element at a time through an address it cannot see into
-        pointers = tl.multiple_of(pointers, (16, 16))
+        pointers = tl.multiple_of(pointers, [16, 16])
     return pointers
 
 
