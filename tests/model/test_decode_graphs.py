@@ -11,8 +11,10 @@ import torch
 
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.request import SamplingParams
+from lora_serve.model.attention import varlen
 from lora_serve.model.decode_graphs import DecodeGraphs
 from lora_serve.model.runner import ModelRunner
+from tests.contracts.test_attention import older_varlen
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.model.recorded_call import RecordedCall, WatchedPrograms
@@ -126,6 +128,18 @@ def test_idle_rows_write_nothing_that_is_somebodys(world: World) -> None:
         after[:, :, block, offset] = before[:, :, block, offset]
     assert torch.equal(after, before)
     assert not after[:, :, 0].any()
+
+
+def test_replays_follow_when_attention_reads_the_cache_in_place(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    backend: Any = varlen.Backend(world.plain._cache, older_varlen, (torch.float32,))
+    backend._paged._programs = WatchedPrograms(backend._paged._programs, world.recorders)
+    world.plain._model._attention = backend
+    a = world.load("a", 0, 1)
+    tables = [world.prompt(i, 4 + i) for i in range(2)]
+    world.agree([decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)])
+    world.agree([decode(1, 5, tables[1], 7, a), decode(0, 4, tables[0], 6)])
+    assert len(world.recorders) == 1
 
 
 def test_growth_of_slots_and_a_resized_pool_are_captured_anew(tmp_path: Path) -> None:
