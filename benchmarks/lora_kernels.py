@@ -100,8 +100,8 @@ def segment_rows(shape: LinearShape) -> list[dict[str, Any]]:
 
 
 def both_kernels(slots: LoraSlots, tokens: LoraTokens, shape: LinearShape) -> dict[str, float]:
-    x = torch.randn(len(tokens.short_slots), shape.in_features)
-    y = torch.zeros(len(tokens.short_slots), shape.out_features)
+    x = torch.randn(tokens.num_tokens, shape.in_features)
+    y = torch.zeros(tokens.num_tokens, shape.out_features)
     times = {}
     for name in ("loop", "native"):
         kernel = create_kernel(name, slots)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.redis_server import RedisServer
+
+# Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
+# tests/gpu compile them instead (scripts/gpu_check).
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

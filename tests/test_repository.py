@@ -27,6 +27,7 @@ SCRIPTS = (
     "scripts/check",
     "scripts/adapters_table",
     "scripts/step_guard",
+    "scripts/gpu_check",
     ".ci/run",
 )
 FORBIDDEN = (
@@ -101,6 +102,7 @@ def test_every_import_of_the_package_is_a_declared_requirement() -> None:
         "matplotlib",
         "redis",
         "torchao",
+        "triton",
         "pydantic_core",
         "lora_serve",
     }

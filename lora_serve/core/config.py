@@ -21,6 +21,7 @@ class ModelConfig:
     task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
     fuse_layers: bool = True  # replace layers by fused kernels where they prove to compute the same
+    cuda_graphs: bool = True  # capture decode steps, on devices that can
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,11 +139,14 @@ class Settings(BaseSettings):
     tenant_weight: Weights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
-    attention: Literal["auto", "native", "sdpa"] = Field(
+    attention: Literal["auto", "native", "sdpa", "varlen"] = Field(
         "auto", description="paged attention; auto: the fastest that runs here"
     )
     fuse_layers: bool = Field(True, description="fused kernels (CPU, float32) for layers where they prove to be equal")
-    lora_kernel: Literal["auto", "loop", "native"] = Field("auto", description="LoRA delta; auto: by shape and device")
+    lora_kernel: Literal["auto", "loop", "native", "triton"] = Field(
+        "auto", description="LoRA delta; auto: the fastest that runs here"
+    )
+    cuda_graphs: bool = Field(True, description="on GPUs capture decode steps once and replay them")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
     admin_key: str | None = Field(
@@ -205,6 +208,7 @@ class Settings(BaseSettings):
             self.task,
             self.pooling,
             self.fuse_layers,
+            self.cuda_graphs,
         )
 
     @property

@@ -26,7 +26,8 @@ class AdaptedModel(Generic[Step]):
         self.device = loaded.device
         self.context = context
         self._linears: dict[str, FrozenLinear] = {}
-        self._wrap_linears(loaded, create_kernel(config.lora_kernel, slots), slots)
+        self.kernel = create_kernel(config.lora_kernel, slots)
+        self._wrap_linears(loaded, self.kernel, slots)
         for path, site in loaded.observation.sites.items():
             if path not in self._linears:
                 is_input = path == self.spec.input_embedding

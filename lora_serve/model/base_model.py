@@ -25,7 +25,7 @@ from lora_serve.model.attention import Attention, create_attention
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.rotary_attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading import LoadedModel, load_frozen, path_of
+from lora_serve.model.loading import FrozenModule, LoadedModel, load_frozen, path_of
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.observation import Observation, layer_index, observe
 from lora_serve.model.quantization import resident_bytes
@@ -114,7 +114,11 @@ class BaseModel(AdaptedModel[StepInputs]):
 
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load the model of `config.model` (a folder or a hub id) frozen. Raises ModelError in words."""
-    found = load_frozen(config, AutoModelForCausalLM)
+    return described(config, load_frozen(config, AutoModelForCausalLM))
+
+
+def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
+    """A frozen model with what one forward pass of it tells. Raises ModelError in words."""
     module, device = found.module, found.device
     observation = observe(module, device)
     return LoadedModel(module, _spec(config, module, observation, found.dtype, device), observation, device)

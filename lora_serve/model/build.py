@@ -14,8 +14,10 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.allocator import keep_freed_memory
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.copy_stream import copy_stream
+from lora_serve.model.decode_graphs import DecodeGraphs
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.folding import fold
+from lora_serve.model.graphs import CudaGraph, graph_pool
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.initialisation import undo
 from lora_serve.model.kv_cache import KVCache
@@ -64,13 +66,25 @@ def build_model(
     runner = ModelRunner(base, cache, slots, loaded.device)
     memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
+    graphs = _graphs(base, cache, slots, model_config, engine_config)
     return ModelParts(
         spec,
-        runner,
+        runner if graphs is None else ModelRunner(base, cache, slots, loaded.device, graphs),
         cache.num_blocks - 1,
         functools.partial(fold, base=base),
         functools.partial(undo, base=base),
         memory,
+    )
+
+
+def _graphs(
+    base: BaseModel, cache: KVCache, slots: LoraSlots, config: ModelConfig, engine_config: EngineConfig
+) -> DecodeGraphs | None:
+    """None where steps are not captured. Made last: what was measured before was the ordinary way."""
+    if base.device.type != "cuda" or not config.cuda_graphs or not base.kernel.reads_device_tokens:
+        return None
+    return DecodeGraphs(
+        base, cache, slots, engine_config.batch.max_num_seqs, functools.partial(CudaGraph, graph_pool())
     )
 
 

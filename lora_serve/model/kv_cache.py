@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import BlockMoves
 from lora_serve.model.huge_pages import advise_huge_pages
+from lora_serve.model.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,13 @@ class KVCache:
         self._num_spare = num_spare
         self.block_size = block_size
         self.device = device
+        self.num_resizes = 0  # whoever keeps a pool's address looks whether it is still the same pool
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Another number of blocks, all of them empty; and blocks in host memory, which a GPU reads by itself."""
         shape, size = self.shape, self.block_size
+        self.num_resizes += 1
         self.num_blocks = num_blocks
         self._pool = torch.empty(0, device=self.device)  # what was there is freed first
         # torch.zeros maps untouched pages lazily on the CPU: a large budget costs nothing until it is used
@@ -85,7 +88,7 @@ class KVCache:
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
         if blocks:
-            self._pool.index_fill_(2, torch.tensor(blocks, device=self._pool.device), 0)
+            self._pool.index_fill_(2, to_device(blocks, torch.int64, self._pool.device), 0)
 
     def move(self, moves: BlockMoves) -> None:
         """Copy whole blocks to host memory, then others back; done when it returns."""

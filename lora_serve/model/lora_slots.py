@@ -18,6 +18,7 @@ from lora_serve.model.arena import moved_deltas
 from lora_serve.model.changes import Change
 from lora_serve.model.copy_stream import CopyStream
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta, SlotColumns
+from lora_serve.model.slot_records import SlotRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,20 @@ class LoraSlots:
         self.module_index = {name: index for index, name in enumerate(linears)}
         self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
         self.device = device
+        self.max_rank = 0  # of any adapter that was ever here, as a power of two
+        self._records: SlotRecords | None = None
         self._stream = stream
         self._owners: list[SlotRef | None] = [None] * num_slots
         self._deltas: list[tuple[LinearDelta | None, ...]] = [()] * num_slots  # by module; empty: none
         self._changes: dict[str, dict[int, tuple[Change, ...]]] = {}  # module path -> slot
         self._vocab_sizes = [0] * num_slots
+        self._with_changes: set[int] = set()
         self._copies: dict[int, Any] = {}  # slot -> the event of a copy that no row has waited for yet
+
+    @property
+    def num_slots(self) -> int:
+        """There is room for."""
+        return self.tables.num_slots
 
     def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
         """Put `adapter` into the slot in place of whatever was there. Its copy may still be under way on return."""
@@ -103,6 +112,8 @@ class LoraSlots:
                 self._place(slot.index, adapter)
             self._copies[slot.index] = event
         self._vocab_sizes[slot.index] = adapter.vocab_size
+        if adapter.changes or adapter.vocab_size:
+            self._with_changes.add(slot.index)
         self._owners[slot.index] = slot
 
     def clear(self, index: int) -> None:
@@ -112,8 +123,11 @@ class LoraSlots:
         self._owners[index] = None
         self._deltas[index] = ()
         self._vocab_sizes[index] = 0
+        self._with_changes.discard(index)
         self._copies.pop(index, None)
         self.tables.clear(index)
+        if self._records is not None:
+            self._records.clear(index)
         for table in self._changes.values():
             table.pop(index, None)
 
@@ -135,6 +149,19 @@ class LoraSlots:
         deltas = self._deltas[slot]
         return deltas[module] if deltas else None
 
+    def device_records(self) -> SlotRecords:
+        """The tables on the device, made at the first call and kept up to date from then on."""
+        if self._records is None:
+            self._records = SlotRecords(self.tables.num_slots, len(self.module_index), self.device)
+            for slot, deltas in enumerate(self._deltas):
+                if deltas:
+                    self._records.write(slot, SlotColumns.of(deltas))
+        return self._records
+
+    def has_changes(self, slot: int) -> bool:
+        """Whether the slot's adapter does more than `LinearDelta`s: changes of modules, or a vocabulary of its own."""
+        return slot in self._with_changes
+
     def vocab_size(self, slot: int) -> int:
         """How many tokens the slot's adapter knows; 0: those of the base model."""
         return self._vocab_sizes[slot]
@@ -150,14 +177,27 @@ class LoraSlots:
             return
         more = max(index + 1, 2 * num_slots) - num_slots
         self.tables = self.tables.widened(num_slots + more)
+        if self._records is not None:
+            self._widen_records(self._records, num_slots + more)
         self._owners += [None] * more
         self._deltas += [()] * more
         self._vocab_sizes += [0] * more
 
+    def _widen_records(self, records: SlotRecords, num_slots: int) -> None:
+        """After the copies under way: they write into the memory that is left behind."""
+        for event in self._copies.values():
+            assert self._stream is not None
+            self._stream.wait(event)
+        records.widen(num_slots)
+
     def _place(self, index: int, adapter: HostAdapter) -> None:
         columns = self._columns(adapter)
         self._deltas[index] = columns.deltas
+        rank = int(columns.rank.max()) if len(columns.rank) else 0
+        self.max_rank = max(self.max_rank, 1 << (rank - 1).bit_length() if rank else 0)
         self.tables.set(index, columns)
+        if self._records is not None:
+            self._records.write(index, columns)
         for path, changes in adapter.changes.items():
             self._changes.setdefault(path, {})[index] = tuple(change.to(self.device) for change in changes)
 

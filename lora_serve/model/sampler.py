@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.events import TokenLogprobs
+from lora_serve.model.transfer import to_device, to_host
 
 _COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
 _NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens first, at all only when they must
@@ -35,33 +36,55 @@ def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     """logits [rows, vocab] float32 -> token ids [rows] int64. Order of the steps as in vLLM:
     forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p.
     """
+    tokens, is_settled = draw(logits, rows)
+    (settled,) = to_host(is_settled)
+    return tokens if bool(settled.all()) else draw(logits, rows, logits.shape[1])[0]
+
+
+def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
+    """`sample` without waiting for the device: token ids [rows], and whether each row is settled [rows] bool.
+
+    A row that is not may keep more than its `num_candidates` best tokens, and has to be drawn again among more.
+    """
     logits = _adjusted(logits, rows)
     tokens = logits.argmax(dim=-1)
+    is_settled = torch.ones_like(tokens, dtype=torch.bool)
     warm = [i for i, row in enumerate(rows) if row.params.temperature >= _COLDEST]
-    plain = [i for i in warm if not _is_truncated(rows[i])]
-    truncated = [i for i in warm if _is_truncated(rows[i])]
-    for chosen, draw in ((plain, _draw), (truncated, _draw_truncated)):
+    for chosen in ([i for i in warm if not _is_truncated(rows[i])], [i for i in warm if _is_truncated(rows[i])]):
         if chosen:
-            index = torch.tensor(chosen, device=logits.device)
+            index = to_device(chosen, torch.int64, logits.device)
             members = [rows[i] for i in chosen]
             temperature = _column([row.params.temperature for row in members], logits)
             probabilities = torch.softmax(logits[index] / temperature, dim=-1)
             numbers = uniform([row.seed for row in members], [row.num_output_tokens for row in members])
-            tokens[index] = draw(probabilities, numbers.to(logits.device)[:, None], members)
-    return tokens
+            numbers = to_device(numbers, torch.float64, logits.device)[:, None]
+            if _is_truncated(members[0]):
+                tokens[index], is_settled[index] = _draw_truncated(probabilities, numbers, members, num_candidates)
+            else:
+                tokens[index] = _draw(probabilities, numbers)
+    return tokens, is_settled
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
     """Of the raw distribution: logits [rows, vocab] float32, the chosen tokens [rows], how many best ones per row."""
+    return logprobs_from(to_host(*logprob_columns(logits, tokens, num_top)), num_top)
+
+
+def logprob_columns(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> tuple[Tensor, ...]:
+    """What `logprobs_from` makes its records of once it is in host memory: five tensors [rows, ...]."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    width = max([*num_top, 1])
-    best = logprobs.topk(min(width, logits.shape[1]), dim=-1)
-    columns = (tokens.tolist(), chosen[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist())
+    best = logprobs.topk(min(max([*num_top, 1]), logits.shape[1]), dim=-1)
+    return tokens, chosen[:, 0], ranks, best.indices, best.values
+
+
+def logprobs_from(columns: Sequence[Tensor], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    """One record per row of `logprob_columns`."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
         TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
-        for (token, logprob, rank, ids, values), count in zip(zip(*columns, strict=True), num_top, strict=True)
+        for (token, logprob, rank, ids, values), count in zip(rows, num_top, strict=True)
     ]
 
 
@@ -71,33 +94,33 @@ def _is_truncated(row: SampleInput) -> bool:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(values, like.dtype, like.device)[:, None]
 
 
-def _draw(probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+def _draw(probabilities: Tensor, numbers: Tensor) -> Tensor:
     """Inverse transform over the vocabulary in its own order; probabilities [rows, vocab], numbers [rows, 1]."""
     cumulative = probabilities.double().cumsum(dim=-1)
     drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
     return drawn.clamp_(max=probabilities.shape[1] - 1)
 
 
-def _draw_truncated(probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput]) -> Tensor:
-    """Inverse transform over the tokens kept by min-p, top-k and top-p, best first."""
+def _draw_truncated(
+    probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput], num_candidates: int
+) -> tuple[Tensor, Tensor]:
+    """Inverse transform over the tokens kept by min-p, top-k and top-p, best first; and whether those are all."""
     vocabulary = probabilities.shape[1]
-    best = probabilities.topk(min(_NUM_CANDIDATES, vocabulary), dim=-1)
+    best = probabilities.topk(min(num_candidates, vocabulary), dim=-1)
     kept = _kept(best.values, rows, vocabulary)
-    if bool((kept[:, -1] > 0).any()) and best.values.shape[1] < vocabulary:  # a row keeps more than the candidates
-        best = probabilities.topk(vocabulary, dim=-1)
-        kept = _kept(best.values, rows, vocabulary)
-    positions = _draw(kept, numbers, rows)
-    return best.indices.gather(1, positions[:, None])[:, 0]
+    positions = _draw(kept, numbers)
+    is_settled = (kept[:, -1] == 0) | (best.values.shape[1] == vocabulary)
+    return best.indices.gather(1, positions[:, None])[:, 0], is_settled
 
 
 def _kept(ordered: Tensor, rows: Sequence[SampleInput], vocabulary: int) -> Tensor:
     """`ordered` [rows, candidates] descending, with 0 where min-p, top-k or top-p cut; rows of their own sums."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
     min_p = _column([row.params.min_p for row in rows], ordered)
-    top_k = torch.tensor([row.params.top_k or vocabulary for row in rows], device=ordered.device)[:, None]
+    top_k = to_device([row.params.top_k or vocabulary for row in rows], torch.int64, ordered.device)[:, None]
     top_p = _column([row.params.top_p for row in rows], ordered)
     kept = ordered.masked_fill((ordered < min_p * ordered[:, :1]) | (ranks >= top_k), 0.0)
     # without min-p and top-k the whole row sums to 1, also when only its best candidates are here
@@ -122,14 +145,14 @@ def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     logits = logits.clone()
     device = logits.device
     if forbidden:
-        index = torch.tensor(forbidden, device=device)
+        index = to_device(forbidden, torch.int64, device)
         logits[index[:, 0], index[:, 1]] = float("-inf")
     if bias:
-        where = torch.tensor([(i, token) for i, token, _ in bias], device=device)
-        values = torch.tensor([value for *_, value in bias], dtype=logits.dtype, device=device)
+        where = to_device([(i, token) for i, token, _ in bias], torch.int64, device)
+        values = to_device([value for *_, value in bias], logits.dtype, device)
         logits.index_put_((where[:, 0], where[:, 1]), values, accumulate=True)
     if penalised:
-        index = torch.tensor(penalised, device=device)
+        index = to_device(penalised, torch.int64, device)
         logits[index] = _penalised(logits[index], [rows[i] for i in penalised])
     return logits
 
@@ -148,8 +171,8 @@ def _penalised(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
 
 def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     """How often each token of the vocabulary occurs per row: [rows, vocab]."""
-    row_of = torch.tensor([i for i, ids in enumerate(tokens) for _ in ids], dtype=torch.int64, device=like.device)
-    flat = torch.tensor([token for ids in tokens for token in ids], dtype=torch.int64, device=like.device)
+    row_of = to_device([i for i, ids in enumerate(tokens) for _ in ids], torch.int64, like.device)
+    flat = to_device([token for ids in tokens for token in ids], torch.int64, like.device)
     counts = torch.zeros_like(like)
     return counts.index_put_(
         (row_of, flat), torch.ones(len(flat), dtype=like.dtype, device=like.device), accumulate=True

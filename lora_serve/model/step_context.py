@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
+from lora_serve.model.device_tokens import DeviceTokens
 from lora_serve.model.vocabularies import OwnRows, OwnVocabularies
 
 PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
@@ -62,8 +63,15 @@ class LoraTokens:
     """Which slot each packed token uses; tokens of the base model are in no segment."""
 
     segments: tuple[LoraSegment, ...]
+    num_tokens: int
     pieces: Tensor  # [num_pieces, 3] int32 on the CPU: segments cut evenly; first token, number of tokens, slot
     weights: Tensor | None  # [num_pieces] float32 on the CPU: their scales; None: all are 1
+    on_device: DeviceTokens | None = None  # None on the CPU, whose kernels read the fields above
+
+    def placed(self, device: torch.device) -> LoraTokens:
+        """The same with its form on a device."""
+        segments = [(segment.start, segment.end, segment.slot, segment.scale) for segment in self.segments]
+        return replace(self, on_device=DeviceTokens.of(self.num_tokens, segments, device))
 
     @staticmethod
     def of(pieces: Iterable[Piece]) -> LoraTokens:
@@ -82,7 +90,7 @@ class LoraTokens:
         table = torch.tensor([(first, count, segment.slot) for segment, first, count in cut], dtype=torch.int32)
         is_scaled = any(segment.scale != 1.0 for segment in segments)
         weights = torch.tensor([segment.scale for segment, *_ in cut]) if is_scaled else None
-        return LoraTokens(tuple(segments), table.view(-1, 3), weights)
+        return LoraTokens(tuple(segments), position, table.view(-1, 3), weights)
 
 
 def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
@@ -93,14 +101,16 @@ def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
         yield segment.start + first, end - first
 
 
-def passes_of(rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]]) -> tuple[LoraTokens, ...]:
+def passes_of(
+    rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[LoraTokens, ...]:
     """One pass over the packed tokens per adapter that a row composes; none if all rows are the base model's.
 
     `spans`: for each row the positions start .. end, in its sequence, of its packed tokens. Deltas add up, so the
     order of a row's adapters does not matter.
     """
     most = max((len(adapters) for adapters in rows), default=0)
-    return tuple(
+    passes = (
         LoraTokens.of(
             piece
             for adapters, span in zip(rows, spans, strict=True)
@@ -108,6 +118,7 @@ def passes_of(rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, i
         )
         for index in range(most)
     )
+    return tuple(tokens.placed(device) if device.type == "cuda" else tokens for tokens in passes)
 
 
 def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ...]:

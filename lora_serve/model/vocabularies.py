@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lora_serve.model.transfer import to_device
+
 
 class OwnRows(Protocol):
     """What the output layer must know when adapters have one with another number of rows."""
@@ -41,7 +43,7 @@ class OwnVocabularies:
     ) -> OwnVocabularies:
         """`slots`: sizes by slot. `sizes`: for each row of the logits; none, if the step wants no logits."""
         width = max(base_size, *slots.values())
-        counted = torch.tensor(sizes or [width], dtype=torch.int64, device=device)
+        counted = to_device(sizes or [width], torch.int64, device)
         return OwnVocabularies(token_ids, frozenset(slots), width, counted)
 
     def cut(self, logits: Tensor) -> Tensor:

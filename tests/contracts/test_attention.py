@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from lora_serve.model.attention import create_attention
+from lora_serve.core.errors import ConfigError
+from lora_serve.model.attention import Attention, create_attention, varlen
 from lora_serve.model.kv_cache import KVCache
 from tests.model.tiny import filled_cache, step_of
 
@@ -36,16 +39,82 @@ def expected(
     return out
 
 
-@pytest.mark.parametrize("name", ["native", "sdpa"])
+def plain_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
+    max_q: int, max_k: int, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False, seqused_k: torch.Tensor | None = None, block_table: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """torch 2.13's varlen_attn, as its documentation defines it, in plain maths."""
+    out, group = torch.empty_like(query), query.shape[1] // key.shape[-2]
+    assert group == 1 or enable_gqa
+    for row in range(len(cu_seq_q) - 1):
+        first, end = int(cu_seq_q[row]), int(cu_seq_q[row + 1])
+        begin, stop = int(cu_seq_k[row]), int(cu_seq_k[row + 1])
+        if block_table is None:
+            keys, values = key[begin:stop], value[begin:stop]
+        else:
+            assert seqused_k is not None
+            length, pages = int(seqused_k[row]), block_table[row]
+            assert block_table.dtype == seqused_k.dtype == torch.int32
+            keys, values = (pool[pages].flatten(0, 1)[:length] for pool in (key, value))
+        assert end - first <= max_q
+        assert len(keys) <= max_k
+        places = torch.arange(len(keys) - (end - first), len(keys))[:, None]
+        seen = torch.arange(len(keys))[None] <= places + window_size[1]
+        if window_size[0] >= 0:
+            seen &= torch.arange(len(keys))[None] >= places - window_size[0]
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query[first:end], keys) * (scale or query.shape[-1] ** -0.5)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[first:end] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out
+
+
+def older_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_q: torch.Tensor, cu_seq_k: torch.Tensor,
+    max_q: int, max_k: int, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:  # fmt: skip
+    """torch 2.11's: no pages, no groups of heads."""
+    return plain_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
+@functools.wraps(plain_varlen)
+def choosy_varlen(query: torch.Tensor, key: torch.Tensor, *others: Any, **given: Any) -> torch.Tensor:
+    """FlashAttention 2 reads pages of 256 tokens only."""
+    if given.get("block_table") is not None and key.shape[1] % 256:
+        raise RuntimeError("Paged KV cache block size must be divisible by 256")
+    return plain_varlen(query, key, *others, **given)
+
+
+def made(name: str, cache: KVCache) -> Attention:
+    """A backend on the CPU; varlen with torch's function of several versions, its Triton programs interpreted."""
+    functions = {"varlen": plain_varlen, "varlen of torch 2.11": older_varlen, "varlen without pages": choosy_varlen}
+    if name in functions:
+        return varlen.Backend(cache, functions[name], (torch.float32,))
+    if name == "varlen of no type":  # decode rows are Triton's, others sdpa's
+        return varlen.Backend(cache, plain_varlen, ())
+    return create_attention(name, cache)
+
+
+@pytest.mark.parametrize("name", ["native", "sdpa", "varlen", "varlen of torch 2.11"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_attention_is_the_definition(
     name: str, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None
 ) -> None:
+    check_definition(name, num_heads, num_kv_heads, window, softcap)
+
+
+@pytest.mark.parametrize("name", ["varlen without pages", "varlen of no type"])
+def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
+    check_definition(name, 6, 2, 4, None)
+
+
+def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None) -> None:
     torch.manual_seed(0)
     cache = filled_cache(16, 4, num_kv_heads, 8)
-    attention = create_attention(name, cache)
+    attention = made(name, cache)
     step = step_of(ROWS)
     query = torch.randn(sum(tokens for _, tokens, _ in ROWS), num_heads, 8)
     keys, values = (pool.flatten(0, 1) for pool in cache.layer(0))
@@ -55,3 +124,51 @@ def test_attention_is_the_definition(
     scale = 1 / math.sqrt(8)
     found = attention(0, query, keys[places], values[places], step, scale=scale, window=window, softcap=softcap)
     assert torch.allclose(found.double(), expected(cache, query, scale, window, softcap), atol=1e-5)
+
+
+def test_features_are_read_off_the_signature() -> None:
+    assert varlen.Features.of(plain_varlen) == varlen.Features(windows=True, groups=True, pages=True)
+    assert varlen.Features.of(older_varlen) == varlen.Features(windows=True, groups=False, pages=False)
+    own = varlen.torch_varlen()
+    assert own is not None
+    assert varlen.Features.of(own).windows
+
+
+def test_what_torch_cannot_read_in_place_is_not_asked_of_it() -> None:
+    cache = filled_cache(16, 4, 2, 8)
+    assert varlen.Backend(cache, plain_varlen, (torch.float32,))._reads_pages
+    assert not varlen.Backend(cache, choosy_varlen, (torch.float32,))._reads_pages
+    assert not varlen.Backend(cache, older_varlen, (torch.float32,))._reads_pages
+    assert not varlen.Backend(cache, plain_varlen)._fits  # float32
+
+
+def test_varlen_is_refused_in_words_where_there_is_no_gpu_and_auto_takes_sdpa() -> None:
+    cache = filled_cache(16, 4, 2, 8)
+    with pytest.raises(ConfigError, match="--attention varlen: FlashAttention runs on CUDA"):
+        create_attention("varlen", cache)
+    assert type(create_attention("auto", cache)).__module__.endswith(".sdpa")
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
+@pytest.mark.parametrize("window", [None, 3, 300])
+def test_decode_over_several_chunks_is_that_of_sdpa(length: int, window: int | None) -> None:
+    torch.manual_seed(0)
+    cache = filled_cache(45, 16, 2, 8)
+    rows = [(length - 1, 1, list(range(1, 2 + length // 16))), (4, 1, [40])]
+    step, query = step_of(rows), torch.randn(2, 6, 8)
+    paged = varlen.Backend(cache, older_varlen)._paged
+    assert paged is not None
+    found = paged(0, query, step.decode, 0.3, window, None)
+    assert torch.allclose(found, create_attention("sdpa", cache).decode(0, query, step, 0.3, window, None), atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_keys_that_are_no_numbers_stay_with_their_row() -> None:
+    cache = filled_cache(16, 4, 2, 8)
+    step, query = step_of([(6, 1, [3, 1]), (5, 1, [4, 5])]), torch.randn(2, 4, 8)
+    paged = varlen.Backend(cache, older_varlen)._paged
+    assert paged is not None
+    clean = paged(0, query, step.decode, 0.3, None, None)
+    cache.layer(0)[0][3, 1] = float("nan")
+    found = paged(0, query, step.decode, 0.3, None, None)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1], clean[1])

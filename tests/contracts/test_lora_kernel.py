@@ -1,4 +1,4 @@
-"""Every LoRA kernel against the formula, row by row in float64."""
+"""Every LoRA kernel against the formula, row by row in float64; Triton's in its interpreter (tests/conftest.py)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tokens_of(rows: list[tuple[float, ...]]) -> LoraTokens:
     return LoraTokens.of((int(length), int(slot), *(given or (1.0,))) for length, slot, *given in rows)
 
 
-@pytest.fixture(params=["loop", "native"])
+@pytest.fixture(params=["loop", "native", "triton"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

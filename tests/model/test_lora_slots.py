@@ -181,3 +181,47 @@ def test_refused_slot_waits_for_nothing() -> None:
     with pytest.raises(InternalError):
         slots.check(SlotRef(0, 1, "a"))
     assert not any(line.startswith("wait") for line in stream.log)
+
+
+def test_records_on_the_device_follow_the_slots_in_place() -> None:
+    slots = filled_slots(SHAPE, (3, 4))
+    records, module = slots.device_records(), slots.module_index[MODULE]
+    memory = records.tensor
+    a, b, gain, shift, rank, scale, is_bfloat16, _ = memory[1, module].tolist()
+    delta = slots.delta(module, 1)
+    assert delta is not None
+    pointers = [0 if t is None else t.data_ptr() for t in (delta.a, delta.b, delta.gain, delta.shift)]
+    assert [a, b, gain, shift, rank, is_bfloat16] == [*pointers, 4, 0]
+    assert torch.tensor(scale).to(torch.int32).view(torch.float32).item() == delta.scale
+    assert not memory[1, slots.module_index["other"]].any()
+    slots.load(SlotRef(1, 2, "new"), random_adapter("new", 7, SHAPE, torch.bfloat16))
+    assert memory[1, module, 4:7].tolist()[::2] == [7, 1]
+    slots.clear(1)
+    assert not memory[1].any()
+    assert records.tensor is memory
+    kept = memory[0].clone()
+    slots.load(SlotRef(5, 1, "far"), random_adapter("far", 3, SHAPE))
+    assert records.tensor is not memory
+    assert torch.equal(records.tensor[0], kept)
+
+
+def test_records_are_moved_after_the_copies_that_write_into_them() -> None:
+    stream = FakeStream()
+    slots = LoraSlots(LINEARS, 1, CPU, stream)
+    slots.device_records()
+    slots.load(SlotRef(0, 1, "a"), random_adapter("a", 4, SHAPE))
+    slots.load(SlotRef(3, 1, "b"), random_adapter("b", 4, SHAPE))
+    assert stream.log[2:4] == ["wait for event 1", "copy 2 begins"]
+
+
+def test_largest_rank_is_kept_as_a_power_of_two_and_changes_of_modules_are_known() -> None:
+    slots = filled_slots(SHAPE, (3,))
+    assert slots.max_rank == 4
+    slots.load(SlotRef(0, 2, "d"), random_adapter("d", 33, SHAPE))
+    slots.clear(0)
+    assert slots.max_rank == 64
+    changed = HostAdapter("c", "c", 0, {}, vocab_size=7)
+    slots.load(SlotRef(0, 3, "c"), changed)
+    assert slots.has_changes(0)
+    slots.clear(0)
+    assert not slots.has_changes(0)

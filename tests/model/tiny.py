@@ -27,41 +27,50 @@ def random_adapter(digest: str, rank: int, shape: LinearShape, dtype: torch.dtyp
     return HostAdapter(digest, digest, rank, {MODULE: LinearDelta(a, b, 0.5, gain, shift)})
 
 
-def filled_slots(shape: LinearShape, ranks: Sequence[int], dtype: torch.dtype = torch.float32) -> LoraSlots:
+def filled_slots(
+    shape: LinearShape, ranks: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> LoraSlots:
     """One slot per rank; the slot after them is empty."""
-    slots = LoraSlots({MODULE: shape, "other": shape}, len(ranks) + 1, CPU)
+    slots = LoraSlots({MODULE: shape, "other": shape}, len(ranks) + 1, device)
     for index, rank in enumerate(ranks):
         slots.load(SlotRef(index, 1, f"d{index}"), random_adapter(f"d{index}", rank, shape, dtype))
     return slots
 
 
-def filled_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> KVCache:
+def filled_cache(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> KVCache:
     """One layer of random keys and values; block 0 stays zero."""
-    cache = KVCache(KVShape(1, num_kv_heads, head_dim, torch.float32), num_blocks, block_size, CPU)
+    cache = KVCache(KVShape(1, num_kv_heads, head_dim, dtype), num_blocks, block_size, device)
     tokens = (num_blocks - 1) * block_size
-    positions = torch.arange(block_size, num_blocks * block_size)
-    shape = (tokens, num_kv_heads, head_dim)
-    cache.write(0, torch.randn(shape), torch.randn(shape), positions)
+    positions = torch.arange(block_size, num_blocks * block_size, device=device)
+    keys, values = (torch.randn(tokens, num_kv_heads, head_dim).to(device, dtype) for _ in range(2))
+    cache.write(0, keys, values, positions)
     return cache
 
 
-def step_of(rows: Sequence[tuple[int, int, list[int]]]) -> StepInputs:
+def step_of(rows: Sequence[tuple[int, int, list[int]]], device: torch.device = CPU) -> StepInputs:
     """From (context, tokens, blocks) per row, rows of one token first; token ids do not matter here."""
     decode = [row for row in rows if row[1] == 1]
     width = max((len(blocks) for _, _, blocks in decode), default=0)
     prefill, position = [], len(decode)
     for context, tokens, blocks in rows[len(decode) :]:
-        prefill.append(PrefillRow(position, position + tokens, context, torch.tensor(blocks)))
+        prefill.append(PrefillRow(position, position + tokens, context, torch.tensor(blocks, device=device)))
         position += tokens
-    nothing = torch.zeros(1, position, dtype=torch.int64)
+    nothing = torch.zeros(1, position, dtype=torch.int64, device=device)
     return StepInputs(
         token_ids=nothing,
         position_ids=nothing,
         cache_positions=nothing[0],
         decode=DecodeRows(
             len(decode),
-            torch.tensor([[*blocks, *[0] * (width - len(blocks))] for _, _, blocks in decode], dtype=torch.int64),
-            torch.tensor([context + 1 for context, _, _ in decode], dtype=torch.int64),
+            torch.tensor([[*blocks, *[0] * (width - len(blocks))] for _, _, blocks in decode], device=device),
+            torch.tensor([context + 1 for context, _, _ in decode], dtype=torch.int64, device=device),
         ),
         prefill=tuple(prefill),
         logit_positions=nothing[0],

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from lora_serve.core.errors import ConfigError
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step_context import StepInputs
 
@@ -37,10 +38,16 @@ class Attention(Protocol):
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:
-    """The backend of file `name`; "auto": native where a C compiler made it, else sdpa. Raises ConfigError."""
+    """The backend of file `name`; "auto": varlen on CUDA where this torch has it, native on CPUs with a C compiler, else sdpa.
+
+    Raises ConfigError.
+    """
+    varlen, native = (importlib.import_module(f"{__name__}.{choice}") for choice in ("varlen", "native"))
+    why_not = varlen.why_not(cache)
+    if name == "varlen" and why_not is not None:
+        raise ConfigError(f"--attention varlen: {why_not}")
     if name == "auto":
-        native = importlib.import_module(f"{__name__}.native")
-        name = "native" if native.why_not(cache) is None else "sdpa"
+        name = "varlen" if why_not is None else "native" if native.why_not(cache) is None else "sdpa"
     module = importlib.import_module(f"{__name__}.{name}")
     backend: Attention = module.Backend(cache)
     return backend

@@ -14,6 +14,8 @@ from lora_serve.model.step_context import LoraTokens
 class LoraKernel(Protocol):
     """`file.py` holds `class Kernel` with this constructor and method; the file's name is the config value."""
 
+    reads_device_tokens: bool  # of a step only `LoraTokens.on_device`, so that a captured graph can hold its launches
+
     def __init__(self, slots: LoraSlots) -> None: ...
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
@@ -26,10 +28,16 @@ class LoraKernel(Protocol):
 
 
 def create_kernel(name: str, slots: LoraSlots) -> LoraKernel:
-    """The kernel of file `name`; "auto": native where a C compiler made it, else loop. Raises ConfigError."""
+    """The kernel of file `name`; "auto": the first of triton, native, loop that runs here. Raises ConfigError."""
     if name == "auto":
-        native = importlib.import_module(f"{__name__}.native")
-        name = "native" if native.why_not(slots) is None else "loop"
+        on_cuda = slots.device.type == "cuda"
+        name = (
+            "triton" if on_cuda and _can_serve("triton", slots) else "native" if _can_serve("native", slots) else "loop"
+        )
     module = importlib.import_module(f"{__name__}.{name}")
     kernel: LoraKernel = module.Kernel(slots)
     return kernel
+
+
+def _can_serve(name: str, slots: LoraSlots) -> bool:
+    return importlib.import_module(f"{__name__}.{name}").why_not(slots) is None

@@ -12,6 +12,8 @@ from lora_serve.model.step_context import LoraTokens
 class Kernel:
     """See `LoraKernel`."""
 
+    reads_device_tokens = False
+
     def __init__(self, slots: LoraSlots) -> None:
         self._slots = slots
 

@@ -27,6 +27,8 @@ def why_not(slots: LoraSlots) -> str | None:
 class Kernel:
     """See `LoraKernel`."""
 
+    reads_device_tokens = False
+
     def __init__(self, slots: LoraSlots) -> None:
         reason = why_not(slots)
         if reason is not None:

@@ -96,8 +96,8 @@ class Layout:
             lengths=self._tensor(lengths),
             firsts=self._tensor(starts),
             lasts=self._tensor([start + self._last(row.token_ids) for start, row in zip(starts, rows, strict=True)]),
-            lora=passes_of(adapters, [(0, width) for width in widths]),
-            lora_logits=passes_of(adapters, [(length - 1, length) for length in lengths]),
+            lora=passes_of(adapters, [(0, width) for width in widths], self.device),
+            lora_logits=passes_of(adapters, [(length - 1, length) for length in lengths], self.device),
             vocabularies=own_labels,
         )
 

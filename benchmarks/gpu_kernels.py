@@ -1,0 +1,89 @@
+"""The LoRA delta of one linear layer on a GPU, beside the bytes it must read."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+
+from lora_serve.core.batch import SlotRef
+from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.lora_kernels import create_kernel
+from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.step_context import LoraTokens
+
+_SHAPES = ((4096, 4096), (4096, 14336), (14336, 4096))
+_CASES = (
+    (1, 1, 1),
+    (16, 1, 16),
+    (64, 1, 64),
+    (64, 1, 1),
+    (1, 512, 1),
+    (8, 256, 8),
+)  # segments, tokens of each, adapters
+_LAYERS, _ROUNDS = 16, 11
+
+
+@torch.inference_mode()
+def kernel_table(rank: int, bandwidth: float) -> list[dict[str, Any]]:
+    """Microseconds per layer, medians; every call has a layer of its own, so weights come from memory."""
+    rows = []
+    for shape in _SHAPES:
+        slots = _filled(LinearShape(*shape), rank, max(case[2] for case in _CASES))
+        kernel = create_kernel("triton", slots)
+        for segments, length, adapters in _CASES:
+            tokens = LoraTokens.of((length, i % adapters, 1.0) for i in range(segments)).placed(slots.device)
+            x = torch.randn(segments * length, shape[0], device=slots.device, dtype=torch.bfloat16)
+            y = torch.zeros(segments * length, shape[1], device=slots.device, dtype=torch.bfloat16)
+            seconds = _replayed(lambda: [kernel.add(y, x, m, tokens) for m in range(_LAYERS)]) / _LAYERS  # noqa: B023
+            num_bytes = 2 * (adapters * rank * sum(shape) + x.numel() + 2 * y.numel())
+            rows.append(
+                {
+                    "shape": f"{shape[0]} -> {shape[1]}",
+                    "segments": segments,
+                    "tokens_each": length,
+                    "adapters": adapters,
+                    "us": round(seconds * 1e6, 2),
+                    "floor_us": round(num_bytes / bandwidth * 1e6, 2),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _filled(shape: LinearShape, rank: int, num_slots: int) -> LoraSlots:
+    device = torch.device("cuda")
+    names = [f"layer{i}" for i in range(_LAYERS)]
+    slots = LoraSlots(dict.fromkeys(names, shape), num_slots, device)
+    for index in range(num_slots):
+        deltas = {
+            name: LinearDelta(
+                torch.randn(rank, shape.in_features, device=device, dtype=torch.bfloat16),
+                torch.randn(rank, shape.out_features, device=device, dtype=torch.bfloat16),
+                1e-3,
+            )
+            for name in names
+        }
+        slots.load(SlotRef(index, 1, f"d{index}"), HostAdapter(f"d{index}", "", rank, deltas))
+    return slots
+
+
+def _replayed(work: Any) -> float:
+    """Seconds of one replay of what `work` launches."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    times = []
+    for _ in range(_ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)

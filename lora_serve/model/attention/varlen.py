@@ -1,0 +1,234 @@
+"""Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, as far as the installed torch has it.
+
+Decode rows and rows of several tokens are one call each. What a call cannot have here goes elsewhere, each for itself:
+decode rows to `paged_decode`, soft caps and types or sizes FlashAttention does not know to `sdpa`. torch 2.11 has no
+block tables; then K and V of rows with a context are gathered. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_serve.model.attention import paged_decode, sdpa
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.transfer import columns_to_device
+
+_TYPES = (torch.bfloat16, torch.float16)
+_MAX_HEAD_DIM = 256
+_DECODE, _PREFILL = "varlen decode", "varlen prefill"
+
+Varlen = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What this torch's `varlen_attn` takes, by its signature."""
+
+    windows: bool
+    groups: bool  # fewer KV heads than query heads
+    pages: bool
+
+    @staticmethod
+    def of(varlen: Varlen) -> Features:
+        names = inspect.signature(varlen).parameters
+        return Features("window_size" in names, "enable_gqa" in names, {"block_table", "seqused_k"} <= names.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The step's rows of several tokens, for every layer the same."""
+
+    query_ends: Tensor  # [rows + 1] int32: where each row's tokens begin, counted from the first such row
+    key_ends: Tensor  # likewise of its keys
+    max_query: int
+    max_keys: int
+    places: Tensor | None  # [num_keys] flat positions in the cache; None: the keys are the step's own
+
+
+class Backend:
+    """See `Attention`."""
+
+    def __init__(self, cache: KVCache, varlen: Varlen | None = None, types: tuple[torch.dtype, ...] = _TYPES) -> None:
+        """`varlen`, `types`: torch's own function and the types it knows, if nothing else is said."""
+        self.cache = cache
+        self._sdpa = sdpa.Backend(cache)
+        found = varlen or torch_varlen()
+        assert found is not None, "this torch has no varlen_attn"
+        self._varlen: Varlen = found
+        self._features = Features.of(found)
+        self._fits = cache.shape.dtype in types and cache.shape.head_dim <= _MAX_HEAD_DIM
+        self._reads_pages = self._fits and self._features.pages and self._can_read_pages()
+        device = cache.device
+        self._paged = paged_decode.PagedDecode(cache) if paged_decode.can_serve(device) else None
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        out = torch.empty_like(query)
+        rows = step.decode.num_rows
+        if rows:
+            out[:rows] = self._decode(layer, query[:rows], step, scale, window, softcap)
+        if step.prefill:
+            can = softcap is None and self._fits and (window is None or self._features.windows)
+            attend = self._prefill if can else self._prefill_elsewhere
+            out[rows:] = attend(layer, query, key, value, step, scale, window, softcap)
+        return out
+
+    def _decode(
+        self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """query [rows, num_heads, head_dim] -> the same shape."""
+        if self._reads_pages and softcap is None:
+            return self._decode_pages(layer, query, step, scale, window)
+        if self._paged is not None:
+            return self._paged(layer, query, step.decode, scale, window, softcap)
+        return self._sdpa.decode(layer, query, step, scale, window, softcap)
+
+    def _decode_pages(self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None) -> Tensor:
+        plan = step.prepared.get(_DECODE)
+        if plan is None:
+            plan = step.prepared[_DECODE] = _pages_of(step)
+        rows, table, lengths = plan
+        pool_k, pool_v = self.cache.layer(layer)
+        longest = table.shape[1] * self.cache.block_size
+        return self._call(
+            query, pool_k, pool_v, rows, rows * longest, 1, longest, scale, window, block_table=table, seqused_k=lengths
+        )
+
+    def _prefill(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Of the rows of several tokens: [their tokens, num_heads, head_dim]."""
+        plan = step.prepared.get(_PREFILL)
+        if plan is None:
+            plan = step.prepared[_PREFILL] = _plan_of(step.prefill, self.cache.block_size, query.device)
+        assert isinstance(plan, _Plan)
+        start = step.decode.num_rows
+        if plan.places is None:
+            keys, values = key[start:], value[start:]
+        else:
+            keys, values = (pool.flatten(0, 1).index_select(0, plan.places) for pool in self.cache.layer(layer))
+        if not self._features.groups:
+            group = query.shape[1] // keys.shape[1]
+            keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+        return self._call(
+            query[start:], keys, values, plan.query_ends, plan.key_ends, plan.max_query, plan.max_keys, scale, window
+        )
+
+    def _prefill_elsewhere(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        rows = step.decode
+        alone = replace(step, decode=DecodeRows(0, rows.block_table[:0], rows.lengths[:0]))
+        out = self._sdpa(layer, query, key, value, alone, scale=scale, window=window, softcap=softcap)
+        return out[rows.num_rows :]
+
+    def _call(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        query_ends: Tensor,
+        key_ends: Tensor,
+        max_query: int,
+        max_keys: int,
+        scale: float,
+        window: int | None,
+        **pages: Tensor,
+    ) -> Tensor:
+        """Causal: the last query sees the last key. A window of w is the token itself and the w - 1 before it."""
+        given: dict[str, Any] = dict(pages)
+        if self._features.windows:
+            given["window_size"] = (-1 if window is None else window - 1, 0)
+        else:
+            given["is_causal"] = True
+        if self._features.groups:
+            given["enable_gqa"] = True
+        found: Tensor = self._varlen(
+            query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=scale, **given
+        )
+        return found
+
+    def _can_read_pages(self) -> bool:
+        """One row of one key, to see whether this block size is allowed: FlashAttention 2 wants multiples of 256."""
+        shape, device = self.cache.shape, self.cache.device
+        pool = torch.zeros(
+            2, self.cache.block_size, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device
+        )
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        ends = torch.arange(2, dtype=torch.int32, device=device)
+        query = torch.zeros(1, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
+        try:
+            self._call(query, pool, pool, ends, ends, 1, 1, 1.0, None, block_table=one[None], seqused_k=one)
+        except RuntimeError:
+            return False
+        return True
+
+
+def why_not(cache: KVCache) -> str | None:
+    """Why this backend cannot serve `cache`; None: it can."""
+    if cache.device.type != "cuda":
+        return "FlashAttention runs on CUDA devices"
+    return "this torch has no torch.nn.attention.varlen" if torch_varlen() is None else None
+
+
+def torch_varlen() -> Varlen | None:
+    """torch's function; None where there is none."""
+    try:
+        found: Varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def _pages_of(step: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """0, 1, ... number of rows; the block table; the lengths: all int32."""
+    rows = torch.arange(step.decode.num_rows + 1, dtype=torch.int32, device=step.decode.lengths.device)
+    return rows, step.decode.block_table.to(torch.int32), step.decode.lengths.to(torch.int32)
+
+
+def _plan_of(rows: Sequence[PrefillRow], block_size: int, device: torch.device) -> _Plan:
+    counts = [row.end - row.start for row in rows]
+    lengths = [row.context + count for row, count in zip(rows, counts, strict=True)]
+    ends = columns_to_device([[0, *itertools.accumulate(counts)], [0, *itertools.accumulate(lengths)]], device)
+    places = None
+    if any(row.context for row in rows):
+        offsets = torch.arange(block_size, device=device)
+        each = [(row.blocks[:, None] * block_size + offsets).view(-1)[:n] for row, n in zip(rows, lengths, strict=True)]
+        places = torch.cat(each)
+    query_ends, key_ends = (column.to(torch.int32) for column in ends)
+    return _Plan(query_ends, key_ends, max(counts), max(lengths), places)

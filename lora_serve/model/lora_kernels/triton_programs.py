@@ -1,0 +1,251 @@
+"""The programs of the Triton kernel. Not run on a GPU yet: tested in Triton's interpreter.
+
+For every token i with a slot s, in a layer m (Punica, arXiv 2310.18547: BGMV for single tokens, SGMV for segments):
+
+    shrink   h[i] = x[i] A[s, m]^T                                            [rank of s], float32
+    expand   y[i] = gain[s, m] * y[i] + t[i] * (shift[s, m] + scale[s, m] * h[i] B[s, m])
+
+Each slot has its true rank: programs beyond it leave at once. Weights are reached through the records of
+`SlotRecords` (a, b, gain, shift as addresses, then rank, scale and whether a and b are bfloat16), so a slot's new owner
+needs no new launch. Every sum has one order, whatever else is in the batch: no atomics, no split over the inner
+dimension. A token is only ever multiplied with its own slot's weights, so one that is not a number stays alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def half_type(x):
+    """The type of products with bfloat16 weights: x's, as in PEFT the wider of the two; the interpreter has no such
+    product of bfloat16.
+    """
+    return getattr(tl, str(x.dtype).removeprefix("torch.")) if x.is_cuda else tl.float32
+
+
+@triton.jit
+def _record(table, slot, module, num_modules):
+    """Where the record of a slot's layer begins: 8 words of 64 bits."""
+    return table + (slot.to(tl.int64) * num_modules + module) * 8
+
+
+@triton.jit
+def _scale_of(record):
+    return tl.load(record + 5).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _matrix(address, rows, columns, width, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """Pointers to elements (rows[:, None], columns[None, :]) of a matrix of `width` columns at an address."""
+    pointers = address.to(tl.pointer_type(dtype)) + rows[:, None].to(tl.int64) * width + columns[None, :]
+    if ALIGNED:  # without this word the compiler loads one element at a time through an address it cannot see into
+        pointers = tl.multiple_of(pointers, [16, 16])
+    return pointers
+
+
+@triton.jit
+def _vector(address, columns, mask):
+    return tl.load(address.to(tl.pointer_type(tl.float32)) + columns, mask=mask, other=0.0)
+
+
+@triton.jit
+def _shrunk_row(
+    x, a, r, rank, in_features, dtype: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr
+):
+    total = tl.zeros([BLOCK_R, BLOCK_K], dtype=tl.float32)
+    for start in range(0, in_features, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        inside = k < in_features
+        inputs = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+        weights = tl.load(
+            _matrix(a, r, k, in_features, dtype, ALIGNED), mask=(r < rank)[:, None] & inside[None, :], other=0.0
+        )
+        total += weights.to(tl.float32) * inputs[None, :]
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def shrink_rows(
+    x, x_stride, slots, table, h, h_stride, in_features, module, num_modules,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """One program per token and BLOCK_R ranks: x [num_tokens, in] -> h [num_tokens, h_stride] float32."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        record = _record(table, slot, module, num_modules)
+        a = tl.load(record)
+        rank = tl.load(record + 4).to(tl.int32)
+        first = tl.program_id(1) * BLOCK_R
+        if (a != 0) & (first < rank):
+            r = first + tl.arange(0, BLOCK_R)
+            row = x + token * x_stride
+            if tl.load(record + 6) != 0:
+                total = _shrunk_row(row, a, r, rank, in_features, tl.bfloat16, BLOCK_R, BLOCK_K, ALIGNED)
+            else:
+                total = _shrunk_row(row, a, r, rank, in_features, tl.float32, BLOCK_R, BLOCK_K, ALIGNED)
+            tl.store(h + token * h_stride + r, total, mask=r < rank)
+
+
+@triton.jit
+def _expanded_row(
+    h, b, n, rank, out_features,
+    dtype: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_N], dtype=tl.float32)
+    for start in range(0, rank, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        inside = r < rank
+        inputs = tl.load(h + r, mask=inside, other=0.0)
+        weights = tl.load(
+            _matrix(b, r, n, out_features, dtype, ALIGNED),
+            mask=inside[:, None] & (n < out_features)[None, :],
+            other=0.0,
+        )
+        total += tl.sum(weights.to(tl.float32) * inputs[:, None], axis=0)
+    return total
+
+
+@triton.jit
+def expand_rows(
+    y, y_stride, slots, scales, table, h, h_stride, out_features, module, num_modules,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """One program per token and BLOCK_N outputs: y [num_tokens, out] in place."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        record = _record(table, slot, module, num_modules)
+        b = tl.load(record + 1)
+        gain = tl.load(record + 2)
+        shift = tl.load(record + 3)
+        if (b != 0) | (gain != 0) | (shift != 0):
+            n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+            inside = n < out_features
+            place = y + token * y_stride + n
+            found = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            delta = tl.zeros([BLOCK_N], dtype=tl.float32)
+            if gain != 0:
+                found *= _vector(gain, n, inside)
+            if shift != 0:
+                delta += _vector(shift, n, inside)
+            if b != 0:
+                rank = tl.load(record + 4).to(tl.int32)
+                row = h + token * h_stride
+                if tl.load(record + 6) != 0:
+                    total = _expanded_row(row, b, n, rank, out_features, tl.bfloat16, BLOCK_R, BLOCK_N, ALIGNED)
+                else:
+                    total = _expanded_row(row, b, n, rank, out_features, tl.float32, BLOCK_R, BLOCK_N, ALIGNED)
+                delta += _scale_of(record) * total
+            found += tl.load(scales + token) * delta
+            tl.store(place, found.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _shrunk_tile(
+    x, x_stride, tokens, here, a, r, rank, in_features,
+    dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
+    for start in range(0, in_features, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        inside = k < in_features
+        inputs = tl.load(x + tokens[:, None] * x_stride + k[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        weights = tl.load(
+            _matrix(a, r, k, in_features, dtype, ALIGNED), mask=(r < rank)[:, None] & inside[None, :], other=0.0
+        )
+        total = tl.dot(inputs.to(wide), tl.trans(weights.to(wide)), total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit
+def shrink_tiles(
+    x, x_stride, tiles, table, h, h_stride, in_features, module, num_modules,
+    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of tokens of one slot and BLOCK_R ranks; products with bfloat16 weights in HALF."""
+    tile = tiles + tl.program_id(0) * 3
+    record = _record(table, tl.load(tile + 2), module, num_modules)
+    a = tl.load(record)
+    rank = tl.load(record + 4).to(tl.int32)
+    first = tl.program_id(1) * BLOCK_R
+    if (a != 0) & (first < rank):
+        m = tl.arange(0, BLOCK_M)
+        here = m < tl.load(tile + 1)
+        tokens = (tl.load(tile) + m).to(tl.int64)
+        r = first + tl.arange(0, BLOCK_R)
+        if tl.load(record + 6) != 0:
+            total = _shrunk_tile(
+                x, x_stride, tokens, here, a, r, rank, in_features,
+                tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
+            )  # fmt: skip
+        else:
+            total = _shrunk_tile(
+                x, x_stride, tokens, here, a, r, rank, in_features,
+                tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_K, ALIGNED,
+            )  # fmt: skip
+        tl.store(h + tokens[:, None] * h_stride + r[None, :], total, mask=here[:, None] & (r < rank)[None, :])
+
+
+@triton.jit
+def _expanded_tile(
+    h, h_stride, tokens, here, b, n, rank, out_features,
+    dtype: tl.constexpr, wide: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for start in range(0, rank, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        inside = r < rank
+        inputs = tl.load(h + tokens[:, None] * h_stride + r[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        weights = tl.load(
+            _matrix(b, r, n, out_features, dtype, ALIGNED),
+            mask=inside[:, None] & (n < out_features)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(inputs.to(wide), weights.to(wide), total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit
+def expand_tiles(
+    y, y_stride, tiles, scales, table, h, h_stride, out_features, module, num_modules,
+    HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of tokens of one slot and BLOCK_N outputs: y in place."""
+    tile = tiles + tl.program_id(0) * 3
+    record = _record(table, tl.load(tile + 2), module, num_modules)
+    b = tl.load(record + 1)
+    gain = tl.load(record + 2)
+    shift = tl.load(record + 3)
+    if (b != 0) | (gain != 0) | (shift != 0):
+        m = tl.arange(0, BLOCK_M)
+        here = m < tl.load(tile + 1)
+        tokens = (tl.load(tile) + m).to(tl.int64)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = n < out_features
+        place = y + tokens[:, None] * y_stride + n[None, :]
+        mask = here[:, None] & inside[None, :]
+        found = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        delta = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        if gain != 0:
+            found *= _vector(gain, n, inside)[None, :]
+        if shift != 0:
+            delta += _vector(shift, n, inside)[None, :]
+        if b != 0:
+            rank = tl.load(record + 4).to(tl.int32)
+            if tl.load(record + 6) != 0:
+                total = _expanded_tile(
+                    h, h_stride, tokens, here, b, n, rank, out_features,
+                    tl.bfloat16, HALF, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
+                )  # fmt: skip
+            else:
+                total = _expanded_tile(
+                    h, h_stride, tokens, here, b, n, rank, out_features,
+                    tl.float32, tl.float32, BLOCK_M, BLOCK_R, BLOCK_N, ALIGNED,
+                )  # fmt: skip
+            delta += _scale_of(record) * total
+        found += tl.load(scales + tl.program_id(0)) * delta
+        tl.store(place, found.to(y.dtype.element_ty), mask=mask)
