@@ -32,7 +32,7 @@ class LoraLinear(nn.Module):
         super().__init__()
         self.base = base
         self.module = module
-        self._kernel = kernel
+        self.kernel = kernel
         self._changes = changes
         self._context = context
         self._sees_outputs = sees_outputs
@@ -54,7 +54,7 @@ class LoraLinear(nn.Module):
         for tokens in step.lora_logits if self._sees_outputs else step.lora:
             if self._changes:
                 self._change(y, x, self._of_base_size(tokens.segments, step))
-            self._kernel.add(y, x, self.module, tokens)
+            self.kernel.add(y, x, self.module, tokens)
 
     def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
         """y [1, num_logits, width]: adapters with as many rows as they like have nothing here but changes."""

@@ -31,8 +31,9 @@ class World:
         model = save_tiny_model("llama", root / "model")
         adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
         self.engine = LocalEngine(
-            model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton"
-        )
+            model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",
+            attention="sdpa", fuse_layers=False,
+        )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
         self.recorders: list[RecordedCall] = []
         kernel = self.plain._model.kernel

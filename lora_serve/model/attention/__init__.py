@@ -38,7 +38,7 @@ class Attention(Protocol):
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:
-    """The backend of file `name`; "auto": varlen on CUDA where this torch has it, native on CPUs with a C compiler, else sdpa.
+    """The backend of file `name`; "auto": varlen where CUDA has it, native where a C compiler made it, else sdpa.
 
     Raises ConfigError.
     """

@@ -15,6 +15,7 @@ from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.norm import FusedNorm
 from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
+from lora_serve.model.lora_kernels import native as native_lora
 from lora_serve.model.lora_linear import LoraLinear
 from lora_serve.model.lora_slots import LoraSlots
 from lora_serve.model.native import decoder_layer as native
@@ -125,7 +126,7 @@ def candidate(module: nn.Module, path: str, slots: LoraSlots) -> FusedDecoderLay
     parts = tuple(module.get_submodule(name).__dict__["forward"] for name in _PARTS)
     attention, mlp = parts[1], parts[3]
     norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
-    if not isinstance(attention.attention, native_attention.Backend) or not _are_packed(attention.output, mlp.down):
+    if not isinstance(attention.attention, native_attention.Backend) or not _are_native(attention.output, mlp.down):
         return None
     if len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
         return None
@@ -133,8 +134,8 @@ def candidate(module: nn.Module, path: str, slots: LoraSlots) -> FusedDecoderLay
     return FusedDecoderLayer(module, parts, slots, [slots.changes_of(name) for name in inside])
 
 
-def _are_packed(*linears: LoraLinear) -> bool:
-    return all(linear.base.packed is not None for linear in linears)
+def _are_native(*linears: LoraLinear) -> bool:
+    return all(linear.base.packed is not None and isinstance(linear.kernel, native_lora.Kernel) for linear in linears)
 
 
 def _norm_of(module: nn.Module) -> native.Norm:
