@@ -31,10 +31,12 @@ class World:
     def __init__(self, root: Path) -> None:
         model = save_tiny_model("llama", root / "model")
         adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
-        self.engine = LocalEngine(
-            model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",
-            attention="sdpa", fuse_layers=False,
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
+            patch.setattr(packed_linear, "why_not", lambda weight: "not on a GPU")
+            self.engine = LocalEngine(
+                model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",
+                attention="sdpa", fuse_layers=False,
+            )  # fmt: skip
         self.plain: Any = self.engine.parts.runner
         self.recorders: list[RecordedCall] = []
         kernel = self.plain._model.kernel
@@ -90,9 +92,7 @@ def decode(i: int, length: int, table: tuple[int, ...], token: int, *adapters: R
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
-        patch.setattr(packed_linear, "why_not", lambda weight: "not on a GPU")
-        return World(tmp_path_factory.mktemp("graphs"))
+    return World(tmp_path_factory.mktemp("graphs"))
 
 
 def test_replays_follow_rows_slots_scales_and_lengths(world: World) -> None:
