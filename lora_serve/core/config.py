@@ -34,6 +34,7 @@ class BatchLimits:
     preferred_batch_size: int | None = None  # waiting requests that end the wait
     ttft_target: float | None = None  # of the p95 of time to first token; None: nothing is adapted
     itl_target: float | None = None  # likewise of inter-token time
+    prompt_stretch: float | None = None  # a step with prompts beside one of decode rows alone; None: any size
 
 
 @dataclass(frozen=True, slots=True)

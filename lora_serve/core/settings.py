@@ -76,6 +76,9 @@ class Settings(BaseSettings):
     inter_token_target_ms: float | None = Field(
         None, gt=0, description="p95 of inter-token time, milliseconds, for which batches are sized; default: none"
     )
+    prompt_stretch: float = Field(
+        2.0, ge=0, description="prompts make a step with decode rows at most so many times longer, about; 0: any size"
+    )
     max_queue: int = Field(1024, ge=1, description="waiting requests at most; more are refused with 503")
     max_queue_tokens: int | None = Field(None, ge=1, description="prompt tokens that wait at most; default: any number")
     max_tenant_queue: int | None = Field(
@@ -224,6 +227,7 @@ class Settings(BaseSettings):
             self.preferred_batch_size,
             None if self.latency_target_ms is None else self.latency_target_ms / 1000,
             None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000,
+            self.prompt_stretch or None,
         )
         queue = QueueLimits(self.max_queue, self.max_queue_tokens, self.max_tenant_queue, self.max_tenant_queue_tokens)
         return EngineConfig(

@@ -110,10 +110,11 @@ class Batcher:
 
     # -- how large -----------------------------------------------------------------------------------------------
 
-    def step_limits(self, running: list[Sequence]) -> StepLimits:
+    def step_limits(self, running: list[Sequence], num_waiting: int = 0) -> StepLimits:
         """Of the next step, in which all `running` ones have a row."""
-        is_sized = self.limits.itl_target is not None
-        return self.controller.step_limits(self.limits, running_of(running) if is_sized else Running(len(running)))
+        is_sized = self.limits.itl_target is not None or self.limits.prompt_stretch is not None
+        load = running_of(running, num_waiting) if is_sized else Running(len(running))
+        return self.controller.step_limits(self.limits, load)
 
     def tune(self, command: Tune) -> None:
         """New limits, all or none. Raises InvalidRequestError for what cannot be in force together."""
@@ -151,7 +152,7 @@ class Batcher:
         )
 
 
-def running_of(running: list[Sequence]) -> Running:
+def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
     """What the step that comes must run."""
     under_way = [sequence.num_computed for sequence in running if sequence.num_remaining > 1]
     return Running(
@@ -160,6 +161,7 @@ def running_of(running: list[Sequence]) -> Running:
         sum(sequence.num_computed for sequence in running),
         max(under_way, default=0),
         len({ref.digest for sequence in running for ref in sequence.refs}),
+        num_waiting,
     )
 
 

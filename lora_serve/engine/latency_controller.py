@@ -55,6 +55,7 @@ class Running:
     num_kv: int = 0  # cached tokens, summed over the rows
     num_started: int = 0  # cached tokens of the longest prompt that is under way
     num_adapters: int = 0
+    num_waiting: int = 0  # rows that may join, in this step or soon
 
 
 class LatencyController:
@@ -108,8 +109,10 @@ class LatencyController:
     def step_limits(self, limits: BatchLimits, running: Running) -> StepLimits:
         """Rows and tokens for the inter-token target; without one the maxima. Running rows always have their token."""
         rows, tokens = limits.max_num_seqs, max(limits.max_num_batched_tokens, running.num_rows)
-        if limits.itl_target is None or self._cost.num_observed < _MIN_STEPS:
+        if self._cost.num_observed < _MIN_STEPS:
             return StepLimits(rows, tokens)
+        if limits.itl_target is None:
+            return StepLimits(rows, self._tokens_for_stretch(limits, tokens, running))
         budget = self._step_share * limits.itl_target
         for_rows = max(budget, _MIN_ROW_SHARE * limits.itl_target)
         return StepLimits(self._rows_within(for_rows, rows), self._tokens_within(budget, tokens, running))
@@ -134,11 +137,23 @@ class LatencyController:
         if not running.num_decoding:
             return most
         budget = max(budget, _CHEAP_CHUNK * self._seconds_with_tokens(running.num_rows, running))
-        least = min(most, running.num_rows + _MIN_CHUNK)
-        counts = range(least + 1, most + 1)
-        found = least + bisect_right(counts, budget, key=lambda count: self._seconds_with_tokens(count, running))
+        found = self._most_tokens(budget, most, running)
         is_probe = self._cost.num_observed % _PROBE_EVERY == 0
         return min(most, _PROBE_SIZE * found) if is_probe else found
+
+    def _tokens_for_stretch(self, limits: BatchLimits, most: int, running: Running) -> int:
+        """Prompts may lengthen a step to a multiple of what it will take with all rows that are there, decoding."""
+        if limits.prompt_stretch is None or not running.num_decoding:
+            return most
+        rows = min(limits.max_num_seqs, running.num_rows + running.num_waiting)
+        budget = limits.prompt_stretch * self._seconds_with_rows(rows)
+        return self._most_tokens(budget, most, running)
+
+    def _most_tokens(self, budget: float, most: int, running: Running) -> int:
+        """That fit into `budget` seconds; _MIN_CHUNK of prompts in any case."""
+        least = min(most, running.num_rows + _MIN_CHUNK)
+        counts = range(least + 1, most + 1)
+        return least + bisect_right(counts, budget, key=lambda count: self._seconds_with_tokens(count, running))
 
     def _per_row(self, index: int) -> float:
         return self._mix[index] / max(1.0, self._mix[0])

@@ -131,7 +131,7 @@ class Scheduler:
     def schedule(self, now: float) -> tuple[Batch | None, list[StepEvent]]:
         """The next batch, None if nobody can run now; and who started, or was refused, on the way."""
         self._scheduled_at = now
-        limits = self.batcher.step_limits(self.running)
+        limits = self.batcher.step_limits(self.running, len(self.waiting))
         rows = StepRows(limits.max_tokens, now, self._memory)
         preempted = self.num_preemptions
         self._schedule_running(rows)
