@@ -11,7 +11,7 @@
  */
 #include "tile.h"
 
-#define MAX_RANK 1024
+#define RANKS 512  /* at a time: what the sums of a chunk take on the stack; converted adapters have any rank */
 #define CHUNK 12   /* tokens of a segment that one thread takes at a time */
 #define STREAMS 8  /* rows of A or B that one token reads side by side */
 #define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
@@ -109,10 +109,11 @@ static void rescale(float *y, int64_t out, const float *gain, const float *shift
 }
 
 #define DELTA(form)                                                                                         \
-    do {                                                                                                    \
-        shrink(form, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);               \
-        expand(form, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);                            \
-    } while (0)
+    for (int64_t j = 0; j < rank[s]; j += RANKS) {                                                          \
+        const int64_t ranks = rank[s] - j < RANKS ? rank[s] - j : RANKS, size = form == FLOATS ? 4 : 2;     \
+        shrink(form, tokens, xi, x_stride, (const char *)a[s] + j * in * size, ranks, in, t * scale[s], h); \
+        expand(form, tokens, h, ranks, (const char *)b[s] + j * out * size, out, yi, y_stride);             \
+    }
 
 /* pieces: [num_pieces][3] of first token, number of tokens (CHUNK at most) and slot; weights: t of each, or NULL
  * where all are 1. The other tables are one module's, indexed by slot; an address of 0: the slot has no such thing. */
@@ -125,11 +126,11 @@ void lora_add(const float *x, int64_t x_stride, float *y, int64_t y_stride, int6
         const int32_t first = pieces[3 * i], tokens = pieces[3 * i + 1], s = pieces[3 * i + 2];
         const float t = weights ? weights[i] : 1.0f;
         const float *xi = x + first * x_stride;
-        float *yi = y + first * y_stride, h[CHUNK * MAX_RANK];
+        float *yi = y + first * y_stride, h[CHUNK * RANKS];
         for (int32_t n = 0; n < tokens; n++)
             rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
         if (a[s] == 0) continue;
-        if (is_bfloat16[s]) DELTA(BFLOAT16S);
-        else DELTA(FLOATS);
+        if (is_bfloat16[s]) DELTA(BFLOAT16S)
+        else DELTA(FLOATS)
     }
 }
