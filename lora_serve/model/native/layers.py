@@ -40,7 +40,7 @@ class LayerKernels:
         return LayerKernels(*functions)
 
     def rms_norm(self, x: Tensor, weight: Tensor, offset: float, epsilon: float) -> Tensor:
-        """x [..., size] / sqrt(mean(x^2) + epsilon) * (weight + offset) -> the same shape, contiguous. Raises ValueError."""
+        """x [..., size] / sqrt(mean(x^2) + epsilon) * (weight + offset) -> its shape, contiguous. Raises ValueError."""
         x = x if x.is_contiguous() else x.contiguous()
         y = torch.empty_like(x)
         size = x.shape[-1]

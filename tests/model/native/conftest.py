@@ -1,4 +1,4 @@
-"""Every test of this folder runs on three builds of the same sources."""
+"""Three builds of the same sources, for the tests of what they compute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("builds")
 
 
-@pytest.fixture(scope="module", params=BUILDS, autouse=True)
+@pytest.fixture(scope="module", params=BUILDS)
 def build(request: pytest.FixtureRequest, builds: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if (flags := BUILDS[request.param]) is not None:

@@ -9,6 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from lora_serve.model.native.layers import LayerKernels, why_not
 
+pytestmark = pytest.mark.usefixtures("build")
 SIZES = (1, 7, 8, 16, 20, 33, 64, 577)
 ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 OTHERS = [0, 1, 3, 4, 5, 6, 7, 8]  # all of nine rows but the third

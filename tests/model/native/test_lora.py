@@ -16,6 +16,7 @@ from lora_serve.model.native import compiler
 from lora_serve.model.step_context import PIECE, LoraTokens
 from tests.model.tiny import MODULE, filled_slots
 
+pytestmark = pytest.mark.usefixtures("build")
 SHAPES = [LinearShape(24, 40), LinearShape(65, 7), LinearShape(70, 99)]
 RANKS = (1, 3, 4, 8, 9, 16, 33)
 

@@ -7,6 +7,7 @@ import torch
 
 from lora_serve.model.native.packed_linear import PackedLinear, join, why_not
 
+pytestmark = pytest.mark.usefixtures("build")
 SHAPES = [(1, 1), (7, 3), (16, 16), (31, 33), (32, 64), (40, 513), (161, 70), (130, 1030)]  # out, in
 ROWS = (0, 1, 2, 5, 6, 7, 12, 13, 97, 200)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lora_serve.model.attention.native import Backend
 from lora_serve.model.kv_cache import KVCache, KVShape
 from tests.model.tiny import CPU, step_of
 
+pytestmark = pytest.mark.usefixtures("build")
 LENGTH = 101  # more than three stretches of 32 keys
 Span = tuple[int, int]  # of a prompt: from position, to position
 
@@ -96,7 +98,7 @@ def test_bits_of_a_token_do_not_depend_on_how_its_prompt_was_cut(name: str) -> N
     case = Case(**CASES[name])
     whole = case.run((0, LENGTH))
     for edges in ((0, 50, LENGTH), (0, 3, 8, 31, 33, 64, 70, LENGTH), (0, 7, 96, LENGTH)):
-        chunks = [case.run(span) for span in zip(edges, edges[1:], strict=False)]
+        chunks = [case.run(span) for span in pairwise(edges)]
         assert torch.equal(torch.cat(chunks), whole)
 
 
