@@ -197,7 +197,7 @@ def test_adapters_of_every_kind_act_in_fused_layers_as_in_others(
     folders = {kind: save_kind(kind, architecture, model, tmp_path / kind) for kind in kinds}
     doorman = LocalEngine(model, **LIMITS)
     folders = {kind: folder for kind, folder in folders.items() if refusal(doorman, folder) is None}
-    assert {"plain", "dora", "save_norms", "ia3", "lora_bias"} <= folders.keys()
+    assert {"plain", "dora", "save_norms", "ia3"} <= folders.keys()
     assert ("bias_all" in folders) == (architecture == "qwen2")
     settings = {"max_loras": 5, "lora_kernel": lora_kernel, **LIMITS}
     fused, unfused = (LocalEngine(model, folders, fuse_layers=fuse, **settings) for fuse in (True, False))
