@@ -59,6 +59,12 @@ def test_gate_of_very_large_numbers_is_torchs(kernels: LayerKernels, activation:
     assert torch.allclose(found, ACTIVATIONS[activation](grid), rtol=2e-6, atol=1e-6)
 
 
+def test_gate_of_very_negative_numbers_is_as_exact_as_of_others(kernels: LayerKernels) -> None:
+    grid = torch.linspace(-85, 0, 4001)
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], "silu")[0]
+    assert torch.allclose(found.double(), F.silu(grid.double()), rtol=1e-6, atol=0)
+
+
 def rotated_by_transformers(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """[tokens, heads + kv_heads, size]: the first cos.shape[-1] of each head rotated."""
     both, part = torch.cat([q, k], 1).transpose(0, 1)[None], cos.shape[-1]

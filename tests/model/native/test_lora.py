@@ -54,16 +54,17 @@ def test_bits_of_a_token_do_not_depend_on_other_adapters() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rank", [512, 513, 1030])
-def test_rank_may_be_any(rank: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rank", [1, 7, 513, 1030])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_delta_is_the_formula_at_any_rank(shape: LinearShape, rank: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    slots = filled_slots(LinearShape(24, 40), (rank,), dtype)
+    slots = filled_slots(shape, (rank,), dtype)
     weights = slots.delta(slots.module_index[MODULE], 0)
     assert weights is not None
-    x, y = torch.randn(13, 24), torch.zeros(13, 40)
+    x, y = torch.randn(13, shape.in_features), torch.randn(13, shape.out_features)
     wanted = x.double() @ weights.a.double().t() @ weights.b.double() * weights.scale
-    if weights.shift is not None:
-        wanted += weights.shift.double()
+    wanted += y.double() * (1 if weights.gain is None else weights.gain.double())
+    wanted += 0 if weights.shift is None else weights.shift.double()
     for rows in (1, 13):
         found = add(slots, x[:rows], y[:rows], [(rows, 0, 1.0)])
         assert torch.allclose(found.double(), wanted[:rows], atol=1e-3, rtol=1e-4)

@@ -127,8 +127,9 @@ def test_query_that_is_not_a_number_reaches_its_own_token_only() -> None:
 
 @pytest.mark.parametrize("part", ["keys", "values"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_key_and_value_that_are_not_finite_reach_only_who_sees_them(part: str, bad: float) -> None:
-    case = Case()
+@pytest.mark.parametrize("name", ["plain", "head of 64", "blocks of 64"])
+def test_key_and_value_that_are_not_finite_reach_only_who_sees_them(name: str, part: str, bad: float) -> None:
+    case = Case(**CASES[name])
     clean = case.run((0, LENGTH))
     getattr(case, part)[40] = bad
     case.write()
@@ -139,8 +140,9 @@ def test_key_and_value_that_are_not_finite_reach_only_who_sees_them(part: str, b
     assert torch.equal(case.run((0, 40)), clean[:40])
 
 
-def test_nan_left_in_blocks_and_places_nobody_sees_reaches_nobody() -> None:
-    case = Case()
+@pytest.mark.parametrize("name", ["plain", "head of 20", "head of 64", "blocks of 64", "bfloat16"])
+def test_nan_left_in_blocks_and_places_nobody_sees_reaches_nobody(name: str) -> None:
+    case = Case(**CASES[name])
     clean = case.run((0, LENGTH))
     stale = torch.ones(case.cache.num_blocks * case.block_size, dtype=torch.bool)
     stale[case.places] = False
