@@ -52,15 +52,9 @@ class BaseModel(AdaptedModel[StepInputs]):
     @torch.inference_mode()
     def _fuse(self, slots: LoraSlots) -> None:
         fuser = fuse.Fuser(
-            self.module,
-            self.spec.vocab_size,
-            self._cache,
-            slots,
-            self._attention,
-            self.context,
-            self.logits,
-            self._settings,
-        )
+            self.module, self.spec.vocab_size, self.spec.max_model_len, self._cache, slots, self._attention,
+            self.context, self.logits, self._settings,
+        )  # fmt: skip
         done = fuser.fuse()
         _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")
 

@@ -13,6 +13,7 @@ from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.norm import FusedNorm
+from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
 from lora_serve.model.lora_kernels import native as native_lora
@@ -115,7 +116,7 @@ class FusedDecoderLayer:
 def could_be(module: nn.Module) -> bool:
     """Whether it looks like one, once its parts are fused."""
     kinds = (FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP)
-    return all(
+    return names_only(module, frozenset(_PARTS)) and all(
         isinstance(getattr(getattr(module, name, None), "__dict__", {}).get("forward"), kind)
         for name, kind in zip(_PARTS, kinds, strict=True)
     )

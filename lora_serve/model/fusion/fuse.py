@@ -27,6 +27,7 @@ class Fuser:
 
     module: nn.Module
     vocab_size: int
+    max_model_len: int
     cache: KVCache
     slots: LoraSlots
     attention: Attention
@@ -45,7 +46,7 @@ class Fuser:
         members = {
             module: kind for module in self.module.modules() for kind, could_be in kinds.items() if could_be(module)
         }
-        step = probe_step(self.cache, self.vocab_size)
+        step = probe_step(self.cache, self.vocab_size, self.max_model_len)
         with calls_of(list(members)) as calls:
             self.run(step)
         cached = self._cached(step)

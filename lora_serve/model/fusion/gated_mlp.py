@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from lora_serve.model.fusion.joined import JoinedLinears
+from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.lora_linear import LoraLinear
 from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
+_ACTIVATION = "act_fn"
+_NAMES = frozenset({*_PARTS, _ACTIVATION})
 
 
 class FusedGatedMLP:
@@ -31,7 +35,8 @@ def could_be(module: nn.Module) -> bool:
     """Whether it looks like one."""
     parts = [getattr(module, name, None) for name in _PARTS]
     own = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
-    return all(isinstance(part, LoraLinear) for part in parts) and own <= set(_PARTS)
+    is_like = all(isinstance(part, LoraLinear) for part in parts) and own <= set(_PARTS)
+    return is_like and names_only(module, _NAMES)
 
 
 def candidates(module: nn.Module, kernels: LayerKernels) -> list[FusedGatedMLP]:
@@ -41,7 +46,15 @@ def candidates(module: nn.Module, kernels: LayerKernels) -> list[FusedGatedMLP]:
     assert isinstance(up, LoraLinear)
     assert isinstance(down, LoraLinear)
     sizes = {gate.base.out_features, up.base.out_features, down.base.in_features}
-    joined = JoinedLinears.of((gate, up)) if len(sizes) == 1 else None
-    if joined is None:
+    activation = next((name for name in ACTIVATIONS if _computes(module, name, kernels)), None)
+    joined = JoinedLinears.of((gate, up)) if activation is not None and len(sizes) == 1 else None
+    if activation is None or joined is None:
         return []
-    return [FusedGatedMLP(joined, down, activation, kernels) for activation in ACTIVATIONS]
+    return [FusedGatedMLP(joined, down, activation, kernels)]
+
+
+def _computes(module: nn.Module, activation: str, kernels: LayerKernels) -> bool:
+    """Whether that is the module's activation, for small numbers and large: those of a probe may not tell."""
+    grid = torch.linspace(-20.0, 20.0, 1024)
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
+    return torch.allclose(found, getattr(module, _ACTIVATION)(grid), rtol=1e-5, atol=1e-6)

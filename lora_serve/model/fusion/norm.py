@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.native.decoder_layer import Norm
 from lora_serve.model.native.layers import LayerKernels
 
 _OFFSETS = (0.0, 1.0)
+_NAMES = frozenset(
+    {"_norm", "dtype", "eps", "float", "float32", "mean", "pow", "rsqrt", "to", "torch", "type_as"}
+    | {"variance_epsilon", "weight"}
+)
 
 
 class FusedNorm:
@@ -35,7 +41,9 @@ def could_be(module: nn.Module) -> bool:
         "RMSNorm" in type(module).__name__
         and list(parameters) == ["weight"]
         and parameters["weight"].dim() == 1
+        and parameters["weight"].dtype == torch.float32
         and _epsilon(module) > 0
+        and names_only(module, _NAMES)
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lora_serve.model.attention import Attention
 from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.joined import JoinedLinears
+from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora_linear import LoraLinear
@@ -19,6 +20,14 @@ from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step_context import StepContext, StepInputs
 
 _PARTS = ("q_proj", "k_proj", "v_proj")
+_OTHERS = ("o_proj", "q_norm", "k_norm")
+_NAMES = frozenset(
+    {*_PARTS, *_OTHERS, "ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "apply_rotary_pos_emb", "attention_dropout"}
+    | {"attn_logit_softcapping", "cat", "config", "contiguous", "dropout", "eager_attention_forward", "functional"}
+    | {"get_interface", "getattr", "head_dim", "is_sliding", "k_layernorm", "layer_idx", "nn", "num_heads"}
+    | {"num_key_value_heads", "q_layernorm", "qk_layernorm", "reshape", "residual_dropout", "rotary_ndims", "scaling"}
+    | {"shape", "size", "sliding_window", "torch", "training", "transpose", "update", "use_qk_norm", "use_rope", "view"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +89,9 @@ class FusedRotaryAttention:
 def could_be(module: nn.Module) -> bool:
     """Whether it looks like one."""
     parts = [getattr(module, name, None) for name in (*_PARTS, "o_proj")]
-    others = {name for name, child in module.named_children() if any(True for _ in child.parameters(recurse=True))} - {
-        *_PARTS,
-        "o_proj",
-        "q_norm",
-        "k_norm",
-    }
-    return all(isinstance(part, LoraLinear) for part in parts) and not others and hasattr(module, "layer_idx")
+    own = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
+    is_like = all(isinstance(part, LoraLinear) for part in parts) and own <= {*_PARTS, *_OTHERS}
+    return is_like and hasattr(module, "layer_idx") and names_only(module, _NAMES)
 
 
 def candidate(

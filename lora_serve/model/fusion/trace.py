@@ -26,8 +26,8 @@ class Call:
     output: Any
 
 
-def probe_step(cache: KVCache, vocab_size: int) -> StepInputs:
-    """One row of NUM_TOKENS tokens of the base model in the cache's spare blocks."""
+def probe_step(cache: KVCache, vocab_size: int, max_model_len: int) -> StepInputs:
+    """One row of NUM_TOKENS tokens of the base model in the cache's spare blocks, at positions near and far."""
     (blocks,) = cache.spare_blocks(1, NUM_TOKENS)
     positions = torch.arange(NUM_TOKENS, device=cache.device)
     table = torch.tensor(blocks, device=cache.device)
@@ -35,7 +35,7 @@ def probe_step(cache: KVCache, vocab_size: int) -> StepInputs:
     nothing = torch.zeros(0, dtype=torch.int64, device=cache.device)
     return StepInputs(
         token_ids=(positions * 7919 % vocab_size)[None],
-        position_ids=positions[None],
+        position_ids=(positions * (max_model_len - 1) // (NUM_TOKENS - 1))[None],
         cache_positions=table[positions // size] * size + positions % size,
         decode=DecodeRows(0, nothing.view(0, 0), nothing),
         prefill=(PrefillRow(0, NUM_TOKENS, 0, table),),
@@ -62,13 +62,13 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call
 
 
 def agrees(call: Call, forward: Callable[..., Any]) -> bool:
-    """Whether `forward` gives what the module gave."""
+    """Whether `forward` gives what the module gave; one that cannot even run on such a layer does not."""
     try:
         found = forward(*_kept(call.arguments), **_kept(dict(call.keywords)))
-    except (RuntimeError, TypeError, ValueError):  # it takes other arguments, or shapes
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return False
-    found, expected = (value[0] if isinstance(value, tuple) else value for value in (found, call.output))
-    return is_close(found, expected)
+    found, expected = (value if isinstance(value, tuple) else (value,) for value in (found, call.output))
+    return len(found) == len(expected) and is_close(found[0], expected[0])
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:

@@ -47,6 +47,7 @@ class Kernel:
             self._tables = self._slots.tables
             self._addresses = _addresses(self._tables)
         wide_x = x.float() if x.dtype != torch.float32 else x
+        wide_x = wide_x if wide_x.stride(1) == 1 else wide_x.contiguous()
         wide_y = y.float() if y.dtype != torch.float32 else y
         self._add(
             wide_x.data_ptr(), wide_x.stride(0), wide_y.data_ptr(), wide_y.stride(0), x.shape[1], y.shape[1],

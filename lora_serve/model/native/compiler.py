@@ -13,7 +13,12 @@ from pathlib import Path
 
 import torch
 
-_FLAGS = ("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+_FLAGS = (
+    *("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast"),
+    # Fused multiply-adds everywhere or nowhere: for some processors GCC leaves out those of single chains, and then one
+    # token's sums are not those of three.
+    "--param=avoid-fma-max-bits=0",
+)
 
 
 @functools.cache
@@ -34,6 +39,12 @@ def why_not(source: Path, device: torch.device) -> str | None:
     """Why `source` cannot serve tensors of `device`; None: it can."""
     if device.type != "cpu":
         return "runs on the CPU only"
+    return problem(source)
+
+
+@functools.cache
+def problem(source: Path) -> str | None:
+    """Why `source` cannot be loaded; None: it is. Tried once: what fails would fail at every layer of a model."""
     try:
         load_library(source)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:

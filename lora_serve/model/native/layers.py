@@ -40,10 +40,12 @@ class LayerKernels:
         return LayerKernels(*functions)
 
     def rms_norm(self, x: Tensor, weight: Tensor, offset: float, epsilon: float) -> Tensor:
-        """x [..., size] / sqrt(mean(x^2) + epsilon) * (weight + offset) -> the same shape, contiguous."""
+        """x [..., size] / sqrt(mean(x^2) + epsilon) * (weight + offset) -> its shape, contiguous. Raises ValueError."""
         x = x if x.is_contiguous() else x.contiguous()
         y = torch.empty_like(x)
         size = x.shape[-1]
+        if weight.shape != (size,):
+            raise ValueError(f"a weight of {tuple(weight.shape)} for {size} features")
         self._rms_norm(
             x.data_ptr(), size, x.numel() // size, size, weight.data_ptr(), offset, epsilon, y.data_ptr()
         )  # fmt: skip

@@ -11,7 +11,7 @@
  */
 #include "tile.h"
 
-#define MAX_RANK 1024
+#define RANKS 512  /* at a time: what the sums of a chunk take on the stack; converted adapters have any rank */
 #define CHUNK 12   /* tokens of a segment that one thread takes at a time */
 #define STREAMS 8  /* rows of A or B that one token reads side by side */
 #define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
@@ -105,6 +105,13 @@ static void rescale(float *y, int64_t out, const float *gain, const float *shift
         for (int64_t o = 0; o < out; o++) y[o] += t * shift[o];
 }
 
+#define DELTA(form)                                                                                         \
+    for (int64_t j = 0; j < rank[s]; j += RANKS) {                                                          \
+        const int64_t ranks = rank[s] - j < RANKS ? rank[s] - j : RANKS, size = form == FLOATS ? 4 : 2;     \
+        shrink(form, tokens, xi, x_stride, (const char *)a[s] + j * in * size, ranks, in, t * scale[s], h); \
+        expand(form, tokens, h, ranks, (const char *)b[s] + j * out * size, out, yi, y_stride);             \
+    }
+
 /* One piece: [first token, number of tokens (CHUNK at most), slot]. The tables are one module's, indexed by slot; an
  * address of 0: the slot has no such thing. */
 static void add_piece(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
@@ -112,17 +119,12 @@ static void add_piece(const float *x, int64_t x_stride, float *y, int64_t y_stri
                       const int64_t *shift, const int32_t *rank, const float *scale, const int32_t *is_bfloat16) {
     const int32_t first = piece[0], tokens = piece[1], s = piece[2];
     const float *xi = x + first * x_stride;
-    float *yi = y + first * y_stride, h[CHUNK * MAX_RANK];
+    float *yi = y + first * y_stride, h[CHUNK * RANKS];
     for (int32_t n = 0; n < tokens; n++)
         rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
     if (a[s] == 0) return;
-    if (is_bfloat16[s]) {
-        shrink(BFLOAT16S, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);
-        expand(BFLOAT16S, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);
-    } else {
-        shrink(FLOATS, tokens, xi, x_stride, (const void *)a[s], rank[s], in, t * scale[s], h);
-        expand(FLOATS, tokens, h, rank[s], (const void *)b[s], out, yi, y_stride);
-    }
+    if (is_bfloat16[s]) DELTA(BFLOAT16S)
+    else DELTA(FLOATS)
 }
 
 /* weights: t of each piece, or NULL where all are 1. */

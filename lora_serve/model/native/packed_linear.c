@@ -4,8 +4,7 @@
  * x [rows, in] and y [rows, out] are float32. Depth is cut so that a panel's part and MAX_ROWS rows of x stay in the
  * first cache, rows so that their part of x stays in the second; threads share the panels.
  */
-#include <omp.h>
-
+#include "threads.h"
 #include "tile.h"
 
 #define DEPTH_BLOCK 1024

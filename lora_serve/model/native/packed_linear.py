@@ -43,6 +43,7 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [..., in] W^T + bias [out] -> [..., out], all float32; each row's bits are its own alone."""
+        assert x.dtype == torch.float32, f"an input of {x.dtype}"
         flat = x.reshape(-1, x.shape[-1])
         if flat.stride(-1) != 1:
             flat = flat.contiguous()
@@ -85,6 +86,8 @@ def why_not(weight: Tensor) -> str | None:
     """Why a weight cannot be laid out so; None: it can."""
     if weight.dtype != torch.float32:
         return f"multiplies float32, not {weight.dtype}"
+    if weight.numel() == 0:
+        return "is empty"
     return compiler.why_not(_SOURCE, weight.device)
 
 

@@ -9,10 +9,10 @@
  * whoever stands beside it. K and V of the step are in the cache already. Masked keys weigh exactly zero.
  */
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 
 #include "exponential.h"
+#include "threads.h"
 #include "tile.h"
 
 #define KEYS 32
@@ -71,16 +71,16 @@ static void turn(const float *const *from, int64_t column, float *to, int64_t st
     vec a[8], b[8];
     UNROLL for (int i = 0; i < 8; i++) a[i] = load(from[i] + column);
     UNROLL for (int i = 0; i < 8; i += 2) {
-        b[i] = __builtin_shuffle(a[i], a[i + 1], (ints){0, 8, 2, 10, 4, 12, 6, 14});
-        b[i + 1] = __builtin_shuffle(a[i], a[i + 1], (ints){1, 9, 3, 11, 5, 13, 7, 15});
+        b[i] = SHUFFLE(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        b[i + 1] = SHUFFLE(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
     }
     UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
-        a[i + j] = __builtin_shuffle(b[i + j], b[i + j + 2], (ints){0, 1, 8, 9, 4, 5, 12, 13});
-        a[i + j + 2] = __builtin_shuffle(b[i + j], b[i + j + 2], (ints){2, 3, 10, 11, 6, 7, 14, 15});
+        a[i + j] = SHUFFLE(b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        a[i + j + 2] = SHUFFLE(b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
     UNROLL for (int j = 0; j < 4; j++) {
-        store(to + j * stride, __builtin_shuffle(a[j], a[j + 4], (ints){0, 1, 2, 3, 8, 9, 10, 11}));
-        store(to + (j + 4) * stride, __builtin_shuffle(a[j], a[j + 4], (ints){4, 5, 6, 7, 12, 13, 14, 15}));
+        store(to + j * stride, SHUFFLE(a[j], a[j + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+        store(to + (j + 4) * stride, SHUFFLE(a[j], a[j + 4], 4, 5, 6, 7, 12, 13, 14, 15));
     }
 }
 #endif

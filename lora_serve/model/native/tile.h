@@ -12,11 +12,16 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef LANES /* given from outside in tests: vectors longer than the processor's are cut by the compiler */
 #if defined(__AVX512F__)
 #define LANES 16
-#define MAX_ROWS 12 /* 2 x 12 sums, 2 weights, 1 input of 32 registers */
 #else
 #define LANES 8
+#endif
+#endif
+#if LANES == 16
+#define MAX_ROWS 12 /* 2 x 12 sums, 2 weights, 1 input of 32 registers */
+#else
 #define MAX_ROWS 6 /* 2 x 6 sums, 2 weights, 1 input of 16 registers */
 #endif
 #define PANEL (2 * LANES)
@@ -27,7 +32,13 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 #define ALWAYS static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
 #define UNROLL _Pragma("GCC unroll 16")
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__}) /* GCC has the other from 12 on only */
+#endif
 
 ALWAYS vec load(const float *p) { return *(const vec *)p; }
 ALWAYS void store(float *p, vec v) { *(vec *)p = v; }

@@ -1,0 +1,55 @@
+"""In fused layers a row's numbers are the same bits alone, beside fifteen others, and however its prompt is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_serve.core.request import InferenceRequest
+from tests.local_engine import Answer, LocalEngine
+from tests.oracle import save_adapter, save_tiny_model
+
+LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 90, 7, 18, 31, 9)
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+# A float32 weight that is embedding and output head in one is left to torch's own product, whose bits depend on rows.
+SHAPE["tie_word_embeddings"] = False
+NAMES = (None, "a", "b", "c")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "gemma3_text", "stablelm"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    root = tmp_path_factory.mktemp(request.param)
+    model = save_tiny_model(request.param, root / "model", **SHAPE)
+    return model, {name: save_adapter(model, root / name, seed=i, r=3 + 4 * i) for i, name in enumerate("abc")}
+
+
+def engine_of(folders: tuple[Path, dict[str, Path]], budget: int) -> LocalEngine:
+    limits = {"max_num_batched_tokens": budget, "max_num_seqs": 16, "block_size": 4, "kv_cache_memory": "4MiB"}
+    return LocalEngine(*folders, max_loras=4, enable_prefix_caching=False, **limits)
+
+
+def requests(engine: LocalEngine) -> list[InferenceRequest]:
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in LENGTHS]
+    sampling = {"max_tokens": 6, "logprobs": 2, "prompt_logprobs": 1, "ignore_eos": True}
+    return [engine.request(prompt, NAMES[i % 4], **sampling) for i, prompt in enumerate(prompts)]
+
+
+def numbers(answer: Answer) -> tuple[object, ...]:
+    """Everything that was computed of a row, not rounded."""
+    assert answer.error is None
+    return answer.token_ids, answer.logprobs, answer.prompt_logprobs
+
+
+def test_numbers_of_a_row_are_the_same_bits_alone_and_in_any_batch_and_chunks(
+    folders: tuple[Path, dict[str, Path]],
+) -> None:
+    alone = engine_of(folders, 512)
+    wanted = [numbers(alone.run([request])[0]) for request in requests(alone)]
+    for budget in (512, 64, 23, 16):
+        together = engine_of(folders, budget)
+        found = [numbers(answer) for answer in together.run(requests(together))]
+        assert together.max_adapters_in_batch == 3
+        assert found == wanted

@@ -1,0 +1,42 @@
+"""Three builds of the same sources, for the tests of what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_serve.model.native import compiler
+
+QUICK = ("-O1", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "--param=avoid-fma-max-bits=0", "-Wno-psabi")
+BUILDS = {
+    "as served": None,
+    "16 lanes": (*QUICK, "-march=native", "-DLANES=16"),  # what AVX-512 runs; elsewhere the compiler cuts its vectors
+    "plain CPU, one thread": (*QUICK, "-DLANES=8"),  # SSE only on x86: no fused multiply-add, no OpenMP
+}
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("builds")
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def build(request: pytest.FixtureRequest, builds: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if (flags := BUILDS[request.param]) is not None:
+            patch.setattr(compiler, "_FLAGS", flags)
+            patch.setenv("XDG_CACHE_HOME", str(builds))
+        if "one thread" in request.param:
+            patch.setattr(torch, "__file__", str(builds / "torch.py"))  # whose OpenMP runtime is not found
+        forget()
+        yield
+    forget()
+
+
+def forget() -> None:
+    """What was compiled and what failed."""
+    compiler.load_library.cache_clear()
+    compiler.problem.cache_clear()

@@ -1,0 +1,129 @@
+"""The kernels between a layer's products, against torch and transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from lora_serve.model.native.layers import LayerKernels, why_not
+
+pytestmark = pytest.mark.usefixtures("build")
+SIZES = (1, 7, 8, 16, 20, 33, 64, 577)
+ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+OTHERS = [0, 1, 3, 4, 5, 6, 7, 8]  # all of nine rows but the third
+
+
+@pytest.fixture
+def kernels() -> LayerKernels:
+    torch.manual_seed(0)
+    return LayerKernels.load()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_norm_is_torchs(kernels: LayerKernels, size: int, offset: float) -> None:
+    x, weight = torch.randn(2, 9, size) * 3, torch.randn(size)
+    found = kernels.rms_norm(x, weight, offset, 1e-5)
+    wanted = F.rms_norm(x.double(), (size,), (weight + offset).double(), 1e-5)
+    assert torch.allclose(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(kernels.rms_norm(x[:, 3], weight, offset, 1e-5), found[:, 3])
+    strided = torch.randn(9, size + 5)[:, 2 : size + 2]
+    assert torch.equal(
+        kernels.rms_norm(strided, weight, offset, 1e-5), kernels.rms_norm(strided.clone(), weight, offset, 1e-5)
+    )
+
+
+def test_norm_of_no_tokens_is_empty_and_a_weight_of_another_size_is_refused(kernels: LayerKernels) -> None:
+    assert kernels.rms_norm(torch.zeros(0, 8), torch.ones(8), 0.0, 1e-5).shape == (0, 8)
+    with pytest.raises(ValueError, match="8 features"):
+        kernels.rms_norm(torch.zeros(3, 8), torch.ones(7), 0.0, 1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_gate_is_torchs(kernels: LayerKernels, activation: str, size: int) -> None:
+    both = torch.randn(9, 2 * size) * 4
+    found = kernels.gated(both, activation)
+    gate, up = both.double().split(size, -1)
+    assert torch.allclose(found.double(), ACTIVATIONS[activation](gate) * up, atol=1e-5, rtol=1e-5)
+    for first, end in ((0, 1), (3, 4), (2, 9)):
+        assert torch.equal(kernels.gated(both[first:end], activation), found[first:end])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gate_of_very_large_numbers_is_torchs(kernels: LayerKernels, activation: str) -> None:
+    grid = torch.cat([torch.linspace(-200, 200, 4001), torch.tensor([-1e30, -3e4, -0.0, 1e-30, 3e4, 1e30])])
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
+    assert torch.allclose(found, ACTIVATIONS[activation](grid), rtol=2e-6, atol=1e-6)
+
+
+def test_gate_of_very_negative_numbers_is_as_exact_as_of_others(kernels: LayerKernels) -> None:
+    grid = torch.linspace(-85, 0, 4001)
+    found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], "silu")[0]
+    assert torch.allclose(found.double(), F.silu(grid.double()), rtol=1e-6, atol=0)
+
+
+def rotated_by_transformers(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads + kv_heads, size]: the first cos.shape[-1] of each head rotated."""
+    both, part = torch.cat([q, k], 1).transpose(0, 1)[None], cos.shape[-1]
+    turned, _ = apply_rotary_pos_emb(both[..., :part], both[..., :part], cos[None], sin[None])
+    return torch.cat([turned, both[..., part:]], -1)[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "part"), [(4, 2, 16, 16), (3, 1, 20, 8), (1, 1, 6, 6)])
+def test_rotation_is_transformers_and_keys_and_values_find_their_places(
+    kernels: LayerKernels, heads: int, kv_heads: int, size: int, part: int
+) -> None:
+    tokens = 9
+    y = torch.randn(tokens, (heads + 2 * kv_heads) * size + 3)
+    parts = y[:, : (heads + 2 * kv_heads) * size].split([heads * size, kv_heads * size, kv_heads * size], 1)
+    q, k, v = (t.unflatten(1, (-1, size)) for t in parts)
+    cos, sin = torch.randn(tokens, part), torch.randn(tokens, part)
+    wanted, value = rotated_by_transformers(q, k, cos, sin), v.clone()
+    places = torch.tensor([5, 19, 4, 0, 1, 12, 13, 7, 6])
+    pools = torch.full((20, kv_heads, size), 7.0), torch.full((20, kv_heads, size), 7.0)
+    kernels.rotate_store(q, k, v, cos, sin, places, pools)
+    assert torch.allclose(q, wanted[:, :heads], atol=1e-5)
+    assert torch.allclose(pools[0][places], wanted[:, heads:], atol=1e-5)
+    assert torch.equal(pools[1][places], value)
+    untouched = sorted(set(range(20)) - set(places.tolist()))
+    assert all((pool[untouched] == 7).all() for pool in pools)
+
+
+def test_bits_of_a_rotation_are_its_tokens_own(kernels: LayerKernels) -> None:
+    q, k, v = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
+    cos, sin, places = torch.randn(9, 16), torch.randn(9, 16), torch.arange(9)
+
+    def run(first: int, end: int) -> tuple[torch.Tensor, ...]:
+        pools = torch.zeros(9, 2, 16), torch.zeros(9, 2, 16)
+        turned, own = q[first:end].clone(), slice(first, end)
+        kernels.rotate_store(turned, k[own], v[own], cos[own], sin[own], places[own], pools)
+        return turned, pools[0][own], pools[1][own]
+
+    together = run(0, 9)
+    for first, end in ((0, 1), (8, 9), (2, 7)):
+        alone = run(first, end)
+        assert all(torch.equal(a, t[first:end]) for a, t in zip(alone, together, strict=True))
+
+
+def test_row_that_is_not_a_number_reaches_no_other(kernels: LayerKernels) -> None:
+    x = torch.randn(9, 20)
+    functions = {
+        "norm": lambda t: kernels.rms_norm(t, torch.ones(20), 0.0, 1e-5),
+        "silu": lambda t: kernels.gated(t, "silu"),
+        "gelu": lambda t: kernels.gated(t, "gelu_tanh"),
+    }
+    clean = {name: function(x) for name, function in functions.items()}
+    x[2] = float("nan")
+    for name, function in functions.items():
+        found = function(x)
+        assert found[2].isnan().all()
+        assert torch.equal(found[OTHERS], clean[name][OTHERS])
+
+
+def test_only_float32_on_a_cpu_is_served() -> None:
+    assert why_not(torch.device("cpu"), torch.float32) is None
+    assert "bfloat16" in str(why_not(torch.device("cpu"), torch.bfloat16))
+    assert "CPU" in str(why_not(torch.device("cuda"), torch.float32))

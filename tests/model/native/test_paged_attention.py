@@ -1,0 +1,172 @@
+"""Paged attention in C: long contexts, any blocks and cuts, and whose numbers reach whom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+
+from lora_serve.model.attention.native import Backend
+from lora_serve.model.kv_cache import KVCache, KVShape
+from tests.model.tiny import CPU, step_of
+
+pytestmark = pytest.mark.usefixtures("build")
+LENGTH = 101  # more than three stretches of 32 keys
+Span = tuple[int, int]  # of a prompt: from position, to position
+
+
+@dataclass
+class Case:
+    """One sequence of LENGTH tokens in scattered blocks, and one query per token."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 8
+    block_size: int = 4
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        num_blocks = -(-LENGTH // self.block_size)
+        self.table = (torch.randperm(num_blocks) + 1).tolist()
+        self.cache = KVCache(KVShape(1, self.kv_heads, self.size, self.dtype), num_blocks + 3, self.block_size, CPU)
+        at = torch.arange(LENGTH)
+        self.places = torch.tensor(self.table)[at // self.block_size] * self.block_size + at % self.block_size
+        self.keys, self.values = (torch.randn(LENGTH, self.kv_heads, self.size).to(self.dtype) for _ in "kv")
+        self.query = torch.randn(LENGTH, self.heads, self.size).to(self.dtype)
+        self.write()
+
+    def write(self) -> None:
+        self.cache.write(0, self.keys, self.values, self.places)
+
+    def run(self, *spans: Span) -> torch.Tensor:
+        """All spans as rows of one step, those of one token first; outputs end to end."""
+        rows = [(first, end - first, self.table[: -(-end // self.block_size)]) for first, end in spans]
+        query = torch.cat([self.query[first:end] for first, end in spans])
+        scale = 1 / math.sqrt(self.size)
+        return Backend(self.cache)(
+            0, query, query, query, step_of(rows), scale=scale, window=self.window, softcap=self.softcap
+        )
+
+    def expected(self) -> torch.Tensor:
+        """The definition in float64."""
+        group = self.heads // self.kv_heads
+        q, k, v = (t.double().transpose(0, 1) for t in (self.query, self.keys, self.values))
+        k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+        scores = q @ k.transpose(1, 2) / math.sqrt(self.size)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+        hidden = (distance < 0) | (distance >= (self.window or LENGTH))
+        return (scores.masked_fill(hidden, -math.inf).softmax(-1) @ v).transpose(0, 1)
+
+
+CASES = {
+    "plain": {},
+    "window": {"window": 40},
+    "window of one": {"window": 1},
+    "window of a stretch": {"window": 32},
+    "soft cap": {"softcap": 1.5},
+    "blocks of 1": {"block_size": 1},
+    "blocks of 3": {"block_size": 3},
+    "blocks of 16": {"block_size": 16, "window": 33},
+    "blocks of 64": {"block_size": 64},
+    "one head": {"heads": 1, "kv_heads": 1},
+    "many heads to one": {"heads": 32, "kv_heads": 1},
+    "head of 20": {"size": 20},
+    "head of 64": {"size": 64, "block_size": 16},
+    "head of 7": {"size": 7, "heads": 3, "kv_heads": 3},
+    "bfloat16": {"dtype": torch.bfloat16, "size": 32},
+    "bfloat16, head of 20": {"dtype": torch.bfloat16, "size": 20, "window": 40},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_long_prompt_is_the_definition(name: str) -> None:
+    case = Case(**CASES[name])
+    tolerance = 1e-5 if case.dtype == torch.float32 else 1e-2
+    assert torch.allclose(case.run((0, LENGTH)).double(), case.expected(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_of_a_token_do_not_depend_on_how_its_prompt_was_cut(name: str) -> None:
+    case = Case(**CASES[name])
+    whole = case.run((0, LENGTH))
+    for edges in ((0, 50, LENGTH), (0, 3, 8, 31, 33, 64, 70, LENGTH), (0, 7, 96, LENGTH)):
+        chunks = [case.run(span) for span in pairwise(edges)]
+        assert torch.equal(torch.cat(chunks), whole)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_of_a_token_are_the_same_decoded_alone_beside_others_and_in_a_prompt(name: str) -> None:
+    case = Case(**CASES[name])
+    whole = case.run((0, LENGTH))
+    positions = (0, 1, 30, 31, 32, 33, 63, 64, 99, 100)
+    together = case.run(*[(p, p + 1) for p in positions], (20, 55), (0, 13))
+    for i, p in enumerate(positions):
+        assert torch.equal(case.run((p, p + 1))[0], whole[p])
+        assert torch.equal(together[i], whole[p])
+    assert torch.equal(together[10:45], whole[20:55])
+    assert torch.equal(together[45:], whole[:13])
+
+
+def test_query_that_is_not_a_number_reaches_its_own_token_only() -> None:
+    case = Case()
+    clean = case.run((0, LENGTH))
+    case.query[40, 1] = math.nan
+    found = case.run((0, LENGTH))
+    assert found[40, 1].isnan().all()
+    found[40, 1] = clean[40, 1]
+    assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["plain", "head of 64", "blocks of 64"])
+def test_key_and_value_that_are_not_finite_reach_only_who_sees_them(name: str, part: str, bad: float) -> None:
+    case = Case(**CASES[name])
+    clean = case.run((0, LENGTH))
+    getattr(case, part)[40] = bad
+    case.write()
+    assert case.run((60, 61)).isnan().all() or part == "values"
+    assert not case.run((60, 61)).isfinite().all()
+    for p in (0, 8, 31, 38, 39):  # a row of its own that ends before it, in the same stretch of keys and block
+        assert torch.equal(case.run((p, p + 1))[0], clean[p])
+    assert torch.equal(case.run((0, 40)), clean[:40])
+
+
+@pytest.mark.parametrize("name", ["plain", "head of 20", "head of 64", "blocks of 64", "bfloat16"])
+def test_nan_left_in_blocks_and_places_nobody_sees_reaches_nobody(name: str) -> None:
+    case = Case(**CASES[name])
+    clean = case.run((0, LENGTH))
+    stale = torch.ones(case.cache.num_blocks * case.block_size, dtype=torch.bool)
+    stale[case.places] = False
+    for pool in case.cache.layer(0):
+        pool.flatten(0, 1)[stale] = math.nan
+    assert torch.equal(case.run((0, LENGTH)), clean)
+    assert torch.equal(case.run((100, 101), (0, 99))[1:], clean[:99])
+
+
+def test_score_of_minus_infinity_weighs_exactly_nothing() -> None:
+    case = Case(heads=1, kv_heads=1)
+    case.query = case.query.abs()
+    case.keys[:90] = -math.inf  # the first stretches hold nothing at all
+    case.values[:90] = 1e30
+    case.write()
+    seen = case.values[90:].double().transpose(0, 1)
+    scores = (case.query[100:].double() @ case.keys[90:].double().transpose(1, 2)[:, :, 0].t()) / math.sqrt(case.size)
+    wanted = torch.softmax(scores[0], -1) @ seen[0]
+    assert torch.allclose(case.run((100, 101))[0, 0].double(), wanted[0], atol=1e-5)
+
+
+def test_scores_far_apart_do_not_overflow() -> None:
+    case = Case(heads=1, kv_heads=1)
+    case.query *= 1e4
+    found = case.run((0, LENGTH))
+    assert found.isfinite().all()
+    assert torch.allclose(found.double(), case.expected(), atol=1e-4)
