@@ -11,11 +11,15 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
+import torch.compiler
+import torch.distributed
 
 _COMPILER = "torch._dynamo"
 _TRACING = f"{_COMPILER}._trace_wrapped_higher_order_op"
@@ -50,28 +54,43 @@ def _may_be_quantized(quantization: str, model: str) -> bool:
 
 
 @contextmanager
-def _lean(hidden: tuple[str, ...]) -> Iterator[None]:
-    """Everything that is changed in other packages, for as long as the block lasts."""
-    import torch
-    import torch.compiler
-    import torch.distributed
+def without_compiler() -> Iterator[None]:
+    """As long as the block lasts, marks for torch's compiler do nothing and do not load it, if nothing has yet.
 
+    Anything else that is asked of the compiler fails with ImportError or AttributeError.
+    """
     if _COMPILER in sys.modules:
         yield
         return
-    absent: dict[str, Any] = {name: None for name in hidden if name not in sys.modules}
-    compiler = _Compiler(_COMPILER)
-    tracing = _Compiler(_TRACING)
-    tracing.TransformGetItemToIndex = _transform_get_item_to_index  # type: ignore[attr-defined]
-    names = absent | {_COMPILER: compiler, _TRACING: tracing}
+    compiler, tracing = _Compiler(_COMPILER), _Compiler(_TRACING)
+    vars(tracing)["TransformGetItemToIndex"] = _transform_get_item_to_index
     with ExitStack() as stack:
-        stack.callback(_drop, names)
-        sys.modules.update(names)
+        stack.enter_context(_standing_in({_COMPILER: compiler, _TRACING: tracing}))
         stack.enter_context(_replaced(vars(torch), "_dynamo", compiler))
         for mark in _MARKS:
             stack.enter_context(_replaced(vars(torch.compiler), mark, _unmarked))
-        stack.enter_context(_replaced(vars(torch.distributed), "is_available", lambda: False))
         yield
+
+
+@contextmanager
+def _lean(hidden: tuple[str, ...]) -> Iterator[None]:
+    """Everything that is changed in other packages while transformers is imported."""
+    absent = {name: None for name in hidden if name not in sys.modules}
+    alone = _replaced(vars(torch.distributed), "is_available", lambda: False)
+    with without_compiler(), _standing_in(absent), alone:
+        yield
+
+
+@contextmanager
+def _standing_in(modules: Mapping[str, Any]) -> Iterator[None]:
+    """`modules` are what imports of these names find; None: that there is no such package."""
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            if sys.modules.get(name, ...) is module:
+                del sys.modules[name]
 
 
 @contextmanager
@@ -109,5 +128,5 @@ class _Compiler(ModuleType):
 
 
 def _transform_get_item_to_index() -> Any:
-    """The compiler's own, had when it is first used."""
+    """The compiler's own, imported when it is first used."""
     return importlib.import_module(_TRACING).TransformGetItemToIndex()
