@@ -13,6 +13,7 @@ from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.copy_stream import copy_stream
+from lora_serve.model.device_memory import return_freed_memory
 from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
 from lora_serve.model.folding import fold
 from lora_serve.model.host_adapter import HostAdapter
@@ -59,6 +60,7 @@ def build_model(
     cache = KVCache(loaded.observation.kv_shape, 1, size, loaded.device, _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size))
     slots = _slots(loaded, num_slots)
     base = BaseModel(loaded, cache, slots, model_config)
+    return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
     runner = ModelRunner(base, cache, slots, loaded.device)
     memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)

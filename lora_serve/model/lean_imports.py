@@ -30,7 +30,7 @@ _ENTRANCES = ("transformers.modeling_utils", "transformers.models.auto.modeling_
 
 
 def import_transformers(quantization: str, model: str) -> None:
-    """Once per process, before anything else imports it. torchao and its like are left alone if the model may be quantised."""
+    """Once per process, before anything else imports it. torchao is left alone if the model may be quantised."""
     hidden = _UNUSED if _may_be_quantized(quantization, model) else _UNUSED + _OF_QUANTIZED
     try:
         with _lean(hidden):
