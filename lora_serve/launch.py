@@ -14,8 +14,8 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 
 from aiohttp import web
 
@@ -64,11 +64,12 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     sources = build_sources(settings.adapter_slice())
-    with timed(f"model {settings.model}"):
+    with _without_collections(), timed(f"model {settings.model}"):
         parts = build_model(
             settings.model_slice(), settings.engine_slice(), settings.max_loras, settings.adapter_memory
         )
-    text = TextModel.load(settings.model)
+        text = TextModel.load(settings.model)
+    gc.freeze()
     with open_weights(settings.adapter_slice()) as weights:
         services, loader = _build_services(settings, parts, text, weights, sources)
         with closing(loader):
@@ -153,6 +154,16 @@ async def _listening(services: Services, listener: socket.socket) -> AsyncIterat
         yield
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is built here stays, so looking for garbage among it again and again is a loss of time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
+from lora_serve.model.device_memory import return_freed_memory
 from lora_serve.server.openai.rehearsal import rehearse
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
@@ -56,6 +57,7 @@ async def register_modules(services: Services, modules: tuple[str, ...]) -> None
             await _register_module(services, name, source)
         except LoraServeError as error:
             raise ConfigError(f"--lora-modules {module}: {error}") from error
+        return_freed_memory()  # its files' copies, before the next one's come on top of them
 
 
 async def _register_module(services: Services, name: str, source: str) -> None:

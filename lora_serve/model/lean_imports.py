@@ -8,6 +8,7 @@ that does not work this way is made the ordinary way. No other module of this pr
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -40,8 +41,12 @@ def import_transformers(quantization: str, model: str) -> None:
 
 
 def _import() -> None:
-    for name in _ENTRANCES:
-        importlib.import_module(name)
+    gc.disable()  # it finds next to nothing, a hundred times
+    try:
+        for name in _ENTRANCES:
+            importlib.import_module(name)
+    finally:
+        gc.enable()
 
 
 def _may_be_quantized(quantization: str, model: str) -> bool:
