@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,8 +30,17 @@ class AdapterSource:
     Either way every byte was checked against a digest after it was read. Used by several threads at once.
     """
 
-    def __init__(self, store: AdapterStore, disk: DiskStore, parts: ModelParts) -> None:
-        """`disk`: the part of `store` on this machine, where prepared files lie beside the blobs."""
+    def __init__(
+        self,
+        store: AdapterStore,
+        disk: DiskStore,
+        parts: ModelParts,
+        at_hand: Callable[[AdapterRef], HostAdapter | None] = lambda adapter: None,
+    ) -> None:
+        """`disk`: the part of `store` on this machine, where prepared files lie beside the blobs. `at_hand`: an adapter
+        that was read, checked and folded just now.
+        """
+        self._at_hand = at_hand
         self._store = store
         self._disk = disk
         self._parts = parts
@@ -42,6 +52,8 @@ class AdapterSource:
         """Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
         if adapter.digest == self._dummy:
             return Loaded(self._parts.fold(dummy_adapter(self._parts.spec)), LoadTimes("none"))
+        if (value := self._at_hand(adapter)) is not None:
+            return Loaded(value, LoadTimes("none"))
         return self._prepared(adapter) or self._ordinary(adapter)
 
     def keep(self, adapter: AdapterRef, value: HostAdapter) -> None:

@@ -70,6 +70,9 @@ def _serve(arguments: list[str]) -> int:
     from lora_serve.core.settings import load_settings
 
     settings = load_settings(arguments)
+    from lora_serve.model.lean_imports import import_transformers
+
+    import_transformers(settings.quantization, settings.model)
     from lora_serve import launch
 
     return launch.serve(settings)

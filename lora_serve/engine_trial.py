@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 
@@ -25,7 +26,10 @@ class EngineTrial:
         undo: Callable[[SavedAdapter, str], SavedAdapter],
         client: EngineClient,
         loop: asyncio.AbstractEventLoop,
+        at_hand: AdaptersAtHand | None = None,
     ) -> None:
+        """`at_hand`: where the loader finds what was folded already; None: it reads the files again."""
+        self._at_hand = at_hand or AdaptersAtHand()
         self._fold = fold
         self._undo = undo
         self._client = client
@@ -37,7 +41,9 @@ class EngineTrial:
 
     def num_bytes(self, saved: SavedAdapter) -> int:
         """See `Trial.num_bytes`."""
-        return self._fold(saved).num_bytes
+        folded = self._fold(saved)
+        self._at_hand.put(folded)
+        return folded.num_bytes
 
     def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
         """See `Trial.probe`."""
@@ -47,5 +53,31 @@ class EngineTrial:
         except (TimeoutError, CancelledError):
             future.cancel()
             raise AdapterUnavailableError("The engine is too busy to try the adapter; try again.") from None
+        finally:
+            self._at_hand.clear()
         assert result is not None, "the engine answers a probe with its result"
         return result
+
+
+class AdaptersAtHand:
+    """The adapter that is being registered, as it was folded from the very files whose digest it bears.
+
+    One at most: put by the registry's thread, taken by a loader's.
+    """
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, HostAdapter] = {}
+
+    def put(self, adapter: HostAdapter) -> None:
+        """In place of any other. Left out: what a load would make differently, of the rank that a card names."""
+        self.clear()
+        if adapter.is_plain:
+            self._adapters[adapter.digest] = adapter
+
+    def take(self, adapter: AdapterRef) -> HostAdapter | None:
+        """It is gone afterwards: whoever took it holds its memory alone."""
+        found = self._adapters.pop(adapter.digest, None)
+        return None if found is None else dataclasses.replace(found, name=adapter.name)
+
+    def clear(self) -> None:
+        self._adapters.clear()

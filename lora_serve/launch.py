@@ -14,8 +14,8 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 
 from aiohttp import web
 
@@ -31,18 +31,20 @@ from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_trial import EngineTrial
+from lora_serve.engine_trial import AdaptersAtHand, EngineTrial
 from lora_serve.logs import configure_logging, timed
+from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
+from lora_serve.server.lifecycle import Lifecycle, ServerState
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 from lora_serve.text.tokenizer import TextModel
-from lora_serve.warm_up import hot_adapters, register_modules, warm_up
+from lora_serve.warm_up import hot_adapters, prepare
 from lora_serve.weights import Weights, open_weights
 
 _log = logging.getLogger(__name__)
@@ -62,11 +64,12 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     sources = build_sources(settings.adapter_slice())
-    with timed(f"model {settings.model}"):
+    with _without_collections(), timed(f"model {settings.model}"):
         parts = build_model(
             settings.model_slice(), settings.engine_slice(), settings.max_loras, settings.adapter_memory
         )
-    text = TextModel.load(settings.model)
+        text = TextModel.load(settings.model)
+    gc.freeze()
     with open_weights(settings.adapter_slice()) as weights:
         services, loader = _build_services(settings, parts, text, weights, sources)
         with closing(loader):
@@ -82,8 +85,10 @@ def _build_services(
     config = settings.adapter_slice()
     admin_key = load_admin_key(settings.admin_key, settings.store)
     mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    source = AdapterSource(weights.store, weights.disk, parts)
-    pace = Pace(lambda: engine.is_busy)
+    at_hand = AdaptersAtHand()
+    source = AdapterSource(weights.store, weights.disk, parts, at_hand.take)
+    lifecycle = Lifecycle()
+    pace = Pace(lambda: engine.is_busy and lifecycle.state is not ServerState.STARTING)  # warm-up is no one's loss
     loader = Loader(source.load, mailbox.put, config.load_threads, keep=source.keep, pace=pace)
     engine: Engine = build_engine(
         parts.runner,
@@ -95,7 +100,7 @@ def _build_services(
         memory=parts.memory,
     )
     client = ThreadEngineClient(engine, mailbox, QueueGate(settings.engine_slice().queue))
-    trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())
+    trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop(), at_hand)
     base_tokens = BaseTokens(text.vocabulary())
     registry = Registry(config, parts.spec, weights.catalog, weights.store, trial, base_tokens)
     registry.sweep()
@@ -111,6 +116,7 @@ def _build_services(
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
         metrics=Metrics(settings.server_slice().served_model_name),
         store=weights.store,
+        lifecycle=lifecycle,
     )
     return services, loader
 
@@ -119,12 +125,12 @@ async def _run(services: Services, settings: Settings, listener: socket.socket, 
     async with _listening(services, listener):
         await services.client.start()
         try:
-            await register_modules(services, settings.lora_modules)
-            await warm_up(services, settings)
+            await prepare(services, settings)
             async with await hot_adapters(services, settings):
                 # What is here now stays: without this, a full collection stops every thread for 0.2 s now and then.
                 gc.collect()
                 gc.freeze()
+                return_freed_memory()
                 services.lifecycle.ready()
                 _log.info("ready: http://%s:%d (base model `%s`)", *listener.getsockname()[:2], services.base_name)
                 await stop.wait()
@@ -148,6 +154,16 @@ async def _listening(services: Services, listener: socket.socket) -> AsyncIterat
         yield
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is built here stays, so looking for garbage among it again and again is a loss of time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

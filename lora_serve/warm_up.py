@@ -22,12 +22,31 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
+from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.openai.rehearsal import rehearse
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
 from lora_serve.warm_set import WarmSetKeeper
 
 _log = logging.getLogger(__name__)
+
+
+async def prepare(services: Services, settings: Settings) -> None:
+    """All that /ready waits for but the last run's hot adapters. Raises ConfigError.
+
+    Registering takes turns between its thread, the disk and the engine, so the warm-up's steps run beside it.
+    """
+    tasks = [
+        asyncio.ensure_future(register_modules(services, settings.lora_modules)),
+        asyncio.ensure_future(warm_up(services, settings)),
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await load_pinned(services)
 
 
 async def register_modules(services: Services, modules: tuple[str, ...]) -> None:
@@ -38,6 +57,7 @@ async def register_modules(services: Services, modules: tuple[str, ...]) -> None
             await _register_module(services, name, source)
         except LoraServeError as error:
             raise ConfigError(f"--lora-modules {module}: {error}") from error
+        return_freed_memory()  # its files' copies, before the next one's come on top of them
 
 
 async def _register_module(services: Services, name: str, source: str) -> None:
@@ -51,13 +71,12 @@ async def _register_module(services: Services, name: str, source: str) -> None:
 
 
 async def warm_up(services: Services, settings: Settings) -> None:
-    """Dummy rows through the ordinary step, a text through all of it, then the pinned adapters onto the device."""
+    """Dummy rows through the ordinary step, and a text through all of it."""
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
     stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)
-    pinned = pinned_refs(services.catalog.snapshot).values()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("warm-up", total=len(stages) + len(pinned))
+        task = progress.add_task("warm-up", total=len(stages))
         for stage in stages:
             progress.update(task, description=f"warm-up: {stage.name}")
             with timed(f"warm-up: {stage.name}"):
@@ -68,10 +87,12 @@ async def warm_up(services: Services, settings: Settings) -> None:
             with timed("warm-up: a text"):
                 await rehearse(services)
             await client.adapters(Evict(dummy.digest, forget=True))
-        for ref in pinned:
-            progress.update(task, description=f"warm-up: {ref.label}")
-            await _pin(client, ref)
-            progress.advance(task)
+
+
+async def load_pinned(services: Services) -> None:
+    """The pinned adapters onto the device."""
+    for ref in pinned_refs(services.catalog.snapshot).values():
+        await _pin(services.client, ref)
 
 
 async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncContextManager[None]:

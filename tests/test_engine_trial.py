@@ -15,7 +15,7 @@ from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Probe
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
-from lora_serve.engine_trial import EngineTrial
+from lora_serve.engine_trial import AdaptersAtHand, EngineTrial
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 
 REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
@@ -67,3 +67,41 @@ async def test_bytes_are_those_after_folding() -> None:
 async def test_conversion_is_that_of_the_model() -> None:
     saved = SavedAdapter("sha256:a", "a", {})
     assert trial_of(MockEngineClient(50)).converted(saved, "pissa").name == "without pissa"
+
+
+def plain(name: str = "") -> HostAdapter:
+    delta = LinearDelta(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)
+    return HostAdapter("sha256:a", name, 2, {"q": delta}, is_plain=True)
+
+
+async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() -> None:
+    at_hand, taken = AdaptersAtHand(), []
+
+    class Loading(MockEngineClient):
+        async def adapters(self, command: Any) -> Any:
+            taken.append(at_hand.take(REF))
+            return await super().adapters(command)
+
+    trial = EngineTrial(lambda saved: plain(), undo, Loading(50), asyncio.get_running_loop(), at_hand)
+    for _ in range(2):
+        trial.num_bytes(SavedAdapter("sha256:a", "", {}))
+        await asyncio.to_thread(trial.probe, REF, (1, 2))
+    assert [adapter and (adapter.name, adapter.digest) for adapter in taken] == [("a", "sha256:a")] * 2
+    assert at_hand.take(REF) is None
+
+
+def test_at_hand_is_one_adapter_taken_once_and_of_its_digest() -> None:
+    at_hand = AdaptersAtHand()
+    at_hand.put(plain())
+    assert at_hand.take(dataclasses.replace(REF, digest="sha256:b")) is None
+    assert at_hand.take(REF) is not None
+    assert at_hand.take(REF) is None
+    at_hand.put(plain())
+    at_hand.put(dataclasses.replace(plain(), digest="sha256:b"))
+    assert at_hand.take(REF) is None
+
+
+def test_adapter_that_depends_on_its_cards_rank_or_the_base_is_not_kept_at_hand() -> None:
+    at_hand = AdaptersAtHand()
+    at_hand.put(dataclasses.replace(plain(), is_plain=False))
+    assert at_hand.take(REF) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.commands import Evict
 from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings
@@ -34,7 +36,6 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
     text = TextModel(byte_level_tokenizer())
     pooling = fields.pop("pooling", None)
     spec = ModelSpec("fake", "Fake", text.vocab_size, 128, (), 1, {}, 0, "float32", "cpu", pooling=pooling)
-    monkeypatch.setattr(warm_up, "pinned_refs", lambda snapshot: {})
     services: Any = SimpleNamespace(client=engine, spec=spec, text=text, catalog=SimpleNamespace(snapshot=None))
     settings = Settings(model="fake", max_num_seqs=4, **fields)
     await warm_up.warm_up(services, settings)
@@ -81,3 +82,42 @@ async def test_pooling_model_is_asked_for_vectors_only(
 ) -> None:
     assert await warmed(engine, monkeypatch, pooling=PoolingSpec(Task.EMBED, 8)) == []
     assert all(request.pooling is not None for request in engine.requests)
+
+
+async def test_module_that_cannot_be_registered_ends_the_start_and_the_warm_up_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+
+    async def refuse(services: Any, modules: tuple[str, ...]) -> None:
+        raise ConfigError(f"--lora-modules {modules[0]}: no")
+
+    async def endless(services: Any, settings: Settings) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("warm-up")
+
+    monkeypatch.setattr(warm_up, "register_modules", refuse)
+    monkeypatch.setattr(warm_up, "warm_up", endless)
+    services: Any = SimpleNamespace()
+    with pytest.raises(ConfigError, match="a=b: no"):
+        await warm_up.prepare(services, Settings(model="fake", lora_modules=("a=b",)))
+    assert ended == ["warm-up"]
+
+
+async def test_pinned_adapters_are_loaded_after_registration_and_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def note(name: str) -> Any:
+        async def call(*_: Any) -> None:
+            await asyncio.sleep(0)
+            order.append(name)
+
+        return call
+
+    for name in ("register_modules", "warm_up", "load_pinned"):
+        monkeypatch.setattr(warm_up, name, note(name))
+    services: Any = SimpleNamespace()
+    await warm_up.prepare(services, Settings(model="fake"))
+    assert order == ["register_modules", "warm_up", "load_pinned"]

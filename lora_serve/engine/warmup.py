@@ -16,7 +16,7 @@ from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task
 
-_NEW_TOKENS = 3
+_NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that are there for their rows: the shortest that are not decoding at once
 _SHORTEST_PADDED = 16
 _WAYS_OF_SAMPLING = (
@@ -65,13 +65,16 @@ def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: Ada
 
 
 def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[WarmupShape]:
-    """Of models that generate. Prompts of `chunk` tokens fill a step, so several of them run beside decoding rows."""
+    """Of models that generate. Prompts of `chunk` tokens fill a step, so several of them run beside decoding rows.
+
+    "auto": every second row of a shape with LoRA is the base's, so most shapes need not run without.
+    """
     room = spec.max_model_len - _NEW_TOKENS - 1
     most_rows = config.batch.max_num_seqs
     chunk = max(1, min(config.batch.max_num_batched_tokens, room))
     if mode == "auto":
-        some = [(1, 8), (min(8, most_rows), 8), (most_rows, _ROW_TOKENS)]
-        return _distinct([*_both(some), WarmupShape(min(3, most_rows), chunk, True)], room)
+        mixed = [(min(8, most_rows), 8), (most_rows, _ROW_TOKENS), (min(2, most_rows), chunk)]
+        return _distinct([*_both([(1, 8)]), *(WarmupShape(rows, tokens, True) for rows, tokens in mixed)], room)
     rows = [(count, _ROW_TOKENS) for count in _powers(1, most_rows)]
     chunks = [(1, length) for length in _powers(4, chunk)]
     together = [(min(4, most_rows), chunk), (1, chunk + chunk // 2)]  # beside decoding; a chunk after another

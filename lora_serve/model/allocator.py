@@ -1,7 +1,8 @@
-"""Keeps what the CPU's allocator frees: a step's buffers are asked for again in the next one."""
+"""What the C library's allocator does with freed memory: kept while serving, given back after a start's large pieces."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -17,3 +18,9 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _MOST_MMAP)
         mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+def return_freed_memory() -> None:
+    """What this process freed goes back to the system: glibc keeps pieces of hundreds of MB between others in use."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))

@@ -11,7 +11,7 @@ from lora_serve.adapters.probe import MAX_PROBE_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.allocator import keep_freed_memory
+from lora_serve.model.allocator import keep_freed_memory, return_freed_memory
 from lora_serve.model.base_model import BaseModel, load_model
 from lora_serve.model.copy_stream import copy_stream
 from lora_serve.model.decode_graphs import DecodeGraphs
@@ -52,7 +52,6 @@ def build_model(
 
     `adapter_bytes`: of device slots at most; None: as many as `num_slots` usual ones need, where memory is bounded.
     """
-    keep_freed_memory()
     pooling = plan_pooling(model_config)
     if pooling is not None:
         return _build_pooling_model(model_config, pooling, num_slots)
@@ -63,10 +62,12 @@ def build_model(
     cache = KVCache(loaded.observation.kv_shape, 1, size, loaded.device, _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size))
     slots = _slots(loaded, num_slots)
     base = BaseModel(loaded, cache, slots, model_config)
+    return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
     runner = ModelRunner(base, cache, slots, loaded.device)
     memory = MemorySetup(base, runner, cache, slots, engine_config).run(num_slots, adapter_bytes)
     check_exactness(runner.run, expected, probe, cache.block_size, loaded.observation.kv_shape.dtype, spec.architecture)
     graphs = _graphs(base, cache, slots, model_config, engine_config)
+    keep_freed_memory()
     return ModelParts(
         spec,
         runner if graphs is None else ModelRunner(base, cache, slots, loaded.device, graphs),
@@ -93,6 +94,7 @@ def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int)
     slots = _slots(parts.loaded, num_slots)
     base = PoolingModel(parts, slots, config)
     runner = PoolingRunner(base, slots)
+    keep_freed_memory()
     return ModelParts(
         parts.loaded.spec, runner, 0, functools.partial(fold, base=base), functools.partial(undo, base=base)
     )

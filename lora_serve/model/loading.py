@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +15,10 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model import onednn
+from lora_serve.model.lean_imports import without_compiler
 from lora_serve.model.observation import Observation, first_line
 from lora_serve.model.quantization import check_quantized, plan_quantization
+from lora_serve.model.undrawn import Undrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +56,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     try:
         plan = plan_quantization(config, hf_config, device)
         dtype = _dtype(plan.dtype, hf_config, device)
-        module, info = auto_class.from_pretrained(
-            config.model,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-            output_loading_info=True,
-            **plan.arguments,
-        )
+        module, info = _from_pretrained(config, auto_class, dtype, plan.arguments)
     except LoraServeError:
         raise
     except Exception as error:
@@ -71,6 +67,27 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     module.eval()
     module.requires_grad_(False)
     return FrozenModule(module, tuple(sorted(info["missing_keys"])), dtype, device)
+
+
+def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, arguments: Mapping[str, Any]) -> Any:
+    """The model, and what transformers says of its loading."""
+    load = functools.partial(
+        auto_class.from_pretrained,
+        config.model,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="eager",
+        output_loading_info=True,
+        **arguments,
+    )
+    if arguments:  # torchao may compile its products
+        return load()
+    try:
+        with without_compiler(), Undrawn():
+            return load()
+    except (ImportError, AttributeError):  # a model whose code asks the compiler for more than its marks
+        return load()
 
 
 def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:

@@ -1,0 +1,137 @@
+"""Imports transformers without what it imports only in case: half of a server's start was such imports.
+
+transformers marks functions for torch's compiler, which loads the whole compiler, and looks at packages that only
+other uses of it need. This server compiles nothing. So while transformers is imported those marks do nothing and those
+packages seem to be absent; afterwards everything is as it was, and whoever asks for the compiler gets it. An import
+that does not work this way is made the ordinary way. No other module of this project may be imported before.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.compiler
+import torch.distributed
+
+_COMPILER = "torch._dynamo"
+_TRACING = f"{_COMPILER}._trace_wrapped_higher_order_op"
+_UNUSED = ("scipy", "sklearn")  # losses of tasks that are not served, measures of generation's output
+_OF_QUANTIZED = ("torchao", "accelerate", "bitsandbytes")
+_MARKS = ("allow_in_graph", "assume_constant_result", "disable")
+_ENTRANCES = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "transformers.generation.utils")
+
+
+def import_transformers(quantization: str, model: str) -> None:
+    """Once per process, before anything else imports it. torchao is left alone if the model may be quantised."""
+    hidden = _UNUSED if _may_be_quantized(quantization, model) else _UNUSED + _OF_QUANTIZED
+    try:
+        with _lean(hidden):
+            _import()
+    except (ImportError, AttributeError, TypeError):  # another release of theirs: slower, and no less right
+        _import()
+
+
+def _import() -> None:
+    gc.disable()  # it finds next to nothing, a hundred times
+    try:
+        for name in _ENTRANCES:
+            importlib.import_module(name)
+    finally:
+        gc.enable()
+
+
+def _may_be_quantized(quantization: str, model: str) -> bool:
+    """A model that is not here yet may be."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text())
+    except (OSError, ValueError):
+        return True
+    return quantization != "none" or not isinstance(config, dict) or "quantization_config" in config
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """As long as the block lasts, marks for torch's compiler do nothing and do not load it, if nothing has yet.
+
+    Anything else that is asked of the compiler fails with ImportError or AttributeError.
+    """
+    if _COMPILER in sys.modules:
+        yield
+        return
+    compiler, tracing = _Compiler(_COMPILER), _Compiler(_TRACING)
+    vars(tracing)["TransformGetItemToIndex"] = _transform_get_item_to_index
+    with ExitStack() as stack:
+        stack.enter_context(_standing_in({_COMPILER: compiler, _TRACING: tracing}))
+        stack.enter_context(_replaced(vars(torch), "_dynamo", compiler))
+        for mark in _MARKS:
+            stack.enter_context(_replaced(vars(torch.compiler), mark, _unmarked))
+        yield
+
+
+@contextmanager
+def _lean(hidden: tuple[str, ...]) -> Iterator[None]:
+    """Everything that is changed in other packages while transformers is imported."""
+    absent = {name: None for name in hidden if name not in sys.modules}
+    alone = _replaced(vars(torch.distributed), "is_available", lambda: False)
+    with without_compiler(), _standing_in(absent), alone:
+        yield
+
+
+@contextmanager
+def _standing_in(modules: Mapping[str, Any]) -> Iterator[None]:
+    """`modules` are what imports of these names find; None: that there is no such package."""
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            if sys.modules.get(name, ...) is module:
+                del sys.modules[name]
+
+
+@contextmanager
+def _replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """One of a module's names means something else; one that it had not is gone afterwards."""
+    before = {name: names[name]} if name in names else {}
+    names[name] = value
+    try:
+        yield
+    finally:
+        del names[name]
+        names.update(before)
+
+
+def _drop(names: dict[str, Any]) -> None:
+    for name, stood_in in names.items():
+        if sys.modules.get(name, ...) is stood_in:
+            del sys.modules[name]
+
+
+def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
+    """What a mark for the compiler leaves of a function: itself."""
+    return function if function is not None else _unmarked
+
+
+class _Compiler(ModuleType):
+    """In the compiler's place: marks that do nothing. Whatever else is asked for ends the lean import."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in _MARKS:
+            return _unmarked
+        raise AttributeError(f"{self.__name__} is not imported yet")
+
+
+def _transform_get_item_to_index() -> Any:
+    """The compiler's own, imported when it is first used."""
+    return importlib.import_module(_TRACING).TransformGetItemToIndex()
