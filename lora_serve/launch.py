@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
 
 from aiohttp import web
@@ -36,7 +37,9 @@ from lora_serve.logs import configure_logging, timed
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.threads import stand_aside
 from lora_serve.server.app import build_app
+from lora_serve.server.background import WorkerThread
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
@@ -61,13 +64,13 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     # The GIL is given up ten times sooner than by default: beside loads without a rest, 99 of 100 small steps of 200
     # operators then took up to 118 ms instead of 524 (the median 70 either way; 2 busy cores).
     sys.setswitchinterval(0.0005)
+    stand_aside()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=stand_aside))
     stop = asyncio.Event()
     _on_signals(stop)
     sources = build_sources(settings.adapter_slice())
     with _without_collections(), timed(f"model {settings.model}"):
-        parts = build_model(
-            settings.model_slice(), settings.engine_slice(), settings.max_loras, settings.adapter_memory
-        )
+        parts = _built_on_a_thread_of_its_own(settings)
         text = TextModel.load(settings.model)
     gc.freeze()
     with open_weights(settings.adapter_slice()) as weights:
@@ -76,6 +79,14 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             await _run(services, settings, listener, stop)
     _log.info("stopped")
     return 0
+
+
+def _built_on_a_thread_of_its_own(settings: Settings) -> ModelParts:
+    """Its team of threads ends with it: see `model/threads.py`."""
+    with ThreadPoolExecutor(1, "build") as thread:
+        return thread.submit(
+            build_model, settings.model_slice(), settings.engine_slice(), settings.max_loras, settings.adapter_memory
+        ).result()
 
 
 def _build_services(
@@ -89,7 +100,7 @@ def _build_services(
     source = AdapterSource(weights.store, weights.disk, parts, at_hand.take)
     lifecycle = Lifecycle()
     pace = Pace(lambda: engine.is_busy and lifecycle.state is not ServerState.STARTING)  # warm-up is no one's loss
-    loader = Loader(source.load, mailbox.put, config.load_threads, keep=source.keep, pace=pace)
+    loader = Loader(source.load, mailbox.put, config.load_threads, keep=source.keep, pace=pace, on_start=stand_aside)
     engine: Engine = build_engine(
         parts.runner,
         parts.spec,
@@ -117,6 +128,7 @@ def _build_services(
         metrics=Metrics(settings.server_slice().served_model_name),
         store=weights.store,
         lifecycle=lifecycle,
+        registry_thread=WorkerThread("registry", stand_aside),
     )
     return services, loader
 

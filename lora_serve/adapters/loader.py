@@ -71,20 +71,23 @@ class Loader(Generic[V]):
         *,
         keep: Callable[[AdapterRef, V], None] | None = None,
         pace: Pace | None = None,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
         """`fetch`, `post` and `keep` are called on the loader's threads; `post` must be safe to call from any thread.
 
         `keep`: called with what was posted, for work that nobody waits for; it must not raise. `pace`: None: no rests.
+        `on_start`: called on each thread first.
         """
         self._fetch = fetch
         self._post = post
         self._keep = keep
         self._pace = pace
+        self._on_start = on_start
         self._num_threads = num_threads
         self._lock = threading.Lock()
         self._in_flight: set[str] = set()
         self._closing = threading.Event()
-        self._threads = ThreadPoolExecutor(num_threads, "adapter-loader", initializer=_give_way if pace else None)
+        self._threads = ThreadPoolExecutor(num_threads, "adapter-loader", initializer=self._begin)
 
     def submit(self, adapter: AdapterRef) -> None:
         """Start a load unless one of the same digest is under way. Returns at once."""
@@ -98,6 +101,12 @@ class Loader(Generic[V]):
         """Drop loads that have not begun, wait for those that have."""
         self._closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self) -> None:
+        if self._pace is not None:
+            _give_way()
+        if self._on_start is not None:
+            self._on_start()
 
     def _run(self, adapter: AdapterRef) -> None:
         begun = time.thread_time()

@@ -1,4 +1,4 @@
-"""What the C library's allocator does with freed memory: kept while serving, given back after a start's large pieces."""
+"""What the C library's allocator does with freed memory: kept while serving, given back after a start."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -24,8 +24,9 @@ class Call(Protocol[T_co]):
 class WorkerThread:
     """One thread that runs calls in the order they came. The registry lives on it: it is written by one thread only."""
 
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
+    def __init__(self, name: str, on_start: Callable[[], None] | None = None) -> None:
+        """`on_start`: called on the thread first."""
+        self._executor = ThreadPoolExecutor(1, name, initializer=on_start)
 
     async def run(self, call: Call[T]) -> T:
         """Run `call` on the thread. Raises what it raises, NotReadyError after `close`."""

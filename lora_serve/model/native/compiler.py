@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from lora_serve.model.threads import openmp_path
+
 _FLAGS = (
     *("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast"),
     # Fused multiply-adds everywhere or nowhere: for some processors GCC leaves out those of single chains, and then one
@@ -24,7 +26,7 @@ _FLAGS = (
 @functools.cache
 def load_library(source: Path) -> ctypes.CDLL:
     """The compiled `source`, kept in the user's cache folder. Raises OSError or SubprocessError with the reason."""
-    runtime = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    runtime = [path for path in (openmp_path(),) if path is not None]
     texts = [path.read_bytes() for path in sorted(source.parent.glob("*.[ch]"))]  # one may include others
     identity = repr((texts, _FLAGS, [str(path) for path in runtime], _cpu_flags()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lora_serve"

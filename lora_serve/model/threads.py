@@ -1,0 +1,35 @@
+"""Which threads of the process compute in parallel: the engine's, and nobody beside it.
+
+GNU's OpenMP waits at the end of a parallel loop by spinning only as long as all of its threads in the process fit the
+processor. One more team, even an idle one, and each wait is a sleep: on two cores a decode step took 1.4 times as long.
+A team belongs to the thread that ran a parallel loop, and ends with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def stand_aside() -> None:
+    """The calling thread computes on one core from now on, and so has no team."""
+    torch.get_num_threads()  # torch sets a thread's number once, at its first use
+    runtime = openmp()
+    if runtime is not None:
+        runtime.omp_set_num_threads(1)
+
+
+@functools.cache
+def openmp() -> Any:
+    """torch's own OpenMP; None where it is of another kind."""
+    path = openmp_path()
+    return None if path is None else ctypes.CDLL(str(path))
+
+
+def openmp_path() -> Path | None:
+    """Where torch's own OpenMP lies."""
+    return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))), None)
