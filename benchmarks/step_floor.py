@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.alternating import Clock
 from benchmarks.step_model import StepModel
-from benchmarks.step_seams import Product, products_of
+from benchmarks.step_seams import Product, num_weights_of, products_of
 from lora_serve.core.batch import Batch
 from lora_serve.model.base_model import BaseModel
 
@@ -30,7 +30,7 @@ def gemms_of(model: StepModel, batch: Batch) -> Callable[[], None]:
     all calls of `FrozenLinear`, its layers by their paths, one product each.
     """
     products = products_of(lambda: model.parts.runner.run(batch))
-    weights = sum(product.layer.in_features * product.layer.out_features for product in products)
+    weights = sum(product.num_weights for product in products)
     expected = sum(shape.in_features * shape.out_features for shape in model.spec.linears.values())
     return _replay(products if weights == expected else _by_path(model, batch))
 
@@ -42,7 +42,8 @@ def _by_path(model: StepModel, batch: Batch) -> list[Product]:
     found = []
     for path, linear in model.spec.linears.items():
         rows = num_logits if path == model.spec.output_head else batch.num_tokens
-        found.append(Product(base.linear(path), "product", (rows, linear.in_features), dtype))
+        layer = base.linear(path)
+        found.append(Product(layer, "product", (), num_weights_of(layer), (rows, linear.in_features), dtype))
     return found
 
 
@@ -53,12 +54,12 @@ def _replay(products: Sequence[Product]) -> Callable[[], None]:
         key = (product.shape, product.dtype)
         if key not in inputs:
             inputs[key] = torch.randn(product.shape).to(product.dtype)
-        calls.append((getattr(product.layer, product.method), inputs[key]))
+        calls.append((getattr(product.layer, product.method), inputs[key], product.arguments))
 
     @torch.inference_mode()
     def run() -> None:
-        for call, x in calls:
-            call(x)
+        for call, x, arguments in calls:
+            call(x, *arguments)
 
     return run
 

@@ -1,7 +1,8 @@
 """Where a step's time goes, seen at the seams of `lora_serve/model`, which are wrapped while it is looked at.
 
 `FrozenLinear`, every LoRA kernel's `add`, every attention backend with the write into its cache, and the sampler: what
-is none of these is called the rest. A call inside another counts for the inner one only.
+is none of these is called the rest. A call inside another counts for the inner one only. Decoder layers that run as
+one native call have no seams inside: they run by their parts while they are looked at, which takes longer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import Tensor
 from benchmarks.alternating import Clock
 from lora_serve.model import runner as runner_module
 from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.fusion.decoder_layer import FusedDecoderLayer
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.native.packed_linear import PackedLinear
 
 PARTS = ("base GEMMs", "LoRA", "attention", "output head", "sampling", "rest")
 Namer = Callable[[tuple[Any, ...]], str]  # a call's arguments -> which part it belongs to
@@ -29,10 +32,12 @@ Namer = Callable[[tuple[Any, ...]], str]  # a call's arguments -> which part it 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One call of a frozen layer: with which method, on an input of which shape."""
+    """One call of a frozen layer, or of several joined: with which method, on an input of which shape."""
 
-    layer: FrozenLinear
-    method: str  # "forward" or "product"
+    layer: FrozenLinear | PackedLinear
+    method: str  # "forward", "product" or "__call__"
+    arguments: tuple[Any, ...]  # after the input
+    num_weights: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -68,8 +73,9 @@ def parts_of(run: Callable[[], object], vocab_size: int, clock: Clock = time.per
         return "output head" if args[0].out_features == vocab_size else "base GEMMs"
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(FusedDecoderLayer, "__call__", _by_parts))
         for owner, name, part in _seams():
-            namer: Namer = of_linear if owner is FrozenLinear else lambda _, part=part: part  # type: ignore[misc]
+            namer: Namer = of_linear if owner in (FrozenLinear, PackedLinear) else lambda _, part=part: part  # type: ignore[misc]
             stack.enter_context(_replaced(owner, name, times.timed(getattr(owner, name), namer)))
         start = clock()
         run()
@@ -85,9 +91,9 @@ def products_of(run: Callable[[], object]) -> list[Product]:
     depth = [0]
 
     def noted(method: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(layer: FrozenLinear, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
             if not depth[0]:
-                found.append(Product(layer, method, tuple(x.shape), x.dtype))
+                found.append(Product(layer, method, args, num_weights_of(layer), tuple(x.shape), x.dtype))
             depth[0] += 1
             try:
                 return call(layer, x, *args, **kwargs)
@@ -97,18 +103,30 @@ def products_of(run: Callable[[], object]) -> list[Product]:
         return wrapper
 
     with contextlib.ExitStack() as stack:
-        for name in ("forward", "product"):
-            stack.enter_context(_replaced(FrozenLinear, name, noted(name, getattr(FrozenLinear, name))))
+        stack.enter_context(_replaced(FusedDecoderLayer, "__call__", _by_parts))
+        for owner, name in ((FrozenLinear, "forward"), (FrozenLinear, "product"), (PackedLinear, "__call__")):
+            stack.enter_context(_replaced(owner, name, noted(name, getattr(owner, name))))
         run()
     return found
+
+
+def num_weights_of(layer: FrozenLinear | PackedLinear) -> int:
+    """in times out features."""
+    num_inputs = layer.in_features if isinstance(layer, FrozenLinear) else layer.panels.shape[1]
+    return num_inputs * layer.out_features
+
+
+def _by_parts(layer: FusedDecoderLayer, *args: Any, **kwargs: Any) -> Any:
+    return layer.by_parts(*args, **kwargs)
 
 
 def _seams() -> Iterator[tuple[Any, str, str]]:
     """(owner, attribute, part) of everything that is wrapped; kernels and backends as far as they are loaded."""
     yield FrozenLinear, "forward", ""
     yield FrozenLinear, "product", ""
+    yield PackedLinear, "__call__", ""
     yield KVCache, "write", "attention"
-    yield runner_module, "sample", "sampling"
+    yield runner_module, "choose", "sampling"
     for name, module in sorted(sys.modules.items()):
         if name.startswith("lora_serve.model.lora_kernels.") and hasattr(module, "Kernel"):
             yield module.Kernel, "add", "LoRA"

@@ -260,5 +260,5 @@ def test_license_is_the_full_apache_text() -> None:
 
 def test_package_data_is_declared_and_present() -> None:
     assert (ROOT / "lora_serve" / "py.typed").exists()
-    assert list((ROOT / "lora_serve" / "model" / "lora_kernels").glob("*.c"))
+    assert list((ROOT / "lora_serve" / "model" / "native").glob("*.[ch]"))
     assert (ROOT / "lora_serve" / "demo_data" / "prompts.json").exists()

@@ -76,13 +76,26 @@ def by_phase(house: FastOutputs, kind: str) -> list[float]:
 
 def test_inter_token_target_is_kept_where_fixed_chunks_miss_it_or_miss_the_first_token() -> None:
     target, load = 0.040, doubling(4.5, 160, 24)
-    large = by_phase(play(load, max_num_batched_tokens=1024), "itl")
-    small = play(load, max_num_batched_tokens=64)
+    large = by_phase(play(load, max_num_batched_tokens=1024, prompt_stretch=0), "itl")
+    small = play(load, max_num_batched_tokens=64, prompt_stretch=0)
     adaptive = play(load, inter_token_target_ms=1000 * target)
     itl, ttft = by_phase(adaptive, "itl"), by_phase(adaptive, "ttft")
     assert max(large) > 1.3 * target
     assert all(value <= 1.1 * target for value in itl), itl
     assert by_phase(small, "ttft")[1] > 1.3 * ttft[1], (by_phase(small, "ttft"), ttft)
+
+
+def test_prompts_make_a_step_with_decode_rows_about_twice_as_long_at_most_and_cost_no_throughput() -> None:
+    backlog = [Arrival(0.001 * i, 160, 40) for i in range(300)]
+    free, bounded = (play(backlog, max_num_seqs=16, prompt_stretch=stretch) for stretch in (0, 2.0))
+    free_gaps, gaps = (
+        sorted(gap for life in list(house.lives.values())[60:] for gap in life.gaps) for house in (free, bounded)
+    )
+    assert free_gaps[int(0.99 * len(free_gaps))] > 3 * statistics.median(free_gaps)
+    assert gaps[int(0.99 * len(gaps))] <= 2.2 * statistics.median(gaps)
+    assert max(life.tokens[-1] for life in bounded.lives.values()) <= 1.1 * max(
+        life.tokens[-1] for life in free.lives.values()
+    )
 
 
 def test_inter_token_time_rests_at_the_target_when_there_is_more_to_do_than_it_allows() -> None:

@@ -71,7 +71,7 @@ def test_short_and_long_segments_of_an_adapter_run_so_that_both_kernels_do(mode:
 
 @pytest.mark.parametrize("mode", ["auto", "full"])
 def test_largest_batches_and_chunks_beside_decoding_rows_run(mode: str) -> None:
-    _, batches = run(mode, **LIMITS)
+    _, batches = run(mode, prompt_stretch=0, **LIMITS)
     assert max(decoding(batch) for batch in batches) == 24
     assert max(batch.num_tokens for batch in batches) == 96
     assert any(0 < decoding(batch) < len(batch.rows) and batch.num_tokens == 96 for batch in batches)

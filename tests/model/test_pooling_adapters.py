@@ -180,7 +180,7 @@ def test_row_that_is_not_a_number_ends_alone(family: str, tmp_path: Path) -> Non
     adapter = load(parts, folder)
     for module in parts.runner._model.module.modules():  # an overflow that no check of the files would foresee
         if type(module).__name__ == "LoraLinear":
-            index = module._module
+            index = module.module
             delta = parts.runner._slots.delta(index, 0)
             if delta is not None and delta.b is not None:
                 delta.b.fill_(float("nan"))

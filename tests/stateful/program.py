@@ -126,7 +126,7 @@ def our_model() -> Iterator[None]:
         return letter_parts(_here.program.runner)
 
     with (
-        mock.patch.object(launch, "build_model", build),
+        mock.patch.object(launch, "_built_on_a_thread_of_its_own", build),
         mock.patch.object(launch.TextModel, "load", return_value=TEXT),
         mock.patch.object(launch, "_on_signals", on_signals),
     ):

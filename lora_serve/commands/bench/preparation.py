@@ -61,7 +61,7 @@ def _target(flags: argparse.Namespace, url: str, model: str, key: str | None, fo
         flags.ignore_eos,
         flags.usage,
         flags.extra_body,
-        flags.timeout,
+        timeout=flags.timeout,
     )
 
 

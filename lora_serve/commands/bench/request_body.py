@@ -46,7 +46,8 @@ def _prompt(target: Target, request: PlannedRequest) -> dict[str, Any]:
 
 def _adapter(target: Target, adapter: str | None) -> dict[str, Any]:
     if target.adapter_field == "llama-cpp":
-        return {"lora": [] if adapter is None else [{"id": _number(target, adapter), "scale": 1.0}]}
+        none = {"id": 0, "scale": 0.0}  # an empty list would mean the server's own default: all of them
+        return {"lora": [none if adapter is None else {"id": _number(target, adapter), "scale": 1.0}]}
     if adapter is None or target.adapter_field == "header":
         return {}
     return {target.adapter_field: adapter}

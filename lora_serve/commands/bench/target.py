@@ -17,7 +17,7 @@ class Target:
 
     adapter_field: how a request names its adapter. model: as its `model`; adapter_id: a field beside `model`;
     header: X-Adapter-Id; llama-cpp: `lora: [{"id": 3, "scale": 1.0}]`, ids from `adapter_ids`, or the name if it
-    is a number, and an empty list for the base model, whatever the server applies by default.
+    is a number, and adapter 0 with scale 0 for the base model, as an empty list means the server's default.
     usage: what is asked for in `stream_options`. continuous: a count in every chunk (lora_serve, vLLM), which makes
     token times exact; final: one count at the end; none: the field is not sent.
     """

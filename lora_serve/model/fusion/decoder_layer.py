@@ -50,7 +50,7 @@ class FusedDecoderLayer:
         changes: Sequence[ChangeTable],
     ) -> None:
         """`changes`: by slot, of every module inside; tables that are kept up to date."""
-        self._by_parts: Callable[..., Any] = module.forward
+        self.by_parts: Callable[..., Any] = module.forward
         _, self._attention, _, mlp = parts
         self._slots, self._changes = slots, changes
         backend = self._attention.attention
@@ -71,7 +71,7 @@ class FusedDecoderLayer:
         step = self._attention.context.step
         embeddings = keywords.get("position_embeddings")
         if embeddings is None or not hidden_states.is_contiguous() or own_ways.any_in(step, self._changes):
-            return self._by_parts(hidden_states, *arguments, **keywords)
+            return self.by_parts(hidden_states, *arguments, **keywords)
         if self._slots.tables is not self._tables:
             self._tables = self._slots.tables
             self._layer.adapters = native.array_of(native.Adapters, [*map(self._adapters, range(7))])

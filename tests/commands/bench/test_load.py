@@ -253,7 +253,7 @@ async def test_the_warm_up_is_sent_first_and_is_in_no_record() -> None:
         ("model", {"model": "7"}, {"model": "base"}),
         ("adapter_id", {"model": "base", "adapter_id": "7"}, {"model": "base", "adapter_id": None}),
         ("header", {"model": "base"}, {"model": "base"}),
-        ("llama-cpp", {"model": "base", "lora": [{"id": 7, "scale": 1.0}]}, {"lora": []}),
+        ("llama-cpp", {"model": "base", "lora": [{"id": 7, "scale": 1.0}]}, {"lora": [{"id": 0, "scale": 0.0}]}),
     ],
 )
 async def test_each_server_is_told_the_adapter_in_its_own_way(adapter_field: Any, named: Any, base: Any) -> None:
