@@ -110,12 +110,6 @@ def _replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
         names.update(before)
 
 
-def _drop(names: dict[str, Any]) -> None:
-    for name, stood_in in names.items():
-        if sys.modules.get(name, ...) is stood_in:
-            del sys.modules[name]
-
-
 def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
     """What a mark for the compiler leaves of a function: itself."""
     return function if function is not None else _unmarked
