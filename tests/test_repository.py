@@ -141,6 +141,7 @@ def test_every_flag_in_the_readme_is_a_setting() -> None:
     commands = {"--port", "--once", "--help", "--model", "--build", "--quick", "--build-arg", "--gpus", "--version"}
     commands |= {"--json", "--wait", "--url", "--no-activate", "--from", "--to"}  # of `adapters` and `registry`
     known = {"--" + name.replace("_", "-") for name in Settings.model_fields} | commands
+    known |= set(re.findall(r"--[a-z][a-z-]+", read("lora_serve/commands/bench/flags.py")))
     known |= {"--no-" + n.replace("_", "-") for n, field in Settings.model_fields.items() if field.annotation is bool}
     text = read("README.md")
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
