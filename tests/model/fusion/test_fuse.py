@@ -20,25 +20,26 @@ from tests.peft_layers import read_layers
 
 # Heads of k and v fill whole panels of any processor, as those of real models do.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
+KINDS_OF_LAYER = ("Attention", "MLP", "Norm", "DecoderLayer")
 FUSED: Mapping[str, Mapping[str, int]] = {  # in two decoder layers and the last norm
-    "llama": {"Attention": 2, "MLP": 2, "Norm": 5},
-    "mistral": {"Attention": 2, "MLP": 2, "Norm": 5},
-    "qwen2": {"Attention": 2, "MLP": 2, "Norm": 5},
-    "qwen3": {"Attention": 2, "MLP": 2, "Norm": 9},  # q and k of each head have norms too
+    "llama": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
+    "mistral": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
+    "qwen2": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
+    "qwen3": {"Attention": 2, "MLP": 2, "Norm": 9, "DecoderLayer": 2},  # q and k of each head have norms too
     "gemma2": {"Attention": 2, "MLP": 2, "Norm": 9},  # before and after
     "gemma3_text": {"Attention": 2, "MLP": 2, "Norm": 13},  # both
     "phi3": {"Norm": 5},  # q, k and v, gate and up are one product already
     "gpt2": {},
     "gpt_neox": {},
     "opt": {},
-    "granite": {"Attention": 2, "MLP": 2, "Norm": 5},
+    "granite": {"Attention": 2, "MLP": 2, "Norm": 5},  # multiplies what it adds
     "olmo2": {"MLP": 2, "Norm": 9},  # norms over all heads of q and k at once
     "starcoder2": {"Attention": 2},
     "stablelm": {"Attention": 2, "MLP": 2},  # rotates a part of each head
     "mixtral": {"Attention": 2, "Norm": 5},
     "qwen3_moe": {"Attention": 2, "Norm": 9},
     "cohere": {"MLP": 2},  # rotates neighbours, not halves
-    "smollm3": {"Attention": 2, "MLP": 2, "Norm": 5},
+    "smollm3": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
 }
 LENGTHS = (3, 29, 1, 45)
 LIMITS = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "block_size": 4, "kv_cache_memory": "1MiB"}
@@ -48,7 +49,7 @@ def fused_kinds(engine: LocalEngine) -> dict[str, int]:
     """How many modules run something else than their class's forward, by kind."""
     modules = engine.parts.runner._model.module.modules()
     names = [type(module).__name__ for module in modules if "forward" in vars(module)]
-    return dict(Counter(kind for name in names for kind in ("Attention", "MLP", "Norm") if kind in name))
+    return dict(Counter(kind for name in names for kind in KINDS_OF_LAYER if kind in name))
 
 
 def run(engine: LocalEngine, names: list[str | None]) -> list[Answer]:
