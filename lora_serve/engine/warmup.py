@@ -1,7 +1,7 @@
 """What to run before the first user does: ordinary requests in stages, derived from the configuration.
 
 A plan is a list of shapes: rows x prompt tokens x with or without LoRA. It covers what a step's time and memory depend
-on: batch sizes of decoding, chunks of prompts, segments of an adapter short and long enough for either LoRA kernel,
+on: batch sizes of decoding, chunks of prompts, segments of an adapter short and long,
 chunks beside decoding rows, every way of sampling, and for pooling models their rows and lengths. Running the stages is
 `warm_up.py`'s business.
 """
