@@ -19,6 +19,7 @@ from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams,
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that are there for their rows: the shortest that are not decoding at once
 _SHORTEST_PADDED = 16
+_AUTO_CHUNK_ON_CPU = 64  # kernels for CPUs work tile by tile: a longer prompt is more of the same, and seconds of it
 _WAYS_OF_SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -73,6 +74,7 @@ def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[
     most_rows = config.batch.max_num_seqs
     chunk = max(1, min(config.batch.max_num_batched_tokens, room))
     if mode == "auto":
+        chunk = min(chunk, _AUTO_CHUNK_ON_CPU) if spec.device == "cpu" else chunk
         mixed = [(min(8, most_rows), 8), (most_rows, _ROW_TOKENS), (min(2, most_rows), chunk)]
         return _distinct([*_both([(1, 8)]), *(WarmupShape(rows, tokens, True) for rows, tokens in mixed)], room)
     rows = [(count, _ROW_TOKENS) for count in _powers(1, most_rows)]

@@ -36,17 +36,27 @@ def import_transformers(quantization: str, model: str) -> None:
     try:
         with _lean(hidden):
             _import()
-    except (ImportError, AttributeError, TypeError):  # another release of theirs: slower, and no less right
+    except (ImportError, AttributeError, TypeError, KeyError):  # another release of theirs: slower, and no less right
         _import()
 
 
 def _import() -> None:
     gc.disable()  # it finds next to nothing, a hundred times
     try:
+        names = vars(importlib.import_module("transformers.utils.import_utils"))
+        with _replaced(names, "define_import_structure", _known_structure):
+            importlib.import_module("transformers.models")
         for name in _ENTRANCES:
             importlib.import_module(name)
     finally:
         gc.enable()
+
+
+def _known_structure(module_path: str, prefix: str | None = None) -> dict[frozenset[str], dict[str, set[str]]]:
+    """What `transformers.models` offers, of what `transformers` offers: it read all their files once already."""
+    known = vars(sys.modules["transformers"])["_import_structure"]
+    of_models = {name: set(what) for name, what in known.items() if name.startswith("models.")}
+    return {frozenset(): {name.removeprefix("models."): what for name, what in of_models.items()}}
 
 
 def _may_be_quantized(quantization: str, model: str) -> bool:

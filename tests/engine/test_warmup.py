@@ -18,15 +18,15 @@ DUMMY = adapter("warm-up")
 SHORT_SEGMENT = 32  # tokens, of model/device_tokens.py, which needs torch
 
 
-def spec(max_model_len: int = 512, pooling: PoolingSpec | None = None) -> ModelSpec:
-    return ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling)
+def spec(max_model_len: int = 512, pooling: PoolingSpec | None = None, device: str = "cpu") -> ModelSpec:
+    return ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", device, pooling=pooling)
 
 
 def run(mode: str, **settings: Any) -> tuple[World, list[Batch]]:
     """The batches that the plan's stages make of an engine with these settings."""
-    max_model_len = settings.pop("max_model_len", 512)
+    max_model_len, device = settings.pop("max_model_len", 512), settings.pop("device", "cpu")
     world = World(num_blocks=2048, max_model_len=max_model_len, **settings)
-    for stage in warmup_stages(mode, spec(max_model_len), world.settings.engine_slice(), DUMMY):
+    for stage in warmup_stages(mode, spec(max_model_len, device=device), world.settings.engine_slice(), DUMMY):
         for request in stage.requests:
             world.take(world.scheduler.add(request))
             world.tokens[request.request_id] = []
@@ -71,10 +71,15 @@ def test_short_and_long_segments_of_an_adapter_run_so_that_both_kernels_do(mode:
 
 @pytest.mark.parametrize("mode", ["auto", "full"])
 def test_largest_batches_and_chunks_beside_decoding_rows_run(mode: str) -> None:
-    _, batches = run(mode, prompt_stretch=0, **LIMITS)
+    _, batches = run(mode, prompt_stretch=0, device="cuda", **LIMITS)
     assert max(decoding(batch) for batch in batches) == 24
     assert max(batch.num_tokens for batch in batches) == 96
     assert any(0 < decoding(batch) < len(batch.rows) and batch.num_tokens == 96 for batch in batches)
+
+
+def test_auto_on_a_cpu_runs_no_long_prompts() -> None:
+    _, batches = run("auto", prompt_stretch=0, max_num_seqs=24, max_num_batched_tokens=512)
+    assert max(len(row.token_ids) for row in prompt_rows(batches)) == 64
 
 
 def test_as_many_rows_as_a_step_has_tokens_decode_together() -> None:

@@ -17,10 +17,6 @@
 #define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
 #define TOGETHER 4
 
-ALWAYS vec load_form(const int form, const void *p, int64_t i) {
-    return form == FLOATS ? load((const float *)p + i) : load_bfloat16((const uint16_t *)p + i);
-}
-
 ALWAYS float load_one(const int form, const void *p, int64_t i) {
     if (form == FLOATS) return ((const float *)p)[i];
     const uint32_t wide = (uint32_t)((const uint16_t *)p)[i] << 16;
@@ -32,14 +28,31 @@ ALWAYS float load_one(const int form, const void *p, int64_t i) {
 /* h[t][j] = scale * x[t] . A[j] for `tokens` tokens and `ranks` rows of A. */
 ALWAYS void shrink_block(const int form, const int tokens, const int ranks, const float *x, int64_t x_stride,
                          const void *a, int64_t j, int64_t in, float scale, float *h, int64_t h_stride) {
+    const int64_t word = form == FLOATS ? 4 : 2;
+    const char *rows = (const char *)a + j * in * word;
     vec sum[TOKENS][STREAMS];
     UNROLL for (int t = 0; t < tokens; t++) UNROLL for (int r = 0; r < ranks; r++) sum[t][r] = (vec){};
     int64_t k = 0;
-    for (; k + LANES <= in; k += LANES)
-        UNROLL for (int r = 0; r < ranks; r++) {
-            const vec weight = load_form(form, a, (j + r) * in + k);
-            UNROLL for (int t = 0; t < tokens; t++) sum[t][r] += load(x + t * x_stride + k) * weight;
+    for (; k + PANEL <= in; k += PANEL) {
+        vec first[TOKENS], second[TOKENS];
+        UNROLL for (int t = 0; t < tokens; t++) {
+            first[t] = load(x + t * x_stride + k), second[t] = load(x + t * x_stride + k + LANES);
+            if (form == BFLOAT16S) {
+                UNZIP(first[t], second[t], even, odd);
+                first[t] = even, second[t] = odd;
+            }
         }
+        UNROLL for (int r = 0; r < ranks; r++) {
+            const void *own = rows + (r * in + k) * word;
+            vec one, other;
+            if (form == FLOATS) one = load(own), other = load((const float *)own + LANES);
+            else load_pairs(own, &one, &other);
+            UNROLL for (int t = 0; t < tokens; t++) {
+                sum[t][r] += first[t] * one;
+                sum[t][r] += second[t] * other;
+            }
+        }
+    }
     UNROLL for (int t = 0; t < tokens; t++) UNROLL for (int r = 0; r < ranks; r++) {
         float total = add_lanes(sum[t][r]);
         for (int64_t i = k; i < in; i++) total += x[t * x_stride + i] * load_one(form, a, (j + r) * in + i);
@@ -68,11 +81,29 @@ ALWAYS void shrink(const int form, int64_t tokens, const float *x, int64_t x_str
 /* y[o] += h[j] B[j][o] for `ranks` rows of B, one after another. */
 ALWAYS void expand_streams(const int form, const int ranks, const float *h, const void *b, int64_t j, int64_t out,
                            float *y) {
+    const int64_t word = form == FLOATS ? 4 : 2;
+    const char *rows = (const char *)b + j * out * word;
     int64_t o = 0;
-    for (; o + LANES <= out; o += LANES) {
-        vec sum = load(y + o);
-        UNROLL for (int r = 0; r < ranks; r++) sum += splat(h[j + r]) * load_form(form, b, (j + r) * out + o);
-        store(y + o, sum);
+    for (; o + PANEL <= out; o += PANEL) {
+        vec first = load(y + o), second = load(y + o + LANES);
+        if (form == BFLOAT16S) {
+            UNZIP(first, second, even, odd);
+            first = even, second = odd;
+        }
+        UNROLL for (int r = 0; r < ranks; r++) {
+            const void *own = rows + (r * out + o) * word;
+            vec one, other;
+            if (form == FLOATS) one = load(own), other = load((const float *)own + LANES);
+            else load_pairs(own, &one, &other);
+            first += splat(h[j + r]) * one;
+            second += splat(h[j + r]) * other;
+        }
+        if (form == BFLOAT16S) {
+            ZIP(first, second, low, high);
+            first = low, second = high;
+        }
+        store(y + o, first);
+        store(y + o + LANES, second);
     }
     for (; o < out; o++)
         for (int r = 0; r < ranks; r++) y[o] += h[j + r] * load_one(form, b, (j + r) * out + o);

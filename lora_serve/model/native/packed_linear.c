@@ -85,6 +85,44 @@ static void share(const Product *p, int64_t first, int64_t last) {
     }
 }
 
+typedef uint32_t word __attribute__((may_alias)); /* the bits of a float */
+
+#define DEPTH_PACKED 16 /* a cache line of each output's weights at a time */
+
+/* One panel of w [out, in], zeros after the last output; which bits of a number bfloat16 has no room for. */
+static word pack_panel(const word *w, int64_t out, int64_t in, int64_t panel, word *to, int64_t is_bfloat16) {
+    word lost = 0;
+    for (int64_t start = 0; start < in; start += DEPTH_PACKED) {
+        const int64_t end = least(in, start + DEPTH_PACKED);
+        for (int64_t lane = 0; lane < LANES; lane++) {
+            const int64_t low = panel * PANEL + lane, high = low + LANES;
+            for (int64_t k = start; k < end; k++) {
+                const word a = low < out ? w[low * in + k] : 0, b = high < out ? w[high * in + k] : 0;
+                if (is_bfloat16) {
+                    lost |= (a | b) & 0xFFFF;
+                    to[k * LANES + lane] = a >> 16 | (b & 0xFFFF0000);
+                } else {
+                    to[k * PANEL + lane] = a, to[k * PANEL + lane + LANES] = b;
+                }
+            }
+        }
+    }
+    return lost;
+}
+
+/* Lay out w [out, in] in panels; 0, and panels of no use, if it should be bfloat16 and a number of it is not. */
+int64_t pack(const float *w, int64_t out, int64_t in, void *panels, int64_t is_bfloat16) {
+    const int64_t count = (out + PANEL - 1) / PANEL, words = in * (is_bfloat16 ? LANES : PANEL);
+    word lost = 0;
+#pragma omp parallel reduction(| : lost)
+    {
+        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        for (int64_t panel = count * thread / threads; panel < count * (thread + 1) / threads && !lost; panel++)
+            lost |= pack_panel((const word *)w, out, in, panel, (word *)panels + panel * words, is_bfloat16);
+    }
+    return !lost;
+}
+
 void packed_linear(const float *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t is_bfloat16,
                    const float *bias, float *y, int64_t out) {
     const Product product = {x, x_stride, rows, in, w, is_bfloat16 ? LANES : PANEL, bias, y, out};

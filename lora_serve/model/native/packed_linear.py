@@ -31,11 +31,11 @@ class PackedLinear:
     def of(weight: Tensor) -> PackedLinear:
         """Lay out weight [out, in] float32: in bfloat16 if every one of its numbers is one. Raises OSError."""
         library = _library()
-        half = weight.bfloat16()
-        lanes = library.lanes()
-        is_exact = torch.equal(half.float(), weight)
-        panels = _pairs(half, lanes) if is_exact else _panels(weight, 2 * lanes)
-        return PackedLinear(_in_huge_pages(panels), len(weight), library.packed_linear)
+        panels = _packed(library, weight.contiguous(), torch.int32)
+        if panels is None:
+            panels = _packed(library, weight.contiguous(), torch.float32)
+        assert panels is not None, "float32 has room for every bit"
+        return PackedLinear(panels, len(weight), library.packed_linear)
 
     @property
     def is_bfloat16(self) -> bool:
@@ -93,27 +93,30 @@ def why_not(weight: Tensor) -> str | None:
 
 def _in_huge_pages(panels: Tensor) -> Tensor:
     """A contiguous copy."""
-    copy = torch.empty(panels.shape, dtype=panels.dtype)
-    advise_huge_pages(copy)
-    return copy.copy_(panels)
+    return _empty_in_huge_pages(panels.shape, panels.dtype).copy_(panels)
+
+
+def _empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    panels = torch.empty(tuple(shape), dtype=dtype)
+    advise_huge_pages(panels)
+    return panels
 
 
 def _library() -> Any:
     library = compiler.load_library(_SOURCE)
     library.packed_linear.argtypes, library.packed_linear.restype = _ARGUMENTS, None
+    library.pack.argtypes, library.pack.restype = [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE], _SIZE
     library.lanes.restype = _SIZE
     return library
 
 
-def _panels(weight: Tensor, width: int) -> Tensor:
-    """weight [out, in] -> [num_panels, in, width], zeros after the last output."""
-    num_panels = -(-len(weight) // width)
-    padded = weight.new_zeros(num_panels * width, weight.shape[1])
-    padded[: len(weight)] = weight
-    return padded.view(num_panels, width, -1).transpose(1, 2)
+def _packed(library: Any, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """weight [out, in] -> [num_panels, in, lanes] int32: output c low, output c + lanes high; None: it is no bfloat16.
 
-
-def _pairs(weight: Tensor, lanes: int) -> Tensor:
-    """weight [out, in] bfloat16 -> [num_panels, in, lanes] int32: output c low, output c + lanes high."""
-    panels = _panels(weight.view(torch.int16), 2 * lanes).to(torch.int32)
-    return panels[..., :lanes] & 0xFFFF | panels[..., lanes:] << 16
+    dtype float32 -> [num_panels, in, 2 * lanes]. Zeros after the last output.
+    """
+    lanes, is_bfloat16 = library.lanes(), dtype == torch.int32
+    shape = (-(-len(weight) // (2 * lanes)), weight.shape[1], lanes if is_bfloat16 else 2 * lanes)
+    panels = _empty_in_huge_pages(shape, dtype)
+    is_exact = library.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), is_bfloat16)
+    return panels if is_exact else None

@@ -43,6 +43,28 @@ typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_a
 ALWAYS vec load(const float *p) { return *(const vec *)p; }
 ALWAYS void store(float *p, vec v) { *(vec *)p = v; }
 ALWAYS vec splat(float v) { return v - (vec){}; }
+/* Lanes of two vectors, taken in turns (UNZIP) and put back (ZIP): element i of `even` is element 2 i of a and b. */
+#if LANES == 16
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define FIRSTS 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define LASTS 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#else
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#define FIRSTS 0, 8, 1, 9, 2, 10, 3, 11
+#define LASTS 4, 12, 5, 13, 6, 14, 7, 15
+#endif
+#define UNZIP(a, b, even, odd) const vec even = SHUFFLE(a, b, EVENS), odd = SHUFFLE(a, b, ODDS)
+#define ZIP(even, odd, a, b) const vec a = SHUFFLE(even, odd, FIRSTS), b = SHUFFLE(even, odd, LASTS)
+
+/* PANEL bfloat16 numbers as those at even and those at odd places: two operations, where widening in order takes four. */
+ALWAYS void load_pairs(const uint16_t *p, vec *even, vec *odd) {
+    const bits pair = *(const bits *)p;
+    *even = (vec)(pair << 16);
+    *odd = (vec)(pair & 0xffff0000u);
+}
+
 ALWAYS vec load_bfloat16(const uint16_t *p) { return (vec)(__builtin_convertvector(*(const halves *)p, bits) << 16); }
 
 ALWAYS vec choose(ints where, vec then, vec otherwise) {
