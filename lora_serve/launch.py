@@ -40,6 +40,7 @@ from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.threads import stand_aside
 from lora_serve.server.app import build_app
 from lora_serve.server.background import WorkerThread
+from lora_serve.server.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
@@ -159,10 +160,19 @@ async def _run(services: Services, settings: Settings, listener: socket.socket, 
 @asynccontextmanager
 async def _listening(services: Services, listener: socket.socket) -> AsyncIterator[None]:
     """HTTP, for as long as the block lasts. A client that leaves cancels its handler, which frees its row."""
-    runner = web.AppRunner(build_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+    app, limits = build_app(services), services.config.connections
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=5.0,
+        keepalive_timeout=limits.keep_alive,
+        max_line_size=limits.max_header_bytes,
+        max_field_size=limits.max_header_bytes,
+    )
     await runner.setup()
     try:
-        await web.SockSite(runner, listener, backlog=1024).start()
+        await GuardedSite(runner, listener, app[CONNECTIONS], backlog=1024).start()
         yield
     finally:
         await runner.cleanup()

@@ -88,6 +88,30 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How much one inference request may ask for; for the defaults' meaning see their settings."""
+
+    max_n: int = 16
+    max_prompts: int = 64
+    max_logprobs: int = 20
+    max_stops: int = 16
+    max_stop_length: int = 1024  # characters
+    max_stop_token_ids: int = 256
+    max_logit_bias: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections there may be, and how long each may keep us waiting. Times are seconds."""
+
+    max_connections: int = 4096
+    max_header_bytes: int = 8190  # of the request line, and of one header
+    keep_alive: float = 75.0  # without a whole request head
+    body: float = 120.0  # for a body; for an upload without a byte
+    write: float = 60.0  # without a byte of the answer taken
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side."""
 
@@ -100,3 +124,5 @@ class ServerConfig:
     shutdown_timeout: float  # seconds
     log_format: str  # "console" or "json"
     warmup: str  # "auto", "full" or "off"
+    requests: RequestLimits = RequestLimits()
+    connections: ConnectionLimits = ConnectionLimits()

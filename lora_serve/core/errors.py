@@ -12,6 +12,7 @@ LoraServeError
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
 │   ├── ConflictError            the admin's change contradicts what is there
 │   ├── PayloadTooLargeError     the body is over the limit
+│   ├── SlowRequestError         the body took too long to arrive
 │   ├── UnsupportedMediaError    the body's type or encoding is not understood
 │   └── InvalidAdapterError      the adapter cannot be served exactly; `reasons` lists why
 ├── CapacityError                not now: come back after `retry_after` seconds
@@ -77,6 +78,10 @@ class ConflictError(RequestError):
 
 class PayloadTooLargeError(RequestError):
     """The body is larger than the limit."""
+
+
+class SlowRequestError(RequestError):
+    """The body did not arrive in time."""
 
 
 class UnsupportedMediaError(RequestError):

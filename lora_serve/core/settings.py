@@ -17,16 +17,27 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig, QueueLimits, ServerConfig
+from lora_serve.core.config import (
+    AdapterConfig,
+    BatchLimits,
+    ConnectionLimits,
+    EngineConfig,
+    ModelConfig,
+    QueueLimits,
+    RequestLimits,
+    ServerConfig,
+)
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.access import AccessSettings
 from lora_serve.core.setting_groups.adapter_tiers import AdapterTierSettings
 from lora_serve.core.setting_groups.batching import BatchSettings
+from lora_serve.core.setting_groups.connections import ConnectionSettings
 from lora_serve.core.setting_groups.engine import EngineSettings
 from lora_serve.core.setting_groups.kv_cache import KVCacheSettings
 from lora_serve.core.setting_groups.operation import OperationSettings
 from lora_serve.core.setting_groups.registry import RegistrySettings
+from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
 from lora_serve.core.setting_groups.served_model import ServedModelSettings
 from lora_serve.core.settings_file import read_settings_file
 
@@ -37,6 +48,8 @@ _SECRETS = ("admin_key", "redis_url")
 class Settings(
     # The last base's fields come first in --help.
     OperationSettings,
+    ConnectionSettings,
+    RequestLimitSettings,
     AccessSettings,
     EngineSettings,
     RegistrySettings,
@@ -159,6 +172,22 @@ class Settings(
             self.shutdown_timeout,
             self.log_format,
             self.warmup,
+            RequestLimits(
+                self.max_n,
+                self.max_prompts,
+                self.max_logprobs,
+                self.max_stop,
+                self.max_stop_length,
+                self.max_stop_token_ids,
+                self.max_logit_bias,
+            ),
+            ConnectionLimits(
+                self.max_connections,
+                self.max_header_size,
+                self.keep_alive_timeout,
+                self.body_timeout,
+                self.write_timeout,
+            ),
         )
 
 

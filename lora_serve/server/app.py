@@ -9,6 +9,7 @@ from aiohttp import web
 from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
 from lora_serve.server.admin import deletion, limits, listing, registration, residency, routing, upload, vllm_lora
+from lora_serve.server.connections import CONNECTIONS, Connections
 from lora_serve.server.context import add_headers
 from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.middleware import Handler, answer, for_admin, for_inference, for_reading
@@ -27,9 +28,10 @@ _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
 def build_app(services: Services) -> web.Application:
     """Run it with `handler_cancellation=True`, or a client's disconnect never reaches the handlers."""
-    app = web.Application(middlewares=[answer], client_max_size=services.config.max_body_bytes)
-    app[SERVICES] = services
-    app.cleanup_ctx.append(_reconciling)
+    connections = Connections(services.config.connections)
+    app = web.Application(middlewares=[connections.middleware, answer], client_max_size=services.config.max_body_bytes)
+    app[SERVICES], app[CONNECTIONS] = services, connections
+    app.cleanup_ctx.extend((_reconciling, connections.watching))
     app.on_response_prepare.append(add_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_admin_routes()])
     return app

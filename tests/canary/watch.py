@@ -1,4 +1,4 @@
-"""`watching(house, canaries)`: whatever happens in the block, the canaries are answered right and nothing stays behind."""
+"""`watching(house, canaries)`: whatever happens in the block, canaries are answered right and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from tests.canary.questions import MARKER
 class Watch:
     """Rounds of questions on a thread of their own, one after the other, while the block runs."""
 
-    def __init__(self, url: str, canaries: Canaries, may_refuse: bool) -> None:
+    def __init__(self, url: str, canaries: Canaries, may_refuse: bool, pause: float = 0.0) -> None:
+        """`pause`: seconds between two rounds."""
         self.verdict = Verdict()
         self.secrets = [KEY, MARKER]  # must not be in the log; a test adds its own
         self.expected_in_log: list[str] = []  # an error or traceback that holds one of these is planned
         self._url = url
         self._canaries = canaries
         self._may_refuse = may_refuse
+        self._pause = pause
         self._is_over = threading.Event()
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._keep_asking()), name="canaries")
@@ -43,13 +45,14 @@ class Watch:
             is_over = self._is_over.is_set()
             self._has_begun.set()
             await self._canaries.round(self._url, self.verdict, may_refuse=self._may_refuse and not is_over)
+            await asyncio.to_thread(self._is_over.wait, self._pause)
 
 
 @contextmanager
-def watching(house: House, canaries: Canaries, *, may_refuse: bool = False) -> Iterator[Watch]:
+def watching(house: House, canaries: Canaries, *, may_refuse: bool = False, pause: float = 0.0) -> Iterator[Watch]:
     """`may_refuse`: canaries may be told to come back later while the block runs, as anybody under overload."""
     before, start = Figures.of(house), len(house.log)
-    with Watch(house.url, canaries, may_refuse) as watch:
+    with Watch(house.url, canaries, may_refuse, pause) as watch:
         yield watch
     assert watch.verdict.faults == []
     assert watch.verdict.num_right >= len(canaries.questions)
