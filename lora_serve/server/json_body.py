@@ -48,7 +48,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
 
 
 def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits | None = None) -> M:
-    """`fields` as a `model`, within `limits` (None: the defaults). Raises InvalidRequestError for the first wrong one."""
+    """`fields` as a `model`, within `limits` (None: the defaults). Raises InvalidRequestError for the first wrong."""
     try:
         return model.model_validate(fields, context=limits)
     except ValidationError as error:

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from aiohttp import web
 
 from lora_serve import launch
+from lora_serve.adapters.loader import Loader
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.model.build import ModelParts
+from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import Services
 from tests.canary.questions import BASE, World
@@ -29,6 +32,13 @@ from tests.canary.questions import BASE, World
 T = TypeVar("T")
 KEY = "admin-key-of-the-tests"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
+CAUGHT = {  # what the wiring calls -> our name for what it gets
+    "build_model": "parts",
+    "build_engine": "engine",
+    "build_app": "app",
+    "Loader": "loader",
+    "Services": "services",
+}
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
 
 
@@ -38,6 +48,8 @@ class House:
     services: Services
     parts: ModelParts
     engine: Engine
+    loader: Loader[HostAdapter]
+    app: web.Application
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, settings: Settings) -> None:
@@ -96,7 +108,7 @@ class House:
         interval = sys.getswitchinterval()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "_on_signals", self._take_stop)
-            for name, attribute in (("build_model", "parts"), ("build_engine", "engine"), ("Services", "services")):
+            for name, attribute in CAUGHT.items():
                 patch.setattr(launch, name, self._catching(getattr(launch, name), attribute))
             try:
                 yield

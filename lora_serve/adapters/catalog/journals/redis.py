@@ -22,6 +22,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are remembered for replicas that were away
 _LOAD_TRIES = 20
+_MAX_GENERATION = 2**62
 _log = logging.getLogger(__name__)
 
 
@@ -107,7 +108,10 @@ class RedisJournal:
 def _position(found: Mapping[bytes, bytes]) -> Position:
     if not found:
         return Position()
-    return Position(_text(found[b"epoch"]), int(found[b"generation"]))
+    generation = int(found[b"generation"])
+    if not 0 <= generation <= _MAX_GENERATION:
+        raise ValueError("the generation is no number of commits")
+    return Position(_text(found[b"epoch"]), generation)
 
 
 def _text(value: bytes) -> str:
