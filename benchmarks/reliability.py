@@ -161,7 +161,7 @@ async def hang_up(port: int, generator: random.Random) -> None:
 async def _quiet(process: ServerProcess) -> None:
     """Return once nothing runs any more."""
     async with asyncio.timeout(60):
-        while (stats := await _get(process, "/admin/engine"))["num_running"] or stats["num_waiting"]:
+        while (stats := await _get(process, "/admin/engine"))["num_running"] or stats["num_waiting"]:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     await asyncio.sleep(1.0)  # connections are closed a moment after their rows
 
@@ -278,24 +278,36 @@ def table(report: dict[str, Any]) -> str:
     """The figures as Markdown."""
     storm, flood, long = report["disconnects"], report["overload"], report["soak"]
     rows = [
-        f"| {part['answers']} answers, 64 adapters on {part['slots']} slots, {part['registrations']} registrations and "
-        f"{part['deletions']} deletions meanwhile | {part['wrong']} wrong, {part['evictions']} evictions, "
-        f"{part['seconds']:.0f} s |"
+        _row(
+            f"{part['answers']} answers, {NUM_ADAPTERS} adapters on {part['slots']} slots, {part['registrations']} "
+            f"registrations and {part['deletions']} deletions meanwhile",
+            f"{part['wrong']} wrong, {part['evictions']} evictions, {part['seconds']:.0f} s",
+        )
         for part in report["races"]
     ]
-    rows += [
-        f"| {storm['clients']} clients that hang up in {storm['seconds']:.0f} s | {storm['canary_answers']} canary "
-        f"answers, {len(storm['canary_faults'])} wrong; descriptors {storm['descriptors'][0]:.0f} before, "
-        f"{storm['descriptors'][1]:.0f} after |",
-        f"| {flood['requests']} requests at once where 64 may wait | "
-        + ", ".join(f"{count} x {status}" for status, count in flood["statuses"].items())
-        + " |",
-        f"| soak of {long['minutes']:g} minutes: races and hang-ups | {long['answers']} answers, {long['wrong']} wrong; "
-        f"memory {long['memory_mib'][0]:.0f} to {long['memory_mib'][1]:.0f} MiB, slope "
-        f"{long['memory_slope_mib_per_minute']:+.2f} MiB/min; threads {long['threads'][0]:.0f} to "
-        f"{long['threads'][1]:.0f} |",
-    ]
+    before, after = storm["descriptors"]
+    rows.append(
+        _row(
+            f"{storm['clients']} clients that hang up, in {storm['seconds']:.0f} s",
+            f"{storm['canary_answers']} canary answers, {len(storm['canary_faults'])} wrong; descriptors "
+            f"{before:.0f} before, {after:.0f} after",
+        )
+    )
+    statuses = ", ".join(f"{count} x {status}" for status, count in flood["statuses"].items())
+    rows.append(_row(f"{flood['requests']} requests at once where 64 may wait", statuses))
+    (first, last), (fewest, most) = long["memory_mib"], long["threads"]
+    rows.append(
+        _row(
+            f"soak of {long['minutes']:g} minutes: races and hang-ups",
+            f"{long['answers']} answers, {long['wrong']} wrong; memory {first:.0f} to {last:.0f} MiB, slope "
+            f"{long['memory_slope_mib_per_minute']:+.2f} MiB/min; threads {fewest:.0f} to {most:.0f}",
+        )
+    )
     return "\n".join(["| what | came of it |", "|---|---|", *rows])
+
+
+def _row(what: str, came: str) -> str:
+    return f"| {what} | {came} |"
 
 
 def write_page(report: dict[str, Any]) -> None:

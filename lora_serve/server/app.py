@@ -15,6 +15,7 @@ from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.middleware import Handler, answer, for_admin, for_inference, for_reading
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
+from lora_serve.server.openapi import get_docs, get_openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank
@@ -52,6 +53,8 @@ def _open_routes() -> list[web.RouteDef]:
         web.get("/ready", health.get_ready),
         web.get("/version", health.get_version),
         web.get("/metrics", get_metrics),
+        web.get("/openapi.json", get_openapi),
+        web.get("/docs", get_docs),
     ]
 
 

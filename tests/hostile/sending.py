@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,15 @@ class Reply:
 def send(house: House, data: bytes, *, half_close: bool = False) -> Reply:
     """Bytes to the socket as they are; the first answer to them."""
     with socket.create_connection(("127.0.0.1", house.port), timeout=TIMEOUT) as connection:
-        connection.sendall(data)
-        if half_close:
-            connection.shutdown(socket.SHUT_WR)
-        answer = http.client.HTTPResponse(connection)
+        answer = http.client.HTTPResponse(connection, method=data[:4].decode("latin-1").strip())
         try:
+            with suppress(ConnectionError):  # it need not read to the end before it answers
+                connection.sendall(data)
+                if half_close:
+                    connection.shutdown(socket.SHUT_WR)
             answer.begin()
             return Reply(answer.status, dict(answer.getheaders()), answer.read())
-        except (http.client.HTTPException, ConnectionError):
+        except (http.client.HTTPException, ConnectionError, ValueError):
             return Reply(0, {}, b"")
         finally:
             answer.close()
