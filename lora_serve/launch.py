@@ -160,16 +160,8 @@ async def _run(services: Services, settings: Settings, listener: socket.socket, 
 @asynccontextmanager
 async def _listening(services: Services, listener: socket.socket) -> AsyncIterator[None]:
     """HTTP, for as long as the block lasts. A client that leaves cancels its handler, which frees its row."""
-    app, limits = build_app(services), services.config.connections
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=5.0,
-        keepalive_timeout=limits.keep_alive,
-        max_line_size=limits.max_header_bytes,
-        max_field_size=limits.max_header_bytes,
-    )
+    app = build_app(services)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     try:
         await GuardedSite(runner, listener, app[CONNECTIONS], backlog=1024).start()

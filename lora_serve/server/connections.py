@@ -17,8 +17,11 @@ from contextlib import suppress
 from typing import cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
 from lora_serve.core.config import ConnectionLimits
+from lora_serve.server.context import SERVER_NAME
+from lora_serve.server.errors import WireError
 
 RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
 _log = logging.getLogger(__name__)
@@ -43,9 +46,9 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._max_open = limits.max_connections
-        self._open: dict[web.RequestHandler, GuardedConnection] = {}  # the oldest first
-        self._serving: set[web.RequestHandler] = set()
-        self._stalled: dict[web.RequestHandler, tuple[int, float]] = {}  # unread bytes, and since when so many
+        self._open: dict[Connection, None] = {}  # the oldest first
+        self._serving: set[asyncio.Protocol] = set()
+        self._stalled: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
         self.num_refused = 0
         self.num_dropped = 0  # idle ones that made room
         self.num_broken_off = 0  # because nobody read
@@ -79,13 +82,13 @@ class Connections:
             )
 
     def accept(self, server: web.Server) -> asyncio.Protocol:
-        """The protocol of a new connection. `server`: makes aiohttp's own."""
+        """The protocol of a new connection to aiohttp's `server`."""
         if len(self._open) >= self._max_open and not self._drop_one():
             self.num_refused += 1
             return _Refusal()
-        handler = server()
-        guarded = self._open[handler] = GuardedConnection(handler, self._ended)
-        return guarded
+        connection = Connection(server, self._limits, self._ended)
+        self._open[connection] = None
+        return connection
 
     async def watching(self, _: web.Application) -> AsyncIterator[None]:
         """Break off answers that nobody reads, for as long as the application runs."""
@@ -103,14 +106,14 @@ class Connections:
     def _break_off_stalled(self, now: float) -> None:
         """Whatever stays in a connection's buffer for too long without getting less is given up, with its row."""
         before, self._stalled = self._stalled, {}
-        for handler, connection in list(self._open.items()):
+        for connection in list(self._open):
             num_bytes = connection.num_unread
             if num_bytes == 0:
                 continue
-            size, since = before.get(handler, (num_bytes, now))
+            size, since = before.get(connection, (num_bytes, now))
             since = since if num_bytes == size else now
             if now - since < self._limits.write:
-                self._stalled[handler] = (num_bytes, since)
+                self._stalled[connection] = (num_bytes, since)
                 continue
             self.num_broken_off += 1
             _log.info("an answer is broken off: its reader took nothing for %.0f s", now - since)
@@ -118,55 +121,75 @@ class Connections:
 
     def _drop_one(self) -> bool:
         """Close the oldest connection that nothing is done for; whether there was one."""
-        for handler, connection in self._open.items():
-            if handler not in self._serving and connection.num_unread == 0:
+        for connection in self._open:
+            if connection not in self._serving and connection.num_unread == 0:
                 self.num_dropped += 1
                 connection.abort()
-                self._ended(handler)
+                self._ended(connection)
                 return True
         return False
 
-    def _ended(self, handler: web.RequestHandler) -> None:
-        self._open.pop(handler, None)
+    def _ended(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
 
 
-class GuardedConnection(asyncio.Protocol):
-    """Hands everything on to aiohttp's own protocol, and tells when the connection has ended."""
+class Connection(web.RequestHandler):
+    """aiohttp's own connection: it tells when it ends, and refuses what is no HTTP in our words and without noise."""
 
-    def __init__(self, handler: web.RequestHandler, ended: Callable[[web.RequestHandler], None]) -> None:
-        self._handler = handler
-        self._on_end = ended
-        self._transport: asyncio.Transport | None = None
+    __slots__ = ("_on_end",)
+
+    def __init__(self, server: web.Server, limits: ConnectionLimits, on_end: Callable[[Connection], None]) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.keep_alive,
+            max_line_size=limits.max_header_bytes,
+            max_field_size=limits.max_header_bytes,
+            lingering_time=min(10.0, limits.body),
+            access_log=None,  # type: ignore[arg-type] # None is how aiohttp is told to write none
+        )
+        self._on_end = on_end
 
     @property
     def num_unread(self) -> int:
         """Bytes of answers that the network has not taken."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close it now; a handler that serves it is cancelled."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._handler.connection_made(transport)
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._on_end(self)
+        super().connection_lost(exc)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._on_end(self._handler)
-        self._handler.connection_lost(error)
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Called for what never reaches a handler: bytes that are no HTTP, heads that are too long."""
+        _log.log(
+            logging.ERROR if status >= 500 else logging.INFO, "%d for a request without a handler: %s", status,
+            type(exc).__name__, exc_info=exc if status >= 500 else None,
+        )  # fmt: skip
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        response = _refusal_of(status, exc).response()
+        response.headers["Server"] = SERVER_NAME
+        response.force_close()
+        return response
 
-    def data_received(self, data: bytes) -> None:
-        self._handler.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return self._handler.eof_received()  # type: ignore[func-returns-value]
-
-    def pause_writing(self) -> None:
-        self._handler.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._handler.resume_writing()
+def _refusal_of(status: int, error: BaseException | None) -> WireError:
+    if status >= 500:
+        return WireError(500, "The server met an internal error.", "server_error", code="internal_error")
+    words = "A line of the request's head is too long (--max-header-size)." if isinstance(error, LineTooLong) else ""
+    message = words or "The request is not well-formed HTTP/1.1."
+    return WireError(400, message, "invalid_request_error", code="bad_http")
 
 
 class GuardedSite(web.SockSite):

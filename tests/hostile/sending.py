@@ -74,7 +74,7 @@ def assert_refused(house: House, reply: Reply, statuses: int | Collection[int]) 
     if reply.status >= 400 and "json" in reply.headers.get("Content-Type", ""):
         error = reply.json["error"]
         assert set(error) == {"message", "type", "param", "code"}
-        assert 0 < len(error["message"]) < 4000
+        assert 0 < len(error["message"]) < 9000
 
 
 def assert_tells_nothing(house: House, reply: Reply) -> None:

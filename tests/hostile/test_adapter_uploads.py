@@ -10,6 +10,7 @@ import pytest
 
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import World
+from tests.faults.injecting import settle
 from tests.hostile.adapter_files import (
     ARCHIVES,
     CONFIG,
@@ -21,7 +22,6 @@ from tests.hostile.adapter_files import (
     files_of,
     tar,
 )
-from tests.faults.injecting import settle
 from tests.hostile.sending import Reply, as_admin, assert_refused, call, post
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -107,17 +108,17 @@ def test_half_a_request_is_given_up_when_the_client_leaves(house: House, half: b
     assert send(house, GET + b"\r\n").status == 200
 
 
+QUIET = 2.0  # seconds
+
+
 def answers(house: House, data: bytes) -> list[int]:
-    """Statuses of everything that comes back until the server closes."""
-    with socket.create_connection(("127.0.0.1", house.port), timeout=TIMEOUT) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+    """Statuses of everything that comes back until the server closes, or says nothing for a while."""
+    with socket.create_connection(("127.0.0.1", house.port), timeout=QUIET) as connection:
         content = b""
-        try:
+        with suppress(ConnectionError, TimeoutError):
+            connection.sendall(data)
             while part := connection.recv(2**16):
                 content += part
-        except ConnectionError:
-            pass
     return [int(part.split()[0]) for part in content.split(b"HTTP/1.1 ")[1:]]
 
 
@@ -136,8 +137,9 @@ def test_second_request_hidden_in_a_body_is_never_answered(house: House) -> None
 
 def test_garbage_after_a_sound_request_ends_the_connection_after_its_answer(house: House) -> None:
     sound = POST + LENGTH + b"\r\n" + BODY
-    assert answers(house, sound + b"GARBAGE\r\n\r\n")[0] in (200, 400)
+    assert set(answers(house, sound + b"GARBAGE\r\n\r\n")) <= {200, 400}
     assert answers(house, sound * 5 + b"\x00\xff\r\n\r\n").count(200) <= 5
+    assert send(house, GET + b"\r\n").status == 200
 
 
 def test_many_pipelined_requests_are_answered_in_order_and_bounded(house: House) -> None:

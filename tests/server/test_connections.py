@@ -44,9 +44,7 @@ def server_config(server_config: ServerConfig) -> ServerConfig:
 @pytest.fixture
 async def door(services: Any) -> AsyncIterator[Door]:
     app = build_app(services)
-    runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=LIMITS.keep_alive
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     await GuardedSite(runner, listener, app[CONNECTIONS], backlog=128).start()
@@ -117,6 +115,29 @@ async def test_head_in_drops_does_not_last_longer(door: Door) -> None:
             if done:
                 break
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GARBAGE\r\n\r\n", "not well-formed"),
+        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "--max-header-size"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 3000 + b"\r\n\r\n", "--max-header-size"),
+    ],
+)
+async def test_what_is_no_http_is_refused_in_our_words_and_without_noise(
+    door: Door, data: bytes, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await door.open()
+    writer.write(data)
+    async with asyncio.timeout(30):
+        content = await reader.read()
+    writer.close()
+    head, _, body = content.partition(b"\r\n\r\n")
+    assert head.split()[1] == b"400"
+    assert b"Server: lora-serve" in head
+    assert words in json.loads(body)["error"]["message"]
+    assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/admin/adapters/acme/slow"])
