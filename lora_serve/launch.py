@@ -45,12 +45,14 @@ from lora_serve.server.exposure import check_exposure
 from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 from lora_serve.server.metrics import Metrics
+from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.server.tls import ServerTls
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 from lora_serve.text.tokenizer import TextModel
+from lora_serve.traces import opened_traces
 from lora_serve.warm_up import hot_adapters, prepare
 from lora_serve.weights import Weights, open_weights
 
@@ -62,12 +64,17 @@ def serve(settings: Settings) -> int:
     os.umask(0o077)  # whatever a library writes is this user's own too
     configure_logging(settings.log_format, redaction=log_redaction(settings))
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
-    with _bound_socket(settings.host, settings.port) as listener:
+    with (
+        _bound_socket(settings.host, settings.port) as listener,
+        opened_traces(settings.otlp_traces_endpoint) as traces,
+    ):
         check_exposure(settings.server_slice(), listener)
-        return asyncio.run(_serve(settings, listener, tls))
+        return asyncio.run(_serve(settings, listener, tls, traces))
 
 
-async def _serve(settings: Settings, listener: socket.socket, tls: ServerTls | None) -> int:
+async def _serve(
+    settings: Settings, listener: socket.socket, tls: ServerTls | None, traces: RequestTraces | None
+) -> int:
     # The GIL is given up ten times sooner than by default: beside loads without a rest, 99 of 100 small steps of 200
     # operators then took up to 118 ms instead of 524 (the median 70 either way; 2 busy cores).
     sys.setswitchinterval(0.0005)
@@ -81,7 +88,7 @@ async def _serve(settings: Settings, listener: socket.socket, tls: ServerTls | N
         text = TextModel.load(settings.model)
     gc.freeze()
     with open_weights(settings.adapter_slice()) as weights:
-        services, loader = _build_services(settings, parts, text, weights, sources)
+        services, loader = _build_services(settings, parts, text, weights, sources, traces)
         with closing(loader):
             await _run(services, settings, listener, stop, tls)
     _log.info("stopped")
@@ -97,7 +104,12 @@ def _built_on_a_thread_of_its_own(settings: Settings) -> ModelParts:
 
 
 def _build_services(
-    settings: Settings, parts: ModelParts, text: TextModel, weights: Weights, sources: SourceTable
+    settings: Settings,
+    parts: ModelParts,
+    text: TextModel,
+    weights: Weights,
+    sources: SourceTable,
+    traces: RequestTraces | None,
 ) -> tuple[Services, Loader[HostAdapter]]:
     """Every part, joined to the next. The loader is to be closed after the engine has stopped."""
     config = settings.adapter_slice()
@@ -132,8 +144,9 @@ def _build_services(
         config=settings.server_slice(),
         adapter_config=config,
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
-        metrics=Metrics(settings.server_slice().served_model_name),
+        metrics=Metrics(settings.base_name, settings.metrics_tenants),
         store=weights.store,
+        traces=traces,
         lifecycle=lifecycle,
         registry_thread=WorkerThread("registry", stand_aside),
     )

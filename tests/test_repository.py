@@ -100,6 +100,7 @@ def test_every_import_of_the_package_is_a_declared_requirement() -> None:
     plain = [Requirement(item).name for item in project()["dependencies"]]
     allowed = {modules.get(name, name) for name in plain} | {
         "matplotlib",
+        "opentelemetry",
         "redis",
         "torchao",
         "triton",

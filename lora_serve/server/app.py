@@ -22,13 +22,15 @@ from lora_serve.server.reconciler import Reconciler
 from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
+from lora_serve.server.tracing import traced
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
 
 def build_app(services: Services) -> web.Application:
-    """Run it with `handler_cancellation=True`, or a client's disconnect never reaches the handlers."""
-    app = web.Application(middlewares=[answer], client_max_size=services.config.max_body_bytes)
+    """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
+    around = [answer] if services.traces is None else [traced(services.traces), answer]
+    app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES] = services
     app.cleanup_ctx.append(_reconciling)
     app.on_response_prepare.append(add_headers)
