@@ -30,16 +30,6 @@ SCRIPTS = (
     "scripts/gpu_check",
     ".ci/run",
 )
-FORBIDDEN = (
-    r"\bpickle\b",
-    r"\btorch\.load\(",
-    r"(?<![\w.])eval\(",
-    r"(?<![\w.])exec\(",
-    r"\byaml\.load\(",
-    r"shell=True",
-    r"\.extractall\(",
-    r"trust_remote_code=True",
-)
 
 
 def read(path: str) -> str:
@@ -124,7 +114,15 @@ def _top_level_imports(file: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/DESIGN.md", "docs/adapters.md", "docs/performance.md", "docs/simulation.md", "CHANGELOG.md"],
+    [
+        "README.md",
+        "docs/DESIGN.md",
+        "docs/adapters.md",
+        "docs/performance.md",
+        "docs/security.md",
+        "docs/simulation.md",
+        "CHANGELOG.md",
+    ],
 )
 def test_links_and_paths_named_in_documents_exist(document: str) -> None:
     text, folder = read(document), (ROOT / document).parent
@@ -222,31 +220,6 @@ def test_image_environment_names_real_settings(dockerfile: str) -> None:
     names = {name.lower() for name in re.findall(r"LORA_SERVE_([A-Z_]+)=", read(dockerfile))}
     assert names
     assert names <= set(Settings.model_fields)
-
-
-@pytest.mark.parametrize("pattern", FORBIDDEN)
-def test_no_dangerous_call_in_the_package_or_the_scripts(pattern: str) -> None:
-    hits = [
-        f"{file.relative_to(ROOT)}:{number}"
-        for file in python_files()
-        for number, line in enumerate(_code_lines(file), 1)
-        if re.search(pattern, line)
-    ]
-    assert hits == []
-
-
-def _code_lines(file: Path) -> list[str]:
-    """The file's lines with comments, docstrings and other string literals blanked: words about a danger are none."""
-    source = file.read_text()
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                start = node.col_offset if number == node.lineno else 0
-                stop = node.end_col_offset if number == node.end_lineno else len(lines[number - 1])
-                line = lines[number - 1]
-                lines[number - 1] = line[:start] + " " * ((stop or 0) - start) + line[stop:]
-    return [line.partition(" #")[0] for line in lines]
 
 
 def test_files_stay_small() -> None:
