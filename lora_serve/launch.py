@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -61,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 def serve(settings: Settings) -> int:
     """Run the server until SIGTERM or SIGINT; the exit code. Raises ConfigError and ModelError before it listens."""
-    os.umask(0o077)  # whatever a library writes is this user's own too
+    _keep_to_oneself()
     configure_logging(settings.log_format, redaction=log_redaction(settings))
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
     with (
@@ -70,6 +71,12 @@ def serve(settings: Settings) -> int:
     ):
         check_exposure(settings.server_slice(), listener)
         return asyncio.run(_serve(settings, listener, tls, traces))
+
+
+def _keep_to_oneself() -> None:
+    """What is written, by a library too, is for this user only; a crash leaves no memory, with its keys, on disk."""
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 async def _serve(

@@ -199,6 +199,27 @@ def test_compose_command_is_understood_by_the_server(monkeypatch: pytest.MonkeyP
     assert (ROOT / "docker" / server["build"]["context"] / server["build"]["dockerfile"]).exists()
 
 
+@pytest.mark.parametrize("name", ["server", "redis"])
+def test_composed_services_may_do_no_more_than_they_need(name: str) -> None:
+    service = compose()["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"]
+    assert service["pids_limit"] > 0
+    assert not {"privileged", "cap_add", "network_mode", "pid", "devices"} & set(service)
+    assert not any("docker.sock" in volume for volume in service["volumes"])
+    assert service.get("user", "") not in ("root", "0", "0:0")
+
+
+def test_composed_redis_is_reached_by_the_server_alone() -> None:
+    whole = compose()
+    assert "ports" not in whole["services"]["redis"]
+    assert whole["services"]["redis"]["networks"] == ["registry"]
+    assert whole["networks"]["registry"]["internal"] is True
+    assert all(port.startswith("127.0.0.1:") for port in whole["services"]["server"]["ports"])
+
+
 @pytest.mark.parametrize("dockerfile", ["docker/Dockerfile", "docker/Dockerfile.cuda"])
 def test_image_runs_as_its_own_user_with_a_health_check_and_copies_what_exists(dockerfile: str) -> None:
     text = read(dockerfile).replace("\\\n", " ")
@@ -206,6 +227,10 @@ def test_image_runs_as_its_own_user_with_a_health_check_and_copies_what_exists(d
     names = [name for name, _ in instructions]
     assert "HEALTHCHECK" in names
     assert names.index("USER") > names.index("RUN")
+    (user,) = (rest for name, rest in instructions if name == "USER")
+    assert user not in ("root", "0")
+    assert not [rest for name, rest in instructions if name == "ADD"]
+    assert not re.search(r"(?i)(key|token|password|secret)\s*=\s*\S", text)
     for _, sources in (item for item in instructions if item[0] == "COPY"):
         for source in sources.split()[:-1]:
             assert (ROOT / source).exists(), source

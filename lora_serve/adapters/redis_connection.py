@@ -26,5 +26,7 @@ def connect(url: str, timeout: float) -> Any:
         )
     except (ValueError, TypeError) as error:
         # Not what urllib says of a port that is none: with an unescaped `#` or `/` that is a part of the password.
-        known = str(error) if "scheme" in str(error) else "is not redis://user:password@host:port/db, rediss:// or unix://"
+        known = (
+            str(error) if "scheme" in str(error) else "is not redis://user:password@host:port/db, rediss:// or unix://"
+        )
         raise ConfigError(f"--redis-url: {known}") from None

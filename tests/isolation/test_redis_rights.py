@@ -46,12 +46,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A server that knows the documented user, and another's data."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
-    with server.client() as client:
-        client.execute_command("ACL", "SETUSER", "lora_serve", "reset", *documented_rules())
-        client.set("other:secret", "x")
-        client.hset("models:shared", mapping={"adapter_config.json": "{}"})
-    yield server
-    server.stop()
+    try:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "lora_serve", "reset", *documented_rules())
+            client.set("other:secret", "x")
+            client.hset("models:shared", mapping={"adapter_config.json": "{}"})
+        yield server
+    finally:
+        server.stop()
 
 
 def url_of(server: RedisServer, password: str = PASSWORD) -> str:
@@ -67,7 +69,7 @@ def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None
             before = second.snapshot.position
             assert second.resolve("acme/alias").name == "acme/support"
             first.add("acme/support", version("b"))
-            second._journal.wait(before, 1.0)
+            second.wait(1.0)
             second.refresh()
             assert second.snapshot.position.generation > before.generation
         first.remove_alias("acme/alias")
@@ -104,7 +106,7 @@ def test_another_prefix_is_out_of_reach(guarded: RedisServer, tmp_path: Path, ad
     ],
 )  # fmt: skip
 def test_documented_rights_are_not_more(guarded: RedisServer, command: str) -> None:
-    with redis.Redis.from_url(url_of(guarded)) as client, pytest.raises(redis.NoPermissionError):
+    with redis.Redis.from_url(url_of(guarded)) as client, pytest.raises(redis.exceptions.NoPermissionError):
         client.execute_command(*command.split(" "))
 
 
@@ -118,7 +120,8 @@ def test_none_of_the_documented_rights_is_idle(
         client.execute_command("ACL", "SETUSER", "lora_serve", "reset", *rules)
         with suppress(AdapterUnavailableError, AssertionError):
             use_everything(url_of(guarded), "lora_serve", tmp_path, adapter)
-        assert {entry[5].decode() for entry in client.execute_command("ACL", "LOG")} >= {left_out[1:]}
+        refused = {str(entry["object"]) for entry in client.execute_command("ACL", "LOG")}
+    assert left_out[1:] in refused
 
 
 def test_keys_of_adapters_to_register_need_a_right_to_read_them(guarded: RedisServer, tmp_path: Path) -> None:
@@ -131,8 +134,8 @@ def test_keys_of_adapters_to_register_need_a_right_to_read_them(guarded: RedisSe
         fetch()
     with guarded.client() as client:
         client.execute_command("ACL", "SETUSER", "lora_serve", "%R~models:*")
-    with pytest.raises(Exception, match="adapter_model"):  # it is read now, and is no whole adapter
-        fetch()
+    fetch()
+    assert (tmp_path / "target" / "adapter_config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("url_for", [lambda s: url_of(s, "wrong-password"), lambda s: url_of(s).replace("lora_", "x")])

@@ -48,7 +48,9 @@ def spans(house: Any, exporter: InMemorySpanExporter) -> Any:
 
     def of_now() -> list[ReadableSpan]:
         house.services.traces._provider.force_flush()
-        return sorted(exporter.get_finished_spans(), key=lambda span: (span.start_time, span.parent is not None))
+        return sorted(
+            exporter.get_finished_spans(), key=lambda span: (span.start_time, span.kind is not SpanKind.SERVER)
+        )
 
     return of_now
 
