@@ -112,6 +112,16 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files of the server's certificate, and of those that its clients may show."""
+
+    certificate: Path  # with its chain
+    key: Path | None  # None: in `certificate`
+    authorities: Path | None  # who signs clients' certificates
+    client_certificates: int  # as in ssl.CERT_NONE (0), CERT_OPTIONAL (1), CERT_REQUIRED (2)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side."""
 
@@ -124,5 +134,9 @@ class ServerConfig:
     shutdown_timeout: float  # seconds
     log_format: str  # "console" or "json"
     warmup: str  # "auto", "full" or "off"
+    tls: TlsConfig | None = None  # None: plain HTTP
+    otlp_traces_endpoint: str | None = None  # URL of a collector; None: no traces
+    metrics_tenants: int = 200  # with series of their own
+    metrics_names: str = "auto"  # "auto", "open" or "admin"
     requests: RequestLimits = RequestLimits()
     connections: ConnectionLimits = ConnectionLimits()

@@ -26,6 +26,7 @@ from lora_serve.core.config import (
     QueueLimits,
     RequestLimits,
     ServerConfig,
+    TlsConfig,
 )
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
@@ -35,20 +36,24 @@ from lora_serve.core.setting_groups.batching import BatchSettings
 from lora_serve.core.setting_groups.connections import ConnectionSettings
 from lora_serve.core.setting_groups.engine import EngineSettings
 from lora_serve.core.setting_groups.kv_cache import KVCacheSettings
+from lora_serve.core.setting_groups.observability import ObservabilitySettings
 from lora_serve.core.setting_groups.operation import OperationSettings
 from lora_serve.core.setting_groups.registry import RegistrySettings
 from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
 from lora_serve.core.setting_groups.served_model import ServedModelSettings
+from lora_serve.core.setting_groups.tls import TlsSettings
 from lora_serve.core.settings_file import read_settings_file
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_SECRETS = ("admin_key", "redis_url")
+_SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
 
 
 class Settings(
     # The last base's fields come first in --help.
     OperationSettings,
+    ObservabilitySettings,
     ConnectionSettings,
+    TlsSettings,
     RequestLimitSettings,
     AccessSettings,
     EngineSettings,
@@ -172,7 +177,11 @@ class Settings(
             self.shutdown_timeout,
             self.log_format,
             self.warmup,
-            RequestLimits(
+            self.tls_slice(),
+            self.otlp_traces_endpoint,
+            self.metrics_tenants,
+            self.metrics_names,
+            requests=RequestLimits(
                 self.max_n,
                 self.max_prompts,
                 self.max_logprobs,
@@ -181,7 +190,7 @@ class Settings(
                 self.max_stop_token_ids,
                 self.max_logit_bias,
             ),
-            ConnectionLimits(
+            connections=ConnectionLimits(
                 self.max_connections,
                 self.max_header_size,
                 self.keep_alive_timeout,
@@ -189,6 +198,11 @@ class Settings(
                 self.write_timeout,
             ),
         )
+
+    def tls_slice(self) -> TlsConfig | None:
+        if self.ssl_certfile is None:
+            return None
+        return TlsConfig(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
 
 def load_settings(arguments: list[str]) -> Settings:
@@ -232,6 +246,10 @@ def check_folders(settings: Settings) -> None:
     for root in settings.adapter_root:
         if not root.is_dir():
             raise ConfigError(f"--adapter-root: {root} is not a folder")
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        file = getattr(settings, name)
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{flag_name(name)}: {file} is not a file")
     for item in settings.lora_modules:
         path = item.partition("=")[2]
         if "://" not in path and not Path(path).is_dir():

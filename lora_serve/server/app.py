@@ -21,19 +21,25 @@ from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank
 from lora_serve.server.pooling.score import create_score
 from lora_serve.server.reconciler import Reconciler
+from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
+from lora_serve.server.tracing import traced
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
 
 def build_app(services: Services) -> web.Application:
-    """Run it with `handler_cancellation=True`, or a client's disconnect never reaches the handlers."""
+    """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
     connections = Connections(services.config.connections)
-    app = web.Application(middlewares=[connections.middleware, answer], client_max_size=services.config.max_body_bytes)
+    traces = [] if services.traces is None else [traced(services.traces)]
+    app = web.Application(
+        middlewares=[connections.middleware, *traces, answer], client_max_size=services.config.max_body_bytes
+    )
     app[SERVICES], app[CONNECTIONS] = services, connections
     app.cleanup_ctx.extend((_reconciling, connections.watching))
     app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(add_security_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_admin_routes()])
     return app
 

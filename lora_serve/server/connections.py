@@ -17,11 +17,9 @@ from contextlib import suppress
 from typing import cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 
 from lora_serve.core.config import ConnectionLimits
-from lora_serve.server.context import SERVER_NAME
-from lora_serve.server.errors import WireError
+from lora_serve.server.http_runner import HttpConnection
 
 RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
 _log = logging.getLogger(__name__)
@@ -133,8 +131,8 @@ class Connections:
         self._open.pop(connection, None)
 
 
-class Connection(web.RequestHandler):
-    """aiohttp's own connection: it tells when it ends, and refuses what is no HTTP in our words and without noise."""
+class Connection(HttpConnection):
+    """One that tells when it ends."""
 
     __slots__ = ("_on_end",)
 
@@ -163,33 +161,6 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._on_end(self)
         super().connection_lost(exc)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Called for what never reaches a handler: bytes that are no HTTP, heads that are too long."""
-        _log.log(
-            logging.ERROR if status >= 500 else logging.INFO, "%d for a request without a handler: %s", status,
-            type(exc).__name__, exc_info=exc if status >= 500 else None,
-        )  # fmt: skip
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun already")
-        response = _refusal_of(status, exc).response()
-        response.headers["Server"] = SERVER_NAME
-        response.force_close()
-        return response
-
-
-def _refusal_of(status: int, error: BaseException | None) -> WireError:
-    if status >= 500:
-        return WireError(500, "The server met an internal error.", "server_error", code="internal_error")
-    words = "A line of the request's head is too long (--max-header-size)." if isinstance(error, LineTooLong) else ""
-    message = words or "The request is not well-formed HTTP/1.1."
-    return WireError(400, message, "invalid_request_error", code="bad_http")
 
 
 class GuardedSite(web.SockSite):

@@ -17,7 +17,6 @@ from lora_serve.server.fallback import Fallback
 from lora_serve.tenancy.tenant import Tenant
 
 BASE_VERSION = "0"  # X-Adapter-Version of the base model
-SERVER_NAME = "lora-serve"  # not which Python and aiohttp, as by default
 BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
 
 
@@ -113,8 +112,6 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if context is None:
         return
     response.headers["X-Request-Id"] = context.request_id
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Server"] = SERVER_NAME
     if context.answerer is not None:
         response.headers.update(context.answerer.headers())
     if context.timings is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import sys
 import threading
@@ -95,8 +96,9 @@ class House:
 
     def _run(self) -> None:
         try:
+            unused = [None] * (len(inspect.signature(launch._serve).parameters) - 2)  # TLS, traces
             with self._caught():
-                self.exit_code = asyncio.run(launch._serve(self.settings, self._listener))
+                self.exit_code = asyncio.run(launch._serve(self.settings, self._listener, *unused))
         except BaseException as error:
             self.error = error
         finally:
@@ -116,7 +118,7 @@ class House:
                 sys.setswitchinterval(interval)
                 gc.unfreeze()
 
-    def _take_stop(self, stop: asyncio.Event) -> None:
+    def _take_stop(self, stop: asyncio.Event, *_: object) -> None:
         self._stop = stop
         self.loop = asyncio.get_running_loop()
 

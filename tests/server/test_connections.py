@@ -120,7 +120,7 @@ async def test_head_in_drops_does_not_last_longer(door: Door) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"GARBAGE\r\n\r\n", "not well-formed"),
+        (b"GARBAGE\r\n\r\n", "not HTTP/1.1"),
         (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "--max-header-size"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 3000 + b"\r\n\r\n", "--max-header-size"),
     ],
