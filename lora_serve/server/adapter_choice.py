@@ -10,22 +10,22 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.composition import check_composition
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
 from lora_serve.server.schemas.request import AdapterScale, RequestFields
-from lora_serve.tenancy.tenant import Tenant
 
 HEADER = "X-Adapter-Id"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterChooser:
-    """Looks names up for one tenant; what the tenant may not see does not exist."""
+    """Looks names up for one caller; what the caller may not see does not exist."""
 
     catalog: Catalog
     base_name: str
-    tenant: Tenant
+    caller: Caller
     limits: AdapterConfig
 
     def choose(self, fields: RequestFields, headers: Mapping[str, str]) -> AdapterSet:
@@ -56,13 +56,13 @@ class AdapterChooser:
             return None
         adapter_name = name.removeprefix(f"{self.base_name}:")
         try:
-            return self.catalog.resolve(adapter_name, None if self.tenant.sees_all else self.tenant.name, sticky_key)
+            return self.catalog.resolve(adapter_name, self.caller.scope, sticky_key)
         except AdapterNotFoundError:
             raise AdapterNotFoundError(name) from None
 
     def _sticky_key(self, user: str | None) -> str:
         """The same for all requests of one user; a request that names none stands for itself."""
-        return f"{self.tenant.name}\0{user}" if user else uuid.uuid4().hex
+        return f"{self.caller.tenant}\0{user}" if user else uuid.uuid4().hex
 
     def _check_named(self, model: str, chosen: AdapterSet, names: list[str], sticky_key: str) -> None:
         """`model` must be the base model or one of the chosen; a version given in one place only is not a quarrel."""

@@ -48,7 +48,7 @@ def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
     answerer = context.answerer
     adapter = answerer.label if answerer else "-"
-    tenant = context.tenant.name if context.tenant else "-"
+    tenant = context.caller.tenant if context.caller else "-"
     is_probe = request.path in PROBES and status < 400
     access_log.log(
         logging.DEBUG if is_probe else logging.INFO,
@@ -77,7 +77,7 @@ def for_inference(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        request[CONTEXT].tenant = services.authenticator.inference(request.headers.get("Authorization"))
+        request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
         with services.lifecycle.inside():
             services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
             return await handler(request)
@@ -90,7 +90,7 @@ def for_reading(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].tenant = authenticator.inference(request.headers.get("Authorization"))
+        request[CONTEXT].caller = authenticator.inference(request.headers.get("Authorization"))
         return await handler(request)
 
     return guarded
@@ -101,7 +101,7 @@ def for_admin(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].tenant = authenticator.admin(request.headers.get("Authorization"))
+        request[CONTEXT].caller = authenticator.admin(request.headers.get("Authorization"))
         return await handler(request)
 
     return guarded

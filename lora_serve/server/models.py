@@ -11,7 +11,7 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import chooser_for, tenant_of
+from lora_serve.server.openai.chosen import caller_of, chooser_for
 from lora_serve.server.services import SERVICES, Services
 
 STARTED = int(time.time())  # `created` of the base model
@@ -20,9 +20,9 @@ STARTED = int(time.time())  # `created` of the base model
 async def list_models(request: web.Request) -> web.StreamResponse:
     """The base model first, then the tenant's adapters by name."""
     services = request.app[SERVICES]
-    tenant = tenant_of(request[CONTEXT])
+    caller = caller_of(request[CONTEXT])
     snapshot = services.catalog.snapshot
-    visible = (entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if tenant.may_see(entry.tenant))
+    visible = (entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if caller.may_see(entry.tenant))
     data = [_base_card(services), *(_adapter_card(services, entry, entry.name) for entry in visible)]
     return web.json_response({"object": "list", "data": data})
 

@@ -1,4 +1,4 @@
-"""Authorization header -> Tenant. In this version the admin key is the only key there is."""
+"""Authorization header -> Caller"""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 
 from lora_serve.core.errors import AuthenticationError
+from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER, Caller
 from lora_serve.tenancy.admin_key import AdminKey
-from lora_serve.tenancy.tenant import ADMIN_TENANT, LOCAL_TENANT, Tenant
 
 MISSING = "No API key was sent. Send it as a header: `Authorization: Bearer KEY`."
 WRONG = "The API key is not valid."
@@ -20,20 +20,20 @@ class Authenticator:
     admin_key: AdminKey
     required: bool
 
-    def inference(self, authorization: str | None) -> Tenant:
-        """The tenant of an inference request. Raises AuthenticationError."""
+    def inference(self, authorization: str | None) -> Caller:
+        """Who sends an inference request. Raises AuthenticationError."""
         if not self.required:
-            return LOCAL_TENANT
+            return LOCAL_CALLER
         return self.admin(authorization)
 
-    def admin(self, authorization: str | None) -> Tenant:
-        """The tenant of an admin request. Raises AuthenticationError."""
+    def admin(self, authorization: str | None) -> Caller:
+        """Who sends an admin request. Raises AuthenticationError."""
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise AuthenticationError(MISSING)
         if not self.admin_key.matches(secret.strip()):
             raise AuthenticationError(WRONG)
-        return ADMIN_TENANT
+        return ADMIN_CALLER
 
 
 def auth_required(auth: str, host: str) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.tenant import check_tenant_name
 
 MAX_METADATA_BYTES = 65536
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +119,8 @@ def tenant_of(name: str, tenant: str | None = None) -> str:
 
 def check_tenant(tenant: str | None) -> None:
     """Raises InvalidRequestError."""
-    if tenant is not None and not _TENANT.match(tenant):
-        raise InvalidRequestError(f"A tenant's name must match {_TENANT.pattern[:-2]}.", param="tenant")
+    if tenant is not None:
+        check_tenant_name(tenant)
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> None:
