@@ -41,7 +41,7 @@ async def tenancy(house: House) -> AsyncIterator[Tenancy]:
 
 def normal(reply: Reply, name: str) -> tuple[int, bytes, list[tuple[str, str]]]:
     """All that the caller gets, but for the name it gave itself, the request's id and the time of day."""
-    headers = [(k, v) for k, v in reply.headers.items() if k not in ("X-Request-Id", "Date")]
+    headers = [(k, v) for k, v in reply.headers.items() if k.lower() not in ("x-request-id", "date")]
     return reply.status, reply.body.replace(name.encode(), b"NAME"), headers
 
 
