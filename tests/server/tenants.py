@@ -11,6 +11,8 @@ import aiohttp
 
 from tests.server.conftest import ADMIN, House
 
+JSON = "application/json"
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -41,7 +43,9 @@ class Tenancy:
             options["json"] = body
         async with self.http.request(method, path, headers=headers, **options) as answer:
             raw = await answer.read()
-            return Reply(answer.status, raw, await answer.json() if raw else None, answer.headers)
+            return Reply(
+                answer.status, raw, await answer.json() if answer.content_type == JSON else None, answer.headers
+            )
 
     async def tenant(self, name: str, **fields: Any) -> None:
         """With a key of each role, `name` for inference and `name+` for its admin."""

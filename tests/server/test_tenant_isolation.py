@@ -192,7 +192,6 @@ async def test_base_model_is_a_permission(tenancy: Tenancy) -> None:
     assert normal(named, BASE) == normal(unknown, "tiny-bass")
     for fields in (
         {},
-        {"adapters": []},
         {"adapter_id": BASE},
         {"model": "own", "adapter_id": BASE},
         {"adapters": [{"id": "own", "scale": 0.0}]},
