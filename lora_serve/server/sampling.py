@@ -31,6 +31,7 @@ class Sender:
     tenant: str
     arrival: float
     account: str = ""  # see InferenceRequest
+    cache_scope: str = ""  # likewise
 
 
 def sampling_params(fields: SamplingFields, spec: ModelSpec, limits: Limits) -> SamplingParams:
@@ -137,6 +138,7 @@ def inference_request(
         adapters=uses,
         tenant=sender.tenant,
         account=sender.account,
+        cache_scope=sender.cache_scope,
         priority=fields.priority,
         arrival_time=sender.arrival,
         deadline=None if timeout is None else sender.arrival + timeout / 1000,

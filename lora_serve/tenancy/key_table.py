@@ -35,7 +35,9 @@ class KeyTable:
         self._uses[key.id] = now
         is_admin = key.role is Role.ADMIN
         may_use_base = tenant.may_use_base or is_admin
-        return Caller(key.tenant, key.role, key.id, tenant.quota, key.quota, may_use_base, sees_all=is_admin)
+        return Caller(
+            key.tenant, key.role, key.id, tenant.quota, key.quota, may_use_base, is_admin, since=tenant.created
+        )
 
     def last_used(self, key_id: str) -> float | None:
         """Unix seconds; None: never. Of uses at other replicas it may be a minute old."""

@@ -54,7 +54,8 @@ def sender_of(request: web.Request, adapters: AdapterSet) -> Sender:
     """Whose requests the engine gets."""
     context = request[CONTEXT]
     caller = caller_of(context)
-    return Sender(context.request_id, caller.tenant, context.started, account_of(caller, adapters))
+    account = account_of(caller, adapters)
+    return Sender(context.request_id, caller.tenant, context.started, account, caller.cache_scope)
 
 
 def note_answerers(
