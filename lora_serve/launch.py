@@ -51,6 +51,8 @@ from lora_serve.server.staging import Staging
 from lora_serve.server.tls import ServerTls
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from lora_serve.traces import opened_traces
 from lora_serve.warm_up import hot_adapters, prepare
@@ -93,8 +95,8 @@ async def _serve(
         parts = _built_on_a_thread_of_its_own(settings)
         text = TextModel.load(settings.model)
     gc.freeze()
-    with open_weights(settings.adapter_slice()) as weights:
-        services, loader = _build_services(settings, parts, text, weights, sources, traces)
+    with open_weights(settings.adapter_slice()) as weights, open_directory(settings.adapter_slice()) as directory:
+        services, loader = _build_services(settings, parts, text, weights, sources, KeyTable(directory), traces)
         with closing(loader):
             await _run(services, settings, listener, stop, tls)
     _log.info("stopped")
@@ -115,6 +117,7 @@ def _build_services(
     text: TextModel,
     weights: Weights,
     sources: SourceTable,
+    keys: KeyTable,
     traces: RequestTraces | None,
 ) -> tuple[Services, Loader[HostAdapter]]:
     """Every part, joined to the next. The loader is to be closed after the engine has stopped."""
@@ -149,7 +152,8 @@ def _build_services(
         spec=parts.spec,
         config=settings.server_slice(),
         adapter_config=config,
-        authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
+        authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
+        keys=keys,
         metrics=Metrics(settings.base_name, settings.metrics_tenants),
         store=weights.store,
         traces=traces,

@@ -10,6 +10,7 @@ LoraServeError
 │   ├── AuthenticationError      no key, or a wrong one
 │   ├── ForbiddenError           a key that may not do this
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
+│   ├── NotFoundError            likewise a tenant or a key
 │   ├── ConflictError            the admin's change contradicts what is there
 │   ├── PayloadTooLargeError     the body is over the limit
 │   ├── SlowRequestError         the body took too long to arrive
@@ -69,6 +70,15 @@ class AdapterNotFoundError(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model `{name}` does not exist or you do not have access to it.")
+        self.name = name
+
+
+class NotFoundError(RequestError):
+    """Unknown, foreign or deleted tenant or key: one and the same text too. `kind`: what it is, in a word."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"The {kind} `{name[:200]}` does not exist or you do not have access to it.")
+        self.kind = kind
         self.name = name
 
 

@@ -10,7 +10,7 @@ def log_fields(context: RequestContext) -> dict[str, object]:
     answerer = context.answerer
     return {
         "request_id": context.request_id,
-        "tenant": context.tenant.name if context.tenant else "-",
+        "tenant": context.caller.tenant if context.caller else "-",
         "adapter": answerer.label if answerer else "-",
         "digest": "+".join(answerer.digests) if answerer else None,
     }

@@ -24,6 +24,7 @@ from lora_serve.server.metrics import Metrics
 from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.key_table import KeyTable
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Services:
     config: ServerConfig
     adapter_config: AdapterConfig
     authenticator: Authenticator
+    keys: KeyTable
     metrics: Metrics
     store: StoreFigures | None = None  # None: the store's figures are not shown
     traces: RequestTraces | None = None  # None: no request is traced

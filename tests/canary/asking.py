@@ -33,6 +33,10 @@ class Canaries:
         self.questions = questions
         self._keys = keys or {}
 
+    def with_keys(self, keys: Mapping[str, str]) -> Canaries:
+        """The same questions, each with its tenant's key."""
+        return Canaries(self.questions, keys)
+
     async def round(self, url: str, verdict: Verdict, *, may_refuse: bool = False) -> None:
         """Every question once, all at the same time."""
         connector = aiohttp.TCPConnector(force_close=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import http.client
 import inspect
+import json
 import logging
 import sys
 import threading
@@ -28,7 +30,7 @@ from lora_serve.model.build import ModelParts
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import Services
-from tests.canary.questions import BASE, World
+from tests.canary.questions import BASE, TENANTS, World
 
 T = TypeVar("T")
 KEY = "admin-key-of-the-tests"
@@ -52,10 +54,12 @@ class House:
     loader: Loader[HostAdapter]
     app: web.Application
     loop: asyncio.AbstractEventLoop
+    keys: dict[str, str]  # API keys of the tenants, if keys are needed
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.log: list[str] = []
+        self.keys = {}
         self.exit_code: int | None = None
         self.error: BaseException | None = None
         self._stop: asyncio.Event
@@ -80,6 +84,22 @@ class House:
             if not self._thread.is_alive():
                 raise self.error or RuntimeError(f"it ended: {self.log[-5:]}")
             wait.wait(0.01)
+
+    def give_keys(self) -> None:
+        """Each tenant gets a key of its own."""
+        for tenant in TENANTS:
+            self._admin("/admin/tenants", {"name": tenant})
+            self.keys[tenant] = self._admin(f"/admin/tenants/{tenant}/keys", {"label": "canary"})["secret"]
+
+    def _admin(self, path: str, body: dict[str, Any]) -> Any:
+        """A tenant that is there already, from an earlier life of the store, is fine."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("POST", path, json.dumps(body), {**ADMIN, "Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = json.loads(answer.read())
+        connection.close()
+        assert answer.status in (201, 409), content
+        return content
 
     def stop(self) -> None:
         """As SIGTERM does."""
@@ -144,7 +164,7 @@ class _Keeper(logging.Handler):
 def settings_of(world: World, store: Path, **changes: Any) -> Settings:
     """Small: 4 slots for 8 adapters, so that canaries alone keep pushing one another out."""
     chosen: dict[str, Any] = {
-        "model": str(world.model), "served_model_name": BASE, "admin_key": KEY, "port": 0, "store": store,
+        "model": str(world.model), "served_model_name": BASE, "admin_key": KEY, "auth": "on", "port": 0, "store": store,
         "adapter_root": (world.root,), "lora_modules": world.modules(), "max_model_len": 96, "warmup": "off",
         "kv_cache_memory": 4 * 2**20, "max_loras": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64,
         "shutdown_timeout": 10.0,
@@ -164,6 +184,8 @@ def running(settings: Settings) -> Iterator[House]:
         logger.setLevel(logging.INFO)
     try:
         house.start()
+        if settings.auth == "on":
+            house.give_keys()
         yield house
     finally:
         house.stop()

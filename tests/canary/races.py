@@ -80,7 +80,7 @@ async def race(
     """Ask until there are `num_answers`, while ids are registered and deleted; all adapters are registered first."""
     outcome, generator, started = Outcome(), random.Random(seed), time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(url, connector=connector) as session:
+    async with aiohttp.ClientSession(url, connector=connector, headers=admin) as session:
         for name, folder in runners.folders.items():
             await _register(session, admin, name, folder, outcome)
         churning = asyncio.create_task(_churn(session, admin, runners, outcome, random.Random(seed + 1)))

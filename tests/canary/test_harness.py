@@ -44,7 +44,7 @@ def test_answer_that_is_a_little_off_is_noticed(world: World) -> None:
 async def test_swapped_adapters_are_noticed(house: House, world: World) -> None:
     first, second = world.questions[1], world.questions[2]
     verdict = Verdict()
-    await Canaries([replace(first, model=second.model)]).round(house.url, verdict)
+    await Canaries([replace(first, model=second.model)], house.keys).round(house.url, verdict)
     assert len(verdict.faults) == 1
 
 

@@ -52,14 +52,14 @@ class Watch:
 def watching(house: House, canaries: Canaries, *, may_refuse: bool = False, pause: float = 0.0) -> Iterator[Watch]:
     """`may_refuse`: canaries may be told to come back later while the block runs, as anybody under overload."""
     before, start = Figures.of(house), len(house.log)
-    with Watch(house.url, canaries, may_refuse, pause) as watch:
+    with Watch(house.url, canaries.with_keys(house.keys), may_refuse, pause) as watch:
         yield watch
     assert watch.verdict.faults == []
     assert watch.verdict.num_right >= len(canaries.questions)
     assert house.is_running
     assert settled(house, before) == {}
     lines = house.log[start:]
-    for secret in watch.secrets:
+    for secret in (*watch.secrets, *house.keys.values()):
         assert not [line for line in lines if secret in line]
     assert unplanned(lines, watch.expected_in_log) == []
 

@@ -51,7 +51,8 @@ def test_clock_that_jumps_changes_no_answer(
 
 
 async def _flood(house: House, num_requests: int, model: Callable[[int], str]) -> list[int]:
-    async with aiohttp.ClientSession(house.url, connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(house.url, connector=connector, headers=ADMIN) as session:
 
         async def one(number: int) -> int:
             body = {"model": model(number), "prompt": "flood", "max_tokens": 12, "ignore_eos": True}

@@ -57,7 +57,7 @@ def call(
 
 def post(house: House, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Reply:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return call(house, "POST", path, raw, {"Content-Type": "application/json", **(headers or {})})
+    return call(house, "POST", path, raw, {"Content-Type": "application/json", **ADMIN, **(headers or {})})
 
 
 def as_admin(house: House, method: str, path: str, body: Any = None, **headers: str) -> Reply:

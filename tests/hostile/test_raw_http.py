@@ -11,11 +11,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.canary.house import House
+from tests.canary.house import KEY, House
 from tests.hostile.sending import TIMEOUT, assert_tells_nothing, send
 
 BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1}).encode()
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+KEY_LINE = f"Authorization: Bearer {KEY}\r\n".encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + KEY_LINE
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lora_serve.server.connections import CONNECTIONS
-from tests.canary.house import House
+from tests.canary.house import KEY, House
 from tests.canary.questions import TENANTS
 from tests.hostile.sending import TIMEOUT, send
 
@@ -30,6 +30,7 @@ def house_settings() -> dict[str, Any]:
 def ask(**fields: Any) -> bytes:
     body = json.dumps({"prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head += f"\r\nAuthorization: Bearer {KEY}"
     return head.encode() + b"\r\n\r\n" + body
 
 
