@@ -49,7 +49,7 @@ def upload(house: House, folder: Path, name: str = "new/x") -> Reply:
 
 
 def journal_of(house: House) -> Any:
-    return house.services.catalog.ledger._journal
+    return house.services.catalog.ledger.journal
 
 
 def failing(number: int) -> Callable[..., Any]:
