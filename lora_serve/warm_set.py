@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -96,7 +96,9 @@ class WarmSetKeeper:
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """While the block runs, warm host memory, then note every minute what is hot; and once more at its end."""
+        """While the block runs, warm host memory, then note what is hot: every minute, when a noted adapter is gone,
+        and at its end.
+        """
         is_over = asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._keep(is_over), name="warm set")
         try:
@@ -113,10 +115,21 @@ class WarmSetKeeper:
         for ref in self._for_host():  # one after the other: the other loader threads are the callers'
             await self._warm(ref, "host")
         self._is_warm = True
-        while not is_over.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(is_over.wait(), NOTE_SECONDS)
-            await self._note()
+        loop, is_stale = asyncio.get_running_loop(), asyncio.Event()
+
+        def changed() -> None:
+            if not {*self._noted.device, *self._noted.host} <= self._catalog.snapshot.digests:
+                loop.call_soon_threadsafe(is_stale.set)
+
+        self._catalog.listen(changed)
+        changed()
+        try:
+            while not is_over.is_set():
+                await _first_of(is_over, is_stale)
+                is_stale.clear()
+                await self._note()
+        finally:
+            self._catalog.ledger.unlisten(changed)
 
     async def _note(self) -> None:
         try:
@@ -151,6 +164,16 @@ class WarmSetKeeper:
             await self._client.adapters(Prefetch(ref, to=tier))
         except LoraServeError as error:
             _log.warning("the hot adapter %s cannot be loaded: %s", ref.label, error)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Return once one is set, or after NOTE_SECONDS."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=NOTE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _fitting(refs: list[AdapterRef], max_items: int | None, max_bytes: int | None) -> list[AdapterRef]:

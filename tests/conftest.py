@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.redis_server import RedisServer
+pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
+
+from tests.redis_server import RedisServer  # noqa: E402
 
 # Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
 # tests/gpu compile them instead (scripts/gpu_check).

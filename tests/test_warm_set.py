@@ -215,6 +215,29 @@ async def test_it_is_noted_while_the_server_runs(
     assert written == [WarmSet(digests("a")), WarmSet(digests("ab"))]
 
 
+async def test_noted_adapter_that_is_deleted_is_forgotten_at_once(
+    tmp_path: Path, engine: MockEngineClient, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, written = asyncio.get_running_loop(), asyncio.Event()
+    really_write = write_warm_set
+
+    def write(path: Path, warm_set: WarmSet) -> None:
+        really_write(path, warm_set)
+        loop.call_soon_threadsafe(written.set)
+
+    monkeypatch.setattr("lora_serve.warm_set.write_warm_set", write)
+    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a"), digests("b")))
+    async with keeper(engine, catalog, tmp_path).keeping():
+        async with asyncio.timeout(60):
+            while not read_warm_set(tmp_path / FILE_NAME).device:
+                await written.wait()
+            for name in "ab":
+                catalog.remove(name)
+                while f"sha256:{name}" in (tmp_path / FILE_NAME).read_text():
+                    written.clear()
+                    await written.wait()
+
+
 async def test_run_that_ends_before_it_was_warm_does_not_forget_what_was_hot(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog
 ) -> None:

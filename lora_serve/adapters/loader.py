@@ -143,7 +143,7 @@ class Loader(Generic[V]):
         except (OSError, MemoryError) as error:
             _log.warning("adapter %s could not be read: %r", adapter.label, error)
             return None, AdapterUnavailableError(f"The weights of {adapter.label} cannot be read at present.")
-        except Exception:
+        except BaseException:  # whatever would end the thread must not keep the digest in flight for ever
             _log.exception("adapter %s failed to load", adapter.label)
             return None, InternalError(f"The weights of {adapter.label} could not be loaded.")
 

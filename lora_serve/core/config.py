@@ -85,6 +85,41 @@ class AdapterConfig:
     load_threads: int = 2
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
     redis_prefix: str = "lora_serve"  # of every key
+    tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How much one inference request may ask for; for the defaults' meaning see their settings."""
+
+    max_n: int = 16
+    max_prompts: int = 64
+    max_logprobs: int = 20
+    max_stops: int = 16
+    max_stop_length: int = 1024  # characters
+    max_stop_token_ids: int = 256
+    max_logit_bias: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections there may be, and how long each may keep us waiting. Times are seconds."""
+
+    max_connections: int = 4096
+    max_header_bytes: int = 8190  # of the request line, and of one header
+    keep_alive: float = 75.0  # without a whole request head
+    body: float = 120.0  # for a body; for an upload without a byte
+    write: float = 60.0  # without a byte of the answer taken
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files of the server's certificate, and of those that its clients may show."""
+
+    certificate: Path  # with its chain
+    key: Path | None  # None: in `certificate`
+    authorities: Path | None  # who signs clients' certificates
+    client_certificates: int  # as in ssl.CERT_NONE (0), CERT_OPTIONAL (1), CERT_REQUIRED (2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +135,9 @@ class ServerConfig:
     shutdown_timeout: float  # seconds
     log_format: str  # "console" or "json"
     warmup: str  # "auto", "full" or "off"
+    tls: TlsConfig | None = None  # None: plain HTTP
+    otlp_traces_endpoint: str | None = None  # URL of a collector; None: no traces
+    metrics_tenants: int = 200  # with series of their own
+    metrics_names: str = "auto"  # "auto", "open" or "admin"
+    requests: RequestLimits = RequestLimits()
+    connections: ConnectionLimits = ConnectionLimits()

@@ -10,8 +10,10 @@ LoraServeError
 │   ├── AuthenticationError      no key, or a wrong one
 │   ├── ForbiddenError           a key that may not do this
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
+│   ├── NotFoundError            likewise a tenant or a key
 │   ├── ConflictError            the admin's change contradicts what is there
 │   ├── PayloadTooLargeError     the body is over the limit
+│   ├── SlowRequestError         the body took too long to arrive
 │   ├── UnsupportedMediaError    the body's type or encoding is not understood
 │   └── InvalidAdapterError      the adapter cannot be served exactly; `reasons` lists why
 ├── CapacityError                not now: come back after `retry_after` seconds
@@ -71,12 +73,25 @@ class AdapterNotFoundError(RequestError):
         self.name = name
 
 
+class NotFoundError(RequestError):
+    """Unknown, foreign or deleted tenant or key: one and the same text too. `kind`: what it is, in a word."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"The {kind} `{name[:200]}` does not exist or you do not have access to it.")
+        self.kind = kind
+        self.name = name
+
+
 class ConflictError(RequestError):
     """The admin's change contradicts the state that is there."""
 
 
 class PayloadTooLargeError(RequestError):
     """The body is larger than the limit."""
+
+
+class SlowRequestError(RequestError):
+    """The body did not arrive in time."""
 
 
 class UnsupportedMediaError(RequestError):

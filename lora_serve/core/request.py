@@ -89,6 +89,7 @@ class InferenceRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     adapters: tuple[AdapterUse, ...] = ()  # added up; empty: the base model
     tenant: str = "default"  # whose prompt it is: nobody else may find its KV blocks
+    cache_scope: str = ""  # whose KV blocks it may find, if a tenant was deleted and made again; empty: the tenant's
     account: str = ""  # whose share of the engine it uses; empty: the tenant's
     priority: int = 0  # lower runs first, as in vLLM
     arrival_time: float = 0.0

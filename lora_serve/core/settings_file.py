@@ -10,10 +10,14 @@ import yaml
 
 from lora_serve.core.errors import ConfigError
 
+MAX_BYTES = 2**20
+
 
 def read_settings_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Field name -> value. Raises ConfigError if the file is missing, is not such a mapping, or names no setting."""
     try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > MAX_BYTES):
+            raise ConfigError(f"--config: {path} is no file of at most {MAX_BYTES} bytes")
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"--config: {path} cannot be read: {error.strerror}") from error

@@ -163,6 +163,7 @@ class Engine:
                 self.residency.copied(change.slot, self._clock() - start)
             except Exception:  # its rows are refused by the pool's check; the others run
                 _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
+                self.residency.not_copied(change.slot)
 
     def _move(self, moves: BlockMoves) -> float:
         """Seconds that it took."""

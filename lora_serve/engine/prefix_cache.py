@@ -76,5 +76,7 @@ class PrefixCache:
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
         """Of all full blocks of its known tokens; worked out once each."""
-        self._keys.extend(sequence.block_keys, sequence.request.tenant, sequence.adapters, sequence.token_ids)
+        request = sequence.request
+        scope = request.cache_scope or request.tenant
+        self._keys.extend(sequence.block_keys, scope, sequence.adapters, sequence.token_ids)
         return sequence.block_keys

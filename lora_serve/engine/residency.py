@@ -115,7 +115,8 @@ class AdapterResidency(Generic[V]):
     def release(self, slot: SlotRef) -> None:
         """The row has ended."""
         if self.slots.release(slot):
-            self._drop(self.slots.remove(slot.digest), EvictionReason.SHRUNK)
+            reason = EvictionReason.CORRUPT if self.slots.is_empty(slot.digest) else EvictionReason.SHRUNK
+            self._drop(self.slots.remove(slot.digest), reason)
 
     def request(self, adapter: AdapterRef) -> bool:
         """Start a load unless it is here or under way; False: the host has no room for it yet."""
@@ -169,6 +170,11 @@ class AdapterResidency(Generic[V]):
     def copied(self, slot: SlotRef, seconds: float) -> None:
         """The runner has taken an adapter into the slot."""
         self._counters.copied(slot.digest, seconds)
+
+    def not_copied(self, slot: SlotRef) -> None:
+        """The runner could not take it in: its rows are refused, and the next request tries another slot."""
+        if self.slots.give_up(slot):
+            self._drop(self.slots.remove(slot.digest), EvictionReason.CORRUPT)
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
         """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""

@@ -23,6 +23,7 @@ class _Entry:
     num_rows: int = 0  # rows that run on it: while there are any, it stays
     is_pinned: bool = False  # by the admin
     is_leaving: bool = False  # the table shrank: no new row, and it goes with its last one
+    is_empty: bool = False  # its weights could not be put there: likewise, pinned or not
 
     @property
     def is_evictable(self) -> bool:
@@ -83,11 +84,24 @@ class SlotTable:
         assert entry.num_rows > 0, "a slot was released twice"
         entry.num_rows -= 1
         self._note(slot.digest)
-        return entry.is_leaving and entry.is_evictable
+        return entry.num_rows == 0 and (entry.is_empty or (entry.is_leaving and not entry.is_pinned))
+
+    def give_up(self, slot: SlotRef) -> bool:
+        """Its weights could not be put there, so it takes no new rows; True: nobody holds it, it can go now."""
+        entry = self._entries.get(slot.digest)
+        if entry is None or entry.slot != slot:
+            return False
+        entry.is_empty = True
+        return entry.num_rows == 0
 
     def is_leaving(self, digest: str) -> bool:
-        """Whether it takes no new rows, as the table shrank."""
-        return digest in self._entries and self._entries[digest].is_leaving
+        """Whether it takes no new rows, as the table shrank or its weights could not be put there."""
+        entry = self._entries.get(digest)
+        return entry is not None and (entry.is_leaving or entry.is_empty)
+
+    def is_empty(self, digest: str) -> bool:
+        """Whether its weights could not be put there."""
+        return digest in self._entries and self._entries[digest].is_empty
 
     def check_possible(self, adapters: Sequence[AdapterRef]) -> None:
         """Raise AdapterUnavailableError if these can never be here together, however long one waits."""

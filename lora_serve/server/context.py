@@ -12,9 +12,9 @@ from aiohttp import web
 
 from lora_serve.core.events import Timings
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.fallback import Fallback
-from lora_serve.tenancy.tenant import Tenant
 
 BASE_VERSION = "0"  # X-Adapter-Version of the base model
 BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
@@ -85,7 +85,7 @@ class RequestContext:
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
-    tenant: Tenant | None = None
+    caller: Caller | None = None
     answerer: Answerer | None = None
     fallback_answerer: Answerer | None = None  # who is the answerer if the engine says so
     timings: Timings | None = None  # the slowest of the request's sequences, part by part
@@ -112,8 +112,6 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if context is None:
         return
     response.headers["X-Request-Id"] = context.request_id
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Server"] = "lora-serve"  # not which Python and aiohttp, as by default
     if context.answerer is not None:
         response.headers.update(context.answerer.headers())
     if context.timings is not None:

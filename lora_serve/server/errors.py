@@ -6,6 +6,7 @@
 | AuthenticationError       | 401    | authentication_error  | invalid_api_key          |
 | ForbiddenError            | 403    | permission_error      | forbidden                |
 | AdapterNotFoundError      | 404    | invalid_request_error | model_not_found          |
+| NotFoundError             | 404    | invalid_request_error | not_found                |
 | ConflictError             | 409    | conflict_error        | conflict                 |
 | PayloadTooLargeError      | 413    | invalid_request_error | payload_too_large        |
 | UnsupportedMediaError     | 415    | invalid_request_error | unsupported_media_type   |
@@ -39,7 +40,9 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
     (errors.ForbiddenError, 403, "permission_error", "forbidden"),
     (errors.AdapterNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (errors.NotFoundError, 404, "invalid_request_error", "not_found"),
     (errors.ConflictError, 409, "conflict_error", "conflict"),
+    (errors.SlowRequestError, 408, "invalid_request_error", "request_timeout"),
     (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
     (errors.UnsupportedMediaError, 415, "invalid_request_error", "unsupported_media_type"),
     (errors.InvalidAdapterError, 422, "invalid_adapter", "invalid_adapter"),

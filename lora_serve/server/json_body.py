@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any, TypeVar
@@ -10,7 +11,13 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from lora_serve.core.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError
+from lora_serve.core.config import RequestLimits
+from lora_serve.core.errors import (
+    InvalidRequestError,
+    PayloadTooLargeError,
+    SlowRequestError,
+    UnsupportedMediaError,
+)
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
@@ -21,11 +28,15 @@ ENCODINGS = ("", "identity", "gzip", "deflate")  # what aiohttp decodes
 async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
     """The body as a JSON object, fields that are null left out unless null says something.
 
-    Raises InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError.
+    Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError.
     """
     _check_headers(request)
+    patience = request.app[SERVICES].config.connections.body
     try:
-        raw = await request.read()
+        async with asyncio.timeout(patience):
+            raw = await request.read()
+    except TimeoutError:
+        raise SlowRequestError(f"The request body did not arrive within {patience:g} s (--body-timeout).") from None
     except web.HTTPRequestEntityTooLarge:
         raise _too_large(request) from None
     except (web.RequestPayloadError, ValueError) as error:
@@ -36,10 +47,10 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     return {name: item for name, item in value.items() if keep_null or item is not None}
 
 
-def check_fields(model: type[M], fields: dict[str, Any]) -> M:
-    """`fields` as a `model`. Raises InvalidRequestError for the first field that is wrong."""
+def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits | None = None) -> M:
+    """`fields` as a `model`, within `limits` (None: the defaults). Raises InvalidRequestError for the first wrong."""
     try:
-        return model.model_validate(fields)
+        return model.model_validate(fields, context=limits)
     except ValidationError as error:
         item = error.errors(include_url=False, include_context=False)[0]
         where = _where(item)

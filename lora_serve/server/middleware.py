@@ -9,9 +9,13 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from lora_serve.core.errors import CapacityError
+from lora_serve.core.log_context import logged_with
+from lora_serve.core.tenant import Caller
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
+from lora_serve.server.log_fields import log_fields
 from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.authenticator import Authenticator
 
 access_log = logging.getLogger("lora_serve.access")
 
@@ -25,12 +29,13 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write one line of log."""
     context = request[CONTEXT] = RequestContext()
     status = CLIENT_LEFT
-    try:
-        response = await _respond(request, handler, context)
-        status = response.status
-        return response
-    finally:
-        _log(request, context, status)
+    with logged_with(lambda: log_fields(context)):
+        try:
+            response = await _respond(request, handler, context)
+            status = response.status
+            return response
+        finally:
+            _log(request, context, status)
 
 
 async def _respond(request: web.Request, handler: Handler, context: RequestContext) -> web.StreamResponse:
@@ -46,26 +51,22 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
 
 def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
-    answerer = context.answerer
-    adapter = answerer.label if answerer else "-"
-    tenant = context.tenant.name if context.tenant else "-"
     is_probe = request.path in PROBES and status < 400
+    milliseconds = (time.monotonic() - context.started) * 1000
+    path = request.rel_url.raw_path  # percent-encoded, so no line break can get in
     access_log.log(
         logging.DEBUG if is_probe else logging.INFO,
-        "%s %s %d %.1f ms id=%s tenant=%s adapter=%s",
+        "%s %s %d %.1f ms",
         request.method,
-        request.rel_url.raw_path,  # percent-encoded, so no line break can get in
+        path,
         status,
-        (time.monotonic() - context.started) * 1000,
-        context.request_id,
-        tenant,
-        adapter,
+        milliseconds,
         extra={
-            "request_id": context.request_id,
-            "tenant": tenant,
-            "adapter": adapter,
-            "digest": "+".join(answerer.digests) if answerer else None,
+            **log_fields(context),
+            "method": request.method,
+            "path": path,
             "status": status,
+            "duration_ms": round(milliseconds, 1),
             "prompt_tokens": context.num_prompt_tokens,
             "output_tokens": context.num_output_tokens,
         },
@@ -77,7 +78,7 @@ def for_inference(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        request[CONTEXT].tenant = services.authenticator.inference(request.headers.get("Authorization"))
+        request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
         with services.lifecycle.inside():
             services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
             return await handler(request)
@@ -90,7 +91,7 @@ def for_reading(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].tenant = authenticator.inference(request.headers.get("Authorization"))
+        request[CONTEXT].caller = authenticator.inference(request.headers.get("Authorization"))
         return await handler(request)
 
     return guarded
@@ -98,10 +99,23 @@ def for_reading(handler: Handler) -> Handler:
 
 def for_admin(handler: Handler) -> Handler:
     """Let in the admin only, whatever `--auth` says."""
+    return _for_role(handler, Authenticator.admin)
 
+
+def for_managing(handler: Handler) -> Handler:
+    """Let in the admin and tenants' own admins; the handler looks at whose adapters and keys it is about."""
+    return _for_role(handler, Authenticator.managing)
+
+
+def for_anybody(handler: Handler) -> Handler:
+    """Let in whoever has a key."""
+    return _for_role(handler, Authenticator.anybody)
+
+
+def _for_role(handler: Handler, authenticate: Callable[[Authenticator, str | None], Caller]) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
         authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].tenant = authenticator.admin(request.headers.get("Authorization"))
+        request[CONTEXT].caller = authenticate(authenticator, request.headers.get("Authorization"))
         return await handler(request)
 
     return guarded

@@ -24,13 +24,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Sender:
     """Whose request it is and when it came; `arrival` is seconds of `time.monotonic()`."""
 
     request_id: str
     tenant: str
     arrival: float
     account: str = ""  # see InferenceRequest
+    cache_scope: str = ""  # likewise
 
 
 def sampling_params(fields: SamplingFields, spec: ModelSpec, limits: Limits) -> SamplingParams:
@@ -61,7 +62,7 @@ def requests_for(
     limits: Limits,
     prompts: list[tuple[int, ...]],
     adapters: AdapterSet,
-    caller: Caller,
+    sender: Sender,
     fallback: AdapterSet | None = None,
 ) -> list[InferenceRequest]:
     """`fields.n` requests for each prompt, in the order of the choices; `fallback` may answer for cold adapters.
@@ -78,8 +79,8 @@ def requests_for(
         for index in range(fields.n):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
             sampling = replace(params, max_tokens=room, seed=seed)
-            name = f"{caller.request_id}-{len(requests)}"
-            made = inference_request(fields, name, prompt, uses, other_uses, caller)
+            name = f"{sender.request_id}-{len(requests)}"
+            made = inference_request(fields, name, prompt, uses, other_uses, sender)
             requests.append(replace(made, sampling=sampling))
     return requests
 
@@ -126,7 +127,7 @@ def inference_request(
     prompt: tuple[int, ...],
     uses: tuple[AdapterUse, ...],
     other_uses: tuple[AdapterUse, ...] | None,
-    caller: Caller,
+    sender: Sender,
     pooling: PoolingParams | None = None,
 ) -> InferenceRequest:
     """What every task's requests say; `other_uses` may answer for cold adapters."""
@@ -135,14 +136,15 @@ def inference_request(
         request_id=name,
         prompt_token_ids=prompt,
         adapters=uses,
-        tenant=caller.tenant,
-        account=caller.account,
+        tenant=sender.tenant,
+        account=sender.account,
+        cache_scope=sender.cache_scope,
         priority=fields.priority,
-        arrival_time=caller.arrival,
-        deadline=None if timeout is None else caller.arrival + timeout / 1000,
+        arrival_time=sender.arrival,
+        deadline=None if timeout is None else sender.arrival + timeout / 1000,
         on_cold=OnCold(fields.on_cold),
         max_cold_wait=None if cold_wait is None else cold_wait / 1000,
         fallback=other_uses,
         pooling=pooling,
-        answer_id=caller.request_id,
+        answer_id=sender.request_id,
     )

@@ -21,8 +21,10 @@ from lora_serve.server.background import BackgroundTasks, Call, WorkerThread
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.metrics import Metrics
+from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.key_table import KeyTable
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
@@ -41,8 +43,10 @@ class Services:
     config: ServerConfig
     adapter_config: AdapterConfig
     authenticator: Authenticator
+    keys: KeyTable
     metrics: Metrics
     store: StoreFigures | None = None  # None: the store's figures are not shown
+    traces: RequestTraces | None = None  # None: no request is traced
     limits: LiveLimits = field(default_factory=LiveLimits)
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)

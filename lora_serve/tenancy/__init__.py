@@ -1,1 +1,1 @@
-"""Floor 5, doors: who calls (API key -> Tenant), and what a tenant may see."""
+"""Floor 5, doors: who calls (API key -> Caller), and what a tenant may see."""

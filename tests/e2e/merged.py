@@ -33,7 +33,7 @@ def greedy(
     model: PreTrainedModel, folder: Path | None, prompts: Sequence[Sequence[int]], count: int
 ) -> list[list[int]]:
     """`count` greedy tokens for prompts of one length, with the adapter merged into the weights meanwhile."""
-    with _merged(model, folder):
+    with merged_into(model, folder):
         ids = torch.tensor([list(prompt) for prompt in prompts])
         for _ in range(count):
             ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
@@ -41,7 +41,7 @@ def greedy(
 
 
 @contextmanager
-def _merged(model: PreTrainedModel, folder: Path | None) -> Iterator[None]:
+def merged_into(model: PreTrainedModel, folder: Path | None) -> Iterator[None]:
     deltas = {} if folder is None else _deltas(folder)
     for name, delta in deltas.items():
         model.get_submodule(name).weight.data += delta

@@ -27,11 +27,15 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.server.app import build_app
+from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.directory import Directory
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_trial import FakeTrial
 from tests.text.tiny_tokenizer import byte_level_tokenizer
@@ -127,6 +131,19 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 @pytest.fixture
+def directory(catalog: Catalog, adapter_config: AdapterConfig) -> Iterator[Directory]:
+    with open_directory(adapter_config) as directory:
+        yield directory
+
+
+@pytest.fixture
+def adapter_config(tmp_path: Path) -> AdapterConfig:
+    root, store = tmp_path / "root", tmp_path / "store"
+    root.mkdir(exist_ok=True)
+    return AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+
+
+@pytest.fixture
 def trial() -> FakeTrial:
     return FakeTrial()
 
@@ -142,18 +159,17 @@ async def services(
     text_model: TextModel,
     spec: ModelSpec,
     catalog: Catalog,
+    directory: Directory,
     trial: FakeTrial,
-    tmp_path: Path,
+    adapter_config: AdapterConfig,
     server_config: ServerConfig,
     auth_required: bool,
     sources: Callable[[AdapterConfig], SourceTable],
 ) -> AsyncIterator[Services]:
-    root, store = tmp_path / "root", tmp_path / "store"
-    root.mkdir(exist_ok=True)
-    config = AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+    config, keys = adapter_config, KeyTable(directory)
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
-    registry = Registry(config, spec, catalog, DiskStore(store), trial, BaseTokens(text_model.vocabulary()))
+    registry = Registry(config, spec, catalog, DiskStore(config.store), trial, BaseTokens(text_model.vocabulary()))
     made = Services(
         client=engine,
         catalog=catalog,
@@ -163,7 +179,8 @@ async def services(
         spec=spec,
         config=server_config,
         adapter_config=config,
-        authenticator=Authenticator(AdminKey.of(KEY), auth_required),
+        authenticator=Authenticator(AdminKey.of(KEY), auth_required, keys),
+        keys=keys,
         metrics=Metrics(BASE),
     )
     made.lifecycle.ready()
@@ -177,7 +194,7 @@ async def services(
 async def house(
     services: Services, trial: FakeTrial, tmp_path: Path, make_adapter: Callable[..., Path]
 ) -> AsyncIterator[House]:
-    runner = web.AppRunner(build_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = HttpRunner(build_app(services), shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]

@@ -11,10 +11,10 @@ from openai import AsyncOpenAI, NotFoundError
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.core.request import AdapterUse
+from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.schemas.sampling import SamplingFields
-from lora_serve.tenancy.tenant import Tenant
 
 BASE = "tiny-base"
 
@@ -116,7 +116,7 @@ async def test_unknown_adapter_is_never_the_base_model(openai: AsyncOpenAI, hous
 
 
 async def test_foreign_unknown_and_deleted_adapters_are_one_error(house: Any, refs: Any) -> None:
-    chooser = AdapterChooser(house.services.catalog, BASE, Tenant("acme"), house.services.adapter_config)
+    chooser = AdapterChooser(house.services.catalog, BASE, Caller("acme"), house.services.adapter_config)
     await house.services.registry_thread.run(lambda: house.services.registry.delete("acme/b"))
     texts = set()
     for name in ("globex/c", "globex/x", "acme/b"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.core.errors import AuthenticationError
+from lora_serve.core.tenant import Caller
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
-from lora_serve.tenancy.tenant import Tenant
 
 KEY = AdminKey.of("right-key")
 WRONG = [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic right-key", "right-key", "Bearer right-key-and-more"]
@@ -52,12 +52,12 @@ def test_right_key_opens_both(header: str) -> None:
 @pytest.mark.parametrize("header", WRONG)
 def test_admin_needs_the_key_even_where_inference_is_open(header: str | None) -> None:
     authenticator = Authenticator(KEY, required=False)
-    assert authenticator.inference(header).name == "default"
+    assert authenticator.inference(header).tenant == "default"
     with pytest.raises(AuthenticationError):
         authenticator.admin(header)
 
 
 def test_tenant_sees_its_own_adapters_only() -> None:
-    assert Tenant("acme").may_see("acme")
-    assert not Tenant("acme").may_see("globex")
-    assert Tenant("default", sees_all=True).may_see("globex")
+    assert Caller("acme").may_see("acme")
+    assert not Caller("acme").may_see("globex")
+    assert Caller("default", sees_all=True).may_see("globex")

@@ -38,5 +38,5 @@ def note_of(text: str | None) -> BlobNote:
     try:
         fields = json.loads(text)
         return BlobNote({str(key): float(time) for key, time in fields["holders"].items()}, bool(fields["condemned"]))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return BlobNote({})

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import asdict
 from typing import Any
 
-from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry, check_tenant
+from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.errors import RequestError
 
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _log = logging.getLogger(__name__)
 
 
 def document_of(entry: CatalogEntry) -> str:
     """The entry as text."""
-    return json.dumps(asdict(entry), separators=(",", ":"))
+    fields = asdict(entry)
+    if not entry.shared_with:  # servers of a version that knows no sharing read it too
+        del fields["shared_with"]
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def entry_of(text: str) -> CatalogEntry | None:
     """The entry of a text; None, and a line in the log, for one that nobody of us has written."""
     try:
         return _entry(json.loads(text))
-    except (ValueError, TypeError, KeyError, StopIteration) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError, RequestError) as error:
         _log.error("a record of the catalog cannot be read and is left out: %r", error)
         return None
 
@@ -29,13 +36,37 @@ def entry_of(text: str) -> CatalogEntry | None:
 def _entry(document: dict[str, Any]) -> CatalogEntry:
     fields = dict(document)
     route = dict(fields.pop("route"))
+    shared_with = fields.pop("shared_with", ())
+    if not isinstance(shared_with, list | tuple):
+        raise TypeError("`shared_with` is no list")
     canary = route["canary"]
     versions = tuple(VersionEntry(**version) for version in fields.pop("versions"))
     entry = CatalogEntry(
         **fields,
+        shared_with=tuple(map(str, shared_with)),
         route=Route(int(route["version"]), canary and Canary(**canary), tuple(map(int, route["history"]))),
         versions=versions,
     )
-    # A route that leads nowhere raises StopIteration.
-    assert all((entry.routed, *map(entry.version, entry.history)))
+    _check(entry)
     return entry
+
+
+def _check(entry: CatalogEntry) -> None:
+    """Whoever can write the journal still names no file of this machine and no number that is none.
+
+    A route that leads nowhere raises StopIteration.
+    """
+    check_adapter_id(entry.name)
+    check_tenant(entry.tenant)
+    for version in entry.versions:
+        if not _DIGEST.match(version.digest):
+            raise ValueError(f"{version.digest[:80]!r} is not a digest")
+        if not all(type(number) is int and 0 <= number < 2**62 for number in _numbers(version)):
+            raise ValueError("a version's numbers are none")
+        _ = version.traits
+    if not all((entry.routed, *map(entry.version, entry.history))):
+        raise ValueError("a route leads nowhere")
+
+
+def _numbers(version: VersionEntry) -> tuple[int, ...]:
+    return version.version, version.rank, version.num_bytes

@@ -19,6 +19,7 @@ from lora_serve.adapters.redis_connection import connect
 from lora_serve.core.errors import AdapterUnavailableError
 
 CHUNK_BYTES = 2**20
+MAX_FILE_BYTES = 2**36  # of one file of an adapter
 UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
 _NEEDED = (CONFIG_NAME, WEIGHTS_NAME)
 _Manifest = dict[str, dict[str, int]]  # file name -> {"size": bytes, "chunks": count}
@@ -123,9 +124,15 @@ def _parse_manifest(text: bytes | None) -> _Manifest | None:
     try:
         table = json.loads(text or b"null")
         names = (*_NEEDED, ADDED_TOKENS_NAME) if ADDED_TOKENS_NAME in table else _NEEDED
-        return {name: {key: int(table[name][key]) for key in ("size", "chunks")} for name in names}
-    except (ValueError, KeyError, TypeError, OverflowError):
+        manifest = {name: {key: int(table[name][key]) for key in ("size", "chunks")} for name in names}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    return manifest if all(_is_possible(file) for file in manifest.values()) else None
+
+
+def _is_possible(file: dict[str, int]) -> bool:
+    """A manifest that claims a billion chunks would have as many keys asked for."""
+    return 0 <= file["size"] <= MAX_FILE_BYTES and file["chunks"] == -(-file["size"] // CHUNK_BYTES)
 
 
 @contextmanager

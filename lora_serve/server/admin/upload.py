@@ -22,10 +22,14 @@ from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidRequestError,
     PayloadTooLargeError,
+    SlowRequestError,
     UnsupportedMediaError,
 )
 from lora_serve.server.admin.registration import check_new_id, complete_registration
+from lora_serve.server.admin.tenant_rules import registration_for
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
@@ -46,6 +50,8 @@ class Upload:
     folder: Path  # the files
     archive: Path  # or an archive of them
     max_bytes: int
+    patience: float  # seconds without a byte
+    deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
     is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
     fields: dict[str, str] = field(default_factory=dict)
@@ -57,6 +63,7 @@ class Upload:
     def count(self, chunk: bytes) -> None:
         """Raises PayloadTooLargeError."""
         self.num_bytes += len(chunk)
+        self.deadline.reschedule(asyncio.get_running_loop().time() + self.patience)
         if self.num_bytes > self.max_bytes:
             raise PayloadTooLargeError(f"The upload is larger than {self.max_bytes} bytes (--max-upload-size).")
 
@@ -65,16 +72,18 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata`, `allow_noop` and
     `activate` are form fields or query parameters.
     """
-    services, adapter_id = request.app[SERVICES], request.match_info["id"]
-    check_new_id(services, adapter_id)
+    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
+    check_new_id(services, wanted.id)
     async with _staged(services) as upload:
         upload.fields.update({name: text for name, text in request.query.items() if name in TEXT_FIELDS})
         await _receive(request, upload)
-        fields = check_fields(RegisterFields, {"id": adapter_id, "source": "upload", **_typed(upload.fields)})
+        given = {"id": wanted.id, "source": "upload", **_typed(upload.fields)}
+        fields = registration_for(services, caller, check_fields(RegisterFields, given))
         if upload.archive.exists():
             await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
         upload.is_handed_over = True
-        return await complete_registration(services, fields, upload.staged)
+        return await complete_registration(services, fields, upload.staged, caller)
 
 
 @asynccontextmanager
@@ -84,7 +93,8 @@ async def _staged(services: Services) -> AsyncIterator[Upload]:
         folder, aside = services.registry.new_folder(), services.registry.new_folder()
     except OSError as error:
         raise AdapterUnavailableError(UNWRITABLE) from error
-    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes)
+    patience = services.config.connections.body
+    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes, patience)
     try:
         yield upload
     except ConnectionError:
@@ -105,14 +115,21 @@ async def _receive(request: web.Request, upload: Upload) -> None:
     if (request.content_length or 0) > upload.max_bytes + MAX_PARTS * MAX_FIELD_BYTES:
         raise PayloadTooLargeError(f"The upload is larger than {upload.max_bytes} bytes (--max-upload-size).")
     try:
-        if request.content_type.startswith("multipart/"):
-            await _receive_parts(request, upload)
-        elif request.content_type.endswith("json"):
-            raise UnsupportedMediaError("Upload multipart/form-data, or a tar, tar.gz or zip as it is.")
-        else:  # an archive; its own first bytes say which, as clients rarely send the right type
-            await _write(upload.archive, aiter(request.content.iter_chunked(CHUNK_BYTES)), upload)
+        async with asyncio.timeout(upload.patience) as upload.deadline:
+            await _receive_content(request, upload)
+    except TimeoutError:
+        raise SlowRequestError(f"Nothing of the upload came for {upload.patience:g} s (--body-timeout).") from None
     except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
         raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
+
+
+async def _receive_content(request: web.Request, upload: Upload) -> None:
+    if request.content_type.startswith("multipart/"):
+        await _receive_parts(request, upload)
+    elif request.content_type.endswith("json"):
+        raise UnsupportedMediaError("Upload multipart/form-data, or a tar, tar.gz or zip as it is.")
+    else:  # an archive; its own first bytes say which, as clients rarely send the right type
+        await _write(upload.archive, aiter(request.content.iter_chunked(CHUNK_BYTES)), upload)
 
 
 async def _receive_parts(request: web.Request, upload: Upload) -> None:

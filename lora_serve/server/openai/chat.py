@@ -29,7 +29,7 @@ from lora_serve.text.chat import ChatMessage, parse_messages
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    fields = check_fields(ChatFields, await read_fields(request))
+    fields = check_fields(ChatFields, await read_fields(request), services.config.requests)
     messages = parse_messages(fields.messages)
     adapters = choose_adapters(request, fields)
     text, spec = services.text_of(adapters.vocabulary_of), services.spec_of(adapters.vocabulary_of)

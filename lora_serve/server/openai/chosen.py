@@ -8,18 +8,18 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.request import InferenceRequest
+from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import CONTEXT, Answerer, RequestContext
 from lora_serve.server.fallback import Fallback, fallback_for
 from lora_serve.server.json_body import read_json
 from lora_serve.server.openai.answer import StopRules
-from lora_serve.server.sampling import Caller, Limits, requests_for
+from lora_serve.server.sampling import Limits, Sender, requests_for
 from lora_serve.server.schemas.later import refuse_later
 from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.schemas.sampling import SamplingFields
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.tenant import Tenant
 
 
 async def read_fields(request: web.Request) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def chooser_for(request: web.Request) -> AdapterChooser:
     """What the caller of this request may see."""
     services = request.app[SERVICES]
     limits = services.limits.of(services.adapter_config)
-    return AdapterChooser(services.catalog, services.base_name, tenant_of(request[CONTEXT]), limits)
+    return AdapterChooser(services.catalog, services.base_name, caller_of(request[CONTEXT]), limits)
 
 
 def choose_adapters(request: web.Request, fields: RequestFields) -> AdapterSet:
@@ -46,14 +46,16 @@ def choose_adapters(request: web.Request, fields: RequestFields) -> AdapterSet:
 def choose_fallback(request: web.Request, fields: RequestFields, adapters: AdapterSet) -> Fallback | None:
     """Who answers if the adapters are cold; None: nobody. Raises InvalidRequestError."""
     services = request.app[SERVICES]
-    return fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config)
+    may_use_base = caller_of(request[CONTEXT]).may_use_base
+    return fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config, may_use_base)
 
 
-def caller_of(request: web.Request, adapters: AdapterSet) -> Caller:
+def sender_of(request: web.Request, adapters: AdapterSet) -> Sender:
     """Whose requests the engine gets."""
     context = request[CONTEXT]
-    tenant = tenant_of(context)
-    return Caller(context.request_id, tenant.name, context.started, account_of(tenant, adapters))
+    caller = caller_of(context)
+    account = account_of(caller, adapters)
+    return Sender(context.request_id, caller.tenant, context.started, account, caller.cache_scope)
 
 
 def note_answerers(
@@ -80,19 +82,19 @@ def make_requests(
     spec = request.app[SERVICES].spec_of(adapters.vocabulary_of)
     fallback = choose_fallback(request, fields, adapters)
     other = None if fallback is None else fallback.adapters
-    requests = requests_for(fields, spec, limits, prompts, adapters, caller_of(request, adapters), other)
+    requests = requests_for(fields, spec, limits, prompts, adapters, sender_of(request, adapters), other)
     note_answerers(request, adapters, fallback, requests[:: fields.n])
     return requests
 
 
-def account_of(tenant: Tenant, adapters: AdapterSet) -> str:
+def account_of(caller: Caller, adapters: AdapterSet) -> str:
     """Whose share of the engine the request uses: whoever may use everybody's adapters acts for their owners."""
-    return adapters.members[0].ref.tenant if tenant.sees_all and adapters.members else tenant.name
+    return adapters.members[0].ref.tenant if caller.sees_all and adapters.members else caller.tenant
 
 
-def tenant_of(context: RequestContext) -> Tenant:
-    assert context.tenant is not None, "every route that needs a tenant stands behind a guard of middleware.py"
-    return context.tenant
+def caller_of(context: RequestContext) -> Caller:
+    assert context.caller is not None, "every route that needs a caller stands behind a guard of middleware.py"
+    return context.caller
 
 
 def stop_rules(fields: SamplingFields) -> StopRules:

@@ -29,10 +29,10 @@ from lora_serve.text.tokenizer import TextModel
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    fields = check_fields(CompletionFields, await read_fields(request))
+    fields = check_fields(CompletionFields, await read_fields(request), services.config.requests)
     adapters = choose_adapters(request, fields)
     text, spec = services.text_of(adapters.vocabulary_of), services.spec_of(adapters.vocabulary_of)
-    prompts = await completion_prompts(text, spec, fields)
+    prompts = await completion_prompts(text, spec, fields, services.config.requests.max_prompts)
     limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]
     requests = make_requests(request, fields, limits, token_ids, adapters)

@@ -30,10 +30,12 @@ class EncodedPrompt:
     text: str
 
 
-async def completion_prompts(text: TextModel, spec: ModelSpec, fields: CompletionFields) -> list[EncodedPrompt]:
+async def completion_prompts(
+    text: TextModel, spec: ModelSpec, fields: CompletionFields, max_prompts: int = MAX_PROMPTS
+) -> list[EncodedPrompt]:
     """Each prompt of the request. Raises InvalidRequestError."""
     encoded = []
-    for prompt in parse_prompts(fields.prompt):
+    for prompt in parse_prompts(fields.prompt, max_prompts=max_prompts):
         if isinstance(prompt, str):
             token_ids = await encode(text, spec, prompt, fields.add_special_tokens)
             encoded.append(EncodedPrompt(token_ids, prompt))

@@ -13,10 +13,10 @@ from lora_serve.core.request import InferenceRequest, PoolingParams
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.fallback import Fallback
-from lora_serve.server.openai.chosen import caller_of, choose_adapters, choose_fallback, note_answerers
+from lora_serve.server.openai.chosen import choose_adapters, choose_fallback, note_answerers, sender_of
 from lora_serve.server.pooling.inputs import Input, InputRules, encode_inputs
 from lora_serve.server.pooling.running import run_pooled
-from lora_serve.server.sampling import Caller, inference_request
+from lora_serve.server.sampling import Sender, inference_request
 from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.tokenizer import EncodedInput
@@ -70,12 +70,12 @@ class Asking:
         return PooledAnswer(tuple(vectors), adapters, context.answerer.model, context.num_prompt_tokens)
 
     def _requests(self, encoded: list[EncodedInput]) -> list[InferenceRequest]:
-        caller = caller_of(self._request, self.adapters)
-        return [self._one(number, item, caller) for number, item in enumerate(encoded)]
+        sender = sender_of(self._request, self.adapters)
+        return [self._one(number, item, sender) for number, item in enumerate(encoded)]
 
-    def _one(self, number: int, item: EncodedInput, caller: Caller) -> InferenceRequest:
+    def _one(self, number: int, item: EncodedInput, sender: Sender) -> InferenceRequest:
         uses = self.adapters.uses_in(item.token_ids)
         other = self._fallback.adapters.uses_in(item.token_ids) if self._fallback is not None and uses else None
         params = PoolingParams(item.type_ids if any(item.type_ids) else ())
-        name = f"{caller.request_id}-{number}"
-        return inference_request(self._fields, name, item.token_ids, uses, other, caller, params)
+        name = f"{sender.request_id}-{number}"
+        return inference_request(self._fields, name, item.token_ids, uses, other, sender, params)

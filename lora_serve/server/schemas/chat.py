@@ -7,15 +7,15 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import TemplateValues
-from lora_serve.server.schemas.sampling import MAX_LOGPROBS, MAX_TOKENS, SamplingFields
+from lora_serve.server.schemas.fields import NumLogprobs, TemplateValues
+from lora_serve.server.schemas.sampling import MAX_TOKENS, SamplingFields
 
 
 class ChatFields(SamplingFields):
     messages: Any  # checked by text/chat.py
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: NumLogprobs = 0
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False

@@ -6,11 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from lora_serve.server.schemas.sampling import MAX_LOGPROBS, MAX_TOKENS, SamplingFields
+from lora_serve.server.schemas.fields import NumLogprobs
+from lora_serve.server.schemas.sampling import MAX_TOKENS, SamplingFields
 
 
 class CompletionFields(SamplingFields):
     prompt: Any  # str | list[str] | list[int] | list[list[int]]; checked by hand, as a union's errors are unreadable
     max_tokens: int = Field(16, ge=0, le=MAX_TOKENS)
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: NumLogprobs | None = None
     add_special_tokens: bool = True

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+)
 
+from lora_serve.core.config import RequestLimits
 from lora_serve.core.setting_types import parse_bytes
 
 MAX_NAME_LENGTH = 512
-MAX_STOPS = 16
-MAX_STOP_IDS = 256
-MAX_BIASES = 300
+DEFAULT_LIMITS = RequestLimits()
 MAX_BIAS = 100.0
 MAX_BYTES_LENGTH = 32  # characters
 
@@ -33,25 +41,54 @@ def as_user(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) else None
 
 
-def as_stops(value: Any) -> tuple[str, ...]:
+def limits_of(info: ValidationInfo) -> RequestLimits:
+    """The server's, which `check_fields` hands to the schemas; the defaults where nobody did."""
+    return info.context if isinstance(info.context, RequestLimits) else DEFAULT_LIMITS
+
+
+def as_stops(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     """One stop string or a list of them -> tuple. Raises ValueError."""
+    limits = limits_of(info)
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("expected a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"at most {MAX_STOPS} stop strings are allowed")
+    if len(stops) > limits.max_stops:
+        raise ValueError(f"at most {limits.max_stops} stop strings are allowed (--max-stop)")
+    if any(len(stop) > limits.max_stop_length for stop in stops):
+        raise ValueError(f"a stop string may have {limits.max_stop_length} characters at most (--max-stop-length)")
     if "" in stops:
         raise ValueError("a stop string must not be empty")
     return tuple(dict.fromkeys(stops))
 
 
-def as_biases(value: Any) -> tuple[tuple[int, float], ...]:
+def as_biases(value: Any, info: ValidationInfo) -> tuple[tuple[int, float], ...]:
     """{"token id": bias} -> pairs; biases are cut to -100 .. 100 as vLLM does. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("expected an object of token ids and numbers")
-    if len(value) > MAX_BIASES:
-        raise ValueError(f"at most {MAX_BIASES} entries are allowed")
+    if len(value) > (most := limits_of(info).max_logit_bias):
+        raise ValueError(f"at most {most} entries are allowed (--max-logit-bias)")
     return tuple(_as_bias(key, bias) for key, bias in value.items())
+
+
+def check_stop_ids(value: list[int], info: ValidationInfo) -> list[int]:
+    """Raises ValueError."""
+    if len(value) > (most := limits_of(info).max_stop_token_ids):
+        raise ValueError(f"at most {most} ids are allowed (--max-stop-token-ids)")
+    return value
+
+
+def check_n(value: int, info: ValidationInfo) -> int:
+    """Raises ValueError."""
+    if value > (most := limits_of(info).max_n):
+        raise ValueError(f"at most {most} answers to one prompt are allowed (--max-n)")
+    return value
+
+
+def check_logprobs(value: int, info: ValidationInfo) -> int:
+    """Raises ValueError."""
+    if value > (most := limits_of(info).max_logprobs):
+        raise ValueError(f"at most {most} alternatives per token are allowed (--max-logprobs)")
+    return value
 
 
 def as_bytes(value: Any) -> Any:
@@ -71,7 +108,7 @@ def as_template_values(value: Any) -> dict[str, Any]:
 def _as_bias(key: str, bias: Any) -> tuple[int, float]:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
         raise ValueError(f"{key[:32]!r} is not a token id")
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(min(bias, 0.0)):
         raise ValueError(f"the bias of token {key} must be a number")
     return int(key), float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
 
@@ -84,4 +121,6 @@ TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], FailFast()]
-StopIds = Annotated[list[TokenId], FailFast(), Field(max_length=MAX_STOP_IDS)]
+StopIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_stop_ids)]
+NumChoices = Annotated[int, Field(ge=1), AfterValidator(check_n)]
+NumLogprobs = Annotated[int, Field(ge=0), AfterValidator(check_logprobs)]

@@ -7,11 +7,17 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import Biases, Fields, StopIds, Stops, without_null
+from lora_serve.server.schemas.fields import (
+    Biases,
+    Fields,
+    NumChoices,
+    NumLogprobs,
+    StopIds,
+    Stops,
+    without_null,
+)
 from lora_serve.server.schemas.request import RequestFields
 
-MAX_N = 16
-MAX_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1
 
 
@@ -23,7 +29,7 @@ class StreamOptions(Fields):
 class SamplingFields(RequestFields):
     """vLLM's and OpenAI's sampling fields, and our own."""
 
-    n: int = Field(1, ge=1, le=MAX_N)
+    n: NumChoices = 1
     stream: bool = False
     stream_options: Annotated[StreamOptions, BeforeValidator(without_null)] | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
@@ -42,7 +48,7 @@ class SamplingFields(RequestFields):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: NumLogprobs | None = None
     return_tokens_as_token_ids: bool = False
     echo: bool = False
 

@@ -1,0 +1,119 @@
+"""Tenants, their keys, and whoever a request turned out to come from."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from lora_serve.core.errors import InvalidRequestError
+
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+EVERYBODY = "*"  # in place of a tenant's name: an adapter is shared with all
+
+
+class Role(enum.StrEnum):
+    """What a key is good for."""
+
+    ADMIN = "admin"  # everything, of every tenant
+    TENANT_ADMIN = "tenant-admin"  # its own tenant's adapters and keys, and inference
+    INFERENCE = "inference"
+
+    def includes(self, other: Role) -> bool:
+        """Whether whoever has this role may give the other one away."""
+        return _ORDER.index(self) >= _ORDER.index(other)
+
+
+_ORDER = (Role.INFERENCE, Role.TENANT_ADMIN, Role.ADMIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How much a tenant, or one key, may have; None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_running: int | None = None  # rows
+    max_queued: int | None = None  # requests
+    max_adapters: int | None = None
+    max_stored_bytes: int | None = None
+    device_bytes_guaranteed: int | None = None
+    device_bytes_max: int | None = None
+
+
+NO_LIMITS = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The record of a tenant."""
+
+    name: str
+    quota: Quota = NO_LIMITS
+    may_use_base: bool = True
+    created: float = 0.0  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """The record of a key; the secret itself is nowhere."""
+
+    id: str  # 12 characters, the part of the secret that may be shown
+    tenant: str
+    role: Role
+    digest: str = field(repr=False)  # SHA-256 of the whole secret, hex
+    label: str = ""
+    quota: Quota = NO_LIMITS
+    created: float = 0.0  # Unix seconds, as the two below
+    expires: float | None = None
+    revoked: float | None = None
+
+    def is_valid(self, now: float) -> bool:
+        """Whether it opens anything at `now`, in Unix seconds."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever a request is from. Made by an `Authenticator` only, never from a field of the request."""
+
+    tenant: str
+    role: Role = Role.INFERENCE
+    key_id: str = ""  # "admin": the admin key; empty: authentication is off
+    quota: Quota = NO_LIMITS  # of the tenant
+    key_quota: Quota = NO_LIMITS
+    may_use_base: bool = True
+    sees_all: bool = False  # may use and list every tenant's adapters
+    since: float = 0.0  # Unix seconds when the tenant was made; 0: it has no record
+
+    def may_see(self, owner: str, shared_with: Collection[str] = ()) -> bool:
+        """Whether an adapter of tenant `owner`, shared with those tenants, exists at all for this caller."""
+        return is_visible(owner, shared_with, self.scope)
+
+    @property
+    def cache_scope(self) -> str:
+        """Not the same for a tenant that was deleted and made again, which finds nothing of the one before."""
+        return f"{self.tenant}\0{self.since!r}" if self.since else ""
+
+    @property
+    def scope(self) -> str | None:
+        """The tenant whose eyes it looks with; None: it sees all."""
+        return None if self.sees_all else self.tenant
+
+
+def is_visible(owner: str, shared_with: Collection[str], tenant: str | None) -> bool:
+    """Whether `tenant` may know of an adapter of tenant `owner`; None: whoever sees all asks."""
+    return tenant is None or owner == tenant or tenant in shared_with or EVERYBODY in shared_with
+
+
+LOCAL_CALLER = Caller("default", sees_all=True)  # authentication is off: one user, one machine
+ADMIN_CALLER = Caller("admin", Role.ADMIN, "admin", sees_all=True)
+
+
+def check_tenant_name(name: str, param: str = "tenant") -> str:
+    """Return `name` unchanged if it may be a tenant's, else raise InvalidRequestError."""
+    if not TENANT_NAME.match(name) or ".." in name:
+        pattern = TENANT_NAME.pattern.removesuffix("\\Z")
+        raise InvalidRequestError(f"A tenant's name must match {pattern} and hold no '..'.", param=param)
+    return name

@@ -1,0 +1,108 @@
+"""What must be back to before once it is quiet again: rows, blocks, slots, pins, tasks, threads, descriptors, files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from tests.canary.house import House
+
+PATIENCE = 60.0  # seconds for things to settle
+POOLS = ("asyncio", "adapter-loader", "staging", "registry", "ThreadPoolExecutor")  # grow to their own limit and stay
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A snapshot of a house at rest."""
+
+    num_running: int
+    num_waiting: int
+    num_at_the_gate: int
+    num_inside: int
+    num_used_blocks: int
+    rows_on_slots: int
+    pinned_digests: frozenset[str]
+    loading: tuple[str, ...]
+    holds: int  # of blobs, in the catalog
+    tasks: tuple[tuple[str, int], ...]
+    threads: tuple[str, ...]
+    descriptors: tuple[tuple[str, int], ...]
+    temporary_files: tuple[str, ...]
+    base_digest: str
+
+    @classmethod
+    def of(cls, house: House) -> Figures:
+        stats = house.on_loop(house.services.client.stats())
+        return cls(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_at_the_gate=house.services.client.gate.num_requests,
+            num_inside=house.services.lifecycle.num_inside,
+            num_used_blocks=stats.num_blocks - stats.num_free_blocks,
+            rows_on_slots=sum(slot.num_rows for slot in stats.slots),
+            pinned_digests=frozenset(slot.digest for slot in stats.slots if slot.pinned),
+            loading=stats.loading_digests,
+            holds=len(house.services.catalog.holds.leftovers()),
+            tasks=tuple(sorted(house.on_loop(_tasks()).items())),
+            threads=tuple(sorted(t.name for t in threading.enumerate() if not t.name.startswith(POOLS))),
+            descriptors=tuple(sorted(_descriptors().items())),
+            temporary_files=tuple(sorted(path.name for path in (house.store / "tmp").iterdir())),
+            base_digest=base_digest(house),
+        )
+
+    def differences(self, other: Figures) -> dict[str, tuple[Any, Any]]:
+        names = [field.name for field in fields(self)]
+        return {
+            name: (getattr(self, name), getattr(other, name))
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        }
+
+
+def settled(house: House, before: Figures) -> dict[str, tuple[Any, Any]]:
+    """What is still different after a while of patience; empty as soon as nothing is."""
+    deadline, wait = time.monotonic() + PATIENCE, threading.Event()
+    while (left := before.differences(Figures.of(house))) and time.monotonic() < deadline:
+        wait.wait(0.02)
+    return left
+
+
+def base_digest(house: House) -> str:
+    """SHA-256 of the frozen weights as they lie in memory now, laid out plainly."""
+    model: Any = house.parts.runner._model  # type: ignore[union-attr]
+    digest = hashlib.sha256()
+    for path, linear in sorted(model._linears.items()):
+        digest.update(path.encode() + _bytes(linear.dense()))
+    for name, tensor in sorted([*model.module.named_parameters(), *model.module.named_buffers()]):
+        digest.update(name.encode() + _bytes(tensor.detach()))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+async def _tasks() -> Counter[str]:
+    """The loop's tasks by the name of their coroutine, this one and loose ends of connections left out."""
+    current = asyncio.current_task()
+    return Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks() if task is not current)
+
+
+def _descriptors() -> Counter[str]:
+    """Open files of this process: sockets and pipes by kind, others by path."""
+    kinds: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        kinds[target.partition(":[")[0]] += 1
+    return kinds

@@ -1,0 +1,36 @@
+"""Fixtures of whoever tests under the canaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.canary.asking import Canaries
+from tests.canary.house import House, running, settings_of
+from tests.canary.questions import World, make_world
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def canaries(world: World) -> Canaries:
+    return Canaries(world.questions)
+
+
+@pytest.fixture(scope="module")
+def house_settings() -> dict[str, Any]:
+    """A file may bring its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def house(world: World, tmp_path_factory: pytest.TempPathFactory, house_settings: dict[str, Any]) -> Iterator[House]:
+    store: Path = tmp_path_factory.mktemp("store")
+    with running(settings_of(world, store, **house_settings)) as house:
+        yield house

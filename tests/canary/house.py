@@ -1,0 +1,194 @@
+"""`lora-serve serve` on threads of this process: real HTTP, engine, store and loaders, whose inside can be seen and
+broken.
+
+The wiring itself starts and stops it; its parts are caught as they are built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import inspect
+import json
+import logging
+import sys
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import web
+
+from lora_serve import launch
+from lora_serve.adapters.loader import Loader
+from lora_serve.core.settings import Settings
+from lora_serve.engine.engine import Engine
+from lora_serve.model.build import ModelParts
+from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.server.lifecycle import ServerState
+from lora_serve.server.services import Services
+from tests.canary.questions import BASE, TENANTS, World
+
+T = TypeVar("T")
+KEY = "admin-key-of-the-tests"
+ADMIN = {"Authorization": f"Bearer {KEY}"}
+CAUGHT = {  # what the wiring calls -> our name for what it gets
+    "build_model": "parts",
+    "build_engine": "engine",
+    "build_app": "app",
+    "Loader": "loader",
+    "Services": "services",
+}
+LOGGERS = ("lora_serve", "asyncio", "aiohttp")
+
+
+class House:
+    """A running server. What it logs, with tracebacks, is in `log`."""
+
+    services: Services
+    parts: ModelParts
+    engine: Engine
+    loader: Loader[HostAdapter]
+    app: web.Application
+    loop: asyncio.AbstractEventLoop
+    keys: dict[str, str]  # API keys of the tenants, if keys are needed
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.log: list[str] = []
+        self.keys = {}
+        self.exit_code: int | None = None
+        self.error: BaseException | None = None
+        self._stop: asyncio.Event
+        self._thread = threading.Thread(target=self._run, name="server")
+        self._listener = launch._bound_socket(settings.host, settings.port)
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def store(self) -> Path:
+        return self.settings.store
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Return once it is ready; raise what ended it."""
+        self._thread.start()
+        wait = threading.Event()
+        while not (hasattr(self, "services") and self.services.lifecycle.state is ServerState.READY):
+            if not self._thread.is_alive():
+                raise self.error or RuntimeError(f"it ended: {self.log[-5:]}")
+            wait.wait(0.01)
+
+    def give_keys(self) -> None:
+        """Each tenant gets a key of its own."""
+        for tenant in TENANTS:
+            self._admin("/admin/tenants", {"name": tenant})
+            self.keys[tenant] = self._admin(f"/admin/tenants/{tenant}/keys", {"label": "canary"})["secret"]
+
+    def _admin(self, path: str, body: dict[str, Any]) -> Any:
+        """A tenant that is there already, from an earlier life of the store, is fine."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("POST", path, json.dumps(body), {**ADMIN, "Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = json.loads(answer.read())
+        connection.close()
+        assert answer.status in (201, 409), content
+        return content
+
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def logged(self) -> str:
+        return "\n".join(self.log)
+
+    def _run(self) -> None:
+        try:
+            unused = [None] * (len(inspect.signature(launch._serve).parameters) - 2)  # TLS, traces
+            with self._caught():
+                self.exit_code = asyncio.run(launch._serve(self.settings, self._listener, *unused))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._listener.close()
+
+    @contextmanager
+    def _caught(self) -> Iterator[None]:
+        """The wiring hands what it builds to us too; signals are for the main thread, so `stop` stands for them."""
+        interval = sys.getswitchinterval()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "_on_signals", self._take_stop)
+            for name, attribute in CAUGHT.items():
+                patch.setattr(launch, name, self._catching(getattr(launch, name), attribute))
+            try:
+                yield
+            finally:
+                sys.setswitchinterval(interval)
+                gc.unfreeze()
+
+    def _take_stop(self, stop: asyncio.Event, *_: object) -> None:
+        self._stop = stop
+        self.loop = asyncio.get_running_loop()
+
+    def _catching(self, make: Any, attribute: str) -> Any:
+        def made(*arguments: Any, **options: Any) -> Any:
+            value = make(*arguments, **options)
+            setattr(self, attribute, value)
+            return value
+
+        return made
+
+
+class _Keeper(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._lines = lines
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+
+def settings_of(world: World, store: Path, **changes: Any) -> Settings:
+    """Small: 4 slots for 8 adapters, so that canaries alone keep pushing one another out."""
+    chosen: dict[str, Any] = {
+        "model": str(world.model), "served_model_name": BASE, "admin_key": KEY, "auth": "on", "port": 0, "store": store,
+        "adapter_root": (world.root,), "lora_modules": world.modules(), "max_model_len": 96, "warmup": "off",
+        "kv_cache_memory": 4 * 2**20, "max_loras": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64,
+        "shutdown_timeout": 10.0,
+    }  # fmt: skip
+    return Settings(**{**chosen, **changes})
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[House]:
+    """A house for as long as the block lasts."""
+    house = House(settings)
+    keeper = _Keeper(house.log)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(keeper)
+        logger.setLevel(logging.INFO)
+    try:
+        house.start()
+        if settings.auth == "on":
+            house.give_keys()
+        yield house
+    finally:
+        house.stop()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(keeper)
+            logger.setLevel(level)

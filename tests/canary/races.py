@@ -1,0 +1,159 @@
+"""Races for slots: many adapters, few slots, adapters that come and go, and every answer checked against the truth.
+
+The truth is transformers alone with one adapter merged into its weights at a time, by the digest of what was merged:
+whatever an id means at the moment of a request, the answer's own header says which content it must come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import torch
+
+from lora_serve.adapters.checkpoint.digest import adapter_digest
+from tests.canary.asking import NEAR
+from tests.canary.questions import BASE
+from tests.e2e.merged import merged_into, save_sibling
+from tests.oracle import load_plain
+
+NEW_TOKENS = 4
+PROMPTS = tuple(tuple(random.Random(number).randint(10, 250) for _ in range(5 + number)) for number in range(4))
+NUM_CHURNING = 6  # ids whose content changes all the time
+NOT_NOW = (404, 409, 503)  # of an id that comes and goes
+
+Truth = tuple[tuple[int, ...], torch.Tensor]  # tokens, their log-probabilities
+
+
+@dataclass(frozen=True)
+class Field:
+    """The adapters of a race, and the answers of each to each prompt."""
+
+    folders: Mapping[str, Path]  # by id
+    truths: Mapping[str, Sequence[Truth]]  # by digest ("base": of the base), one per prompt
+
+    @property
+    def names(self) -> list[str]:
+        return [BASE, *self.folders, *(f"churn/{number}" for number in range(NUM_CHURNING))]
+
+
+@dataclass
+class Outcome:
+    """What came of a race."""
+
+    num_answers: int = 0
+    num_gone: int = 0  # asked for while it was not there
+    num_registrations: int = 0
+    num_deletions: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def make_field(model: Path, template: Path, folder: Path, num_adapters: int) -> Field:
+    folders = {f"racer/{i}": save_sibling(template, folder / str(i), 4000 + i) for i in range(num_adapters)}
+    plain = load_plain(model)
+    truths = {adapter_digest(path): [_truth(plain, path, prompt) for prompt in PROMPTS] for path in folders.values()}
+    truths["base"] = [_truth(plain, None, prompt) for prompt in PROMPTS]
+    assert len({truth[0][0] for truth in truths.values()}) > num_adapters / 2, "the answers hardly differ"
+    return Field(folders, truths)
+
+
+@torch.inference_mode()
+def _truth(plain: torch.nn.Module, folder: Path | None, prompt: Sequence[int]) -> Truth:
+    ids, logprobs = list(prompt), []
+    with merged_into(plain, folder):  # type: ignore[arg-type]
+        for _ in range(NEW_TOKENS):
+            found = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float().log_softmax(-1)
+            ids.append(int(found.argmax()))
+            logprobs.append(found.max())
+    return tuple(ids[len(prompt) :]), torch.stack(logprobs)
+
+
+async def race(
+    url: str, admin: Mapping[str, str], runners: Field, num_answers: int, seed: int = 0, num_users: int = 12
+) -> Outcome:
+    """Ask until there are `num_answers`, while ids are registered and deleted; all adapters are registered first."""
+    outcome, generator, started = Outcome(), random.Random(seed), time.monotonic()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector, headers=admin) as session:
+        for name, folder in runners.folders.items():
+            await _register(session, admin, name, folder, outcome)
+        churning = asyncio.create_task(_churn(session, admin, runners, outcome, random.Random(seed + 1)))
+        users = [
+            _use(session, runners, outcome, num_answers, random.Random(generator.random())) for _ in range(num_users)
+        ]
+        try:
+            await asyncio.gather(*users)
+        finally:
+            churning.cancel()
+            await asyncio.gather(churning, return_exceptions=True)
+        for number in range(NUM_CHURNING):
+            async with session.delete(f"/admin/adapters/churn/{number}", headers=admin):
+                pass
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+async def _use(
+    session: aiohttp.ClientSession, runners: Field, outcome: Outcome, num_answers: int, generator: random.Random
+) -> None:
+    names = runners.names
+    while outcome.num_answers < num_answers:
+        name, number = generator.choice(names), generator.randrange(len(PROMPTS))
+        body = {
+            "model": name, "prompt": PROMPTS[number], "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0,
+            "ignore_eos": True, "return_tokens_as_token_ids": True,
+        }  # fmt: skip
+        async with session.post("/v1/completions", json=body) as response:
+            if name.startswith("churn/") and response.status in NOT_NOW:
+                outcome.num_gone += 1
+                continue
+            fault = await _fault(response, runners, number)
+        outcome.num_answers += 1
+        if fault:
+            outcome.wrong.append(f"{name}, prompt {number}: {fault}")
+
+
+async def _fault(response: aiohttp.ClientResponse, runners: Field, number: int) -> str:
+    if response.status != 200:
+        return f"status {response.status}: {(await response.text())[:200]}"
+    shown = (await response.json())["choices"][0]["logprobs"]
+    tokens, logprobs = runners.truths[response.headers["X-Adapter-Digest"]][number]
+    found = tuple(int(token.removeprefix("token_id:")) for token in shown["tokens"])
+    if found != tokens:
+        return f"{found} instead of {tokens}"
+    distance = (torch.tensor(shown["token_logprobs"]) - logprobs).abs().mean().item()
+    return "" if distance < NEAR else f"log-probabilities are off by {distance:.4f}"
+
+
+async def _churn(
+    session: aiohttp.ClientSession,
+    admin: Mapping[str, str],
+    runners: Field,
+    outcome: Outcome,
+    generator: random.Random,
+) -> None:
+    """Each id gets one content after the other, and is gone in between."""
+    folders = list(runners.folders.values())
+    while True:
+        name = f"churn/{generator.randrange(NUM_CHURNING)}"
+        if generator.random() < 0.5:
+            await _register(session, admin, name, generator.choice(folders), outcome)
+        else:
+            async with session.delete(f"/admin/adapters/{name}", headers=admin) as response:
+                outcome.num_deletions += response.status == 200
+        await asyncio.sleep(0.005)
+
+
+async def _register(
+    session: aiohttp.ClientSession, admin: Mapping[str, str], name: str, folder: Path, outcome: Outcome
+) -> None:
+    async with session.post("/admin/adapters", json={"id": name, "source": str(folder)}, headers=admin) as response:
+        if response.status not in (200, 201):
+            outcome.wrong.append(f"registering {name}: {response.status}: {(await response.text())[:200]}")
+        outcome.num_registrations += 1

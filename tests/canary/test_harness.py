@@ -1,0 +1,73 @@
+"""The canaries themselves: they are answered right by a sound server, and notice each thing that can go wrong."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.canary.asking import Canaries, Verdict, judge
+from tests.canary.figures import Figures, base_digest
+from tests.canary.house import House
+from tests.canary.questions import NEW_TOKENS, Question, World
+from tests.canary.watch import unplanned, watching
+
+
+def answer_of(question: Question, model: str, noise: float = 0.0) -> dict[str, object]:
+    """What a server would send that answers this question with `model`'s log-probabilities."""
+    logprobs = {"tokens": [f"token_id:{token}" for token in question.tokens]}
+    return {"choices": [{"logprobs": {**logprobs, "token_logprobs": (question.logprobs[model] + noise).tolist()}}]}
+
+
+def test_sound_server_answers_all_of_them_right(house: House, canaries: Canaries) -> None:
+    with watching(house, canaries) as watch:
+        pass
+    assert watch.verdict.num_right >= 2 * 12
+
+
+def test_every_question_tells_its_model_from_all_others(world: World) -> None:
+    for question in world.questions:
+        assert judge(question, answer_of(question, question.model)) == ""
+        for model in question.logprobs:
+            if model != question.model:
+                assert judge(question, answer_of(question, model)) != ""
+
+
+def test_answer_that_is_a_little_off_is_noticed(world: World) -> None:
+    question = world.questions[1]
+    assert "off by" in judge(question, answer_of(question, question.model, noise=0.01))
+    assert "tokens" in judge(replace(question, tokens=(1,) * NEW_TOKENS), answer_of(question, question.model))
+
+
+async def test_swapped_adapters_are_noticed(house: House, world: World) -> None:
+    first, second = world.questions[1], world.questions[2]
+    verdict = Verdict()
+    await Canaries([replace(first, model=second.model)], house.keys).round(house.url, verdict)
+    assert len(verdict.faults) == 1
+
+
+def test_changed_base_weight_is_noticed(house: House) -> None:
+    before = base_digest(house)
+    norm = next(p for name, p in house.parts.runner._model.module.named_parameters() if "norm" in name)  # type: ignore[union-attr]
+    with torch.no_grad():
+        norm[0] += 1e-3
+        assert base_digest(house) != before
+        norm[0] -= 1e-3
+
+
+def test_open_socket_and_left_file_are_noticed(house: House) -> None:
+    before = Figures.of(house)
+    with socket.create_connection(("127.0.0.1", house.port)):
+        assert {"descriptors", "tasks"} <= set(before.differences(Figures.of(house)))
+    left = house.store / "tmp" / "left"
+    left.touch()
+    assert "temporary_files" in before.differences(Figures.of(house))
+    left.unlink()
+
+
+@pytest.mark.parametrize("line", ["ERROR lora_serve x failed", "WARNING x\nTraceback (most recent call last)"])
+def test_unplanned_error_in_the_log_is_noticed(line: str) -> None:
+    assert unplanned([line], []) == [line]
+    assert unplanned([line], ["x"]) == []

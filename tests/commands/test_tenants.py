@@ -1,0 +1,117 @@
+"""`lora-serve tenants` and `lora-serve keys` at the real application."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lora_serve.cli import main
+from tests.commands.conftest import Adapters, Ended
+from tests.server.conftest import KEY
+
+Run = Callable[..., Awaitable[Ended]]
+SECRET = re.compile(r"ls-([a-z0-9]{12})-[A-Za-z0-9_-]{43}\n")
+
+
+@pytest.fixture
+def auth_required() -> bool:
+    return True
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], house: Any) -> Run:
+    """run("tenants", "list") -> Ended"""
+    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
+    monkeypatch.setenv("LORA_SERVE_URL", house.url)
+
+    async def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = await asyncio.to_thread(main, list(arguments))
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+async def test_tenant_lives_by_the_commands(run: Run) -> None:
+    made = await run("tenants", "create", "acme", "--no-base", "--max-running", "4", "--max-stored-bytes", "10MiB")
+    assert (made.code, made.out) == (0, "tenant acme created; it needs a key: lora-serve keys create acme\n")
+    shown = (await run("tenants", "show", "acme", "--json")).document
+    assert shown["quota"] == {"max_running": 4, "max_stored_bytes": 10 * 2**20}
+    assert not shown["may_use_base"]
+    assert (await run("tenants", "set", "acme", "--base", "--max-running", "none", "--max-queued", "7")).code == 0
+    shown = (await run("tenants", "show", "acme", "--json")).document
+    assert (shown["may_use_base"], shown["quota"]) == (True, {"max_queued": 7, "max_stored_bytes": 10 * 2**20})
+    table = (await run("tenants", "list")).out
+    assert re.search(r"acme +yes +0 +0 .* max queued 7, max stored bytes 10485760", table)
+    gone = await run("tenants", "delete", "acme", "--yes")
+    assert gone.out == "tenant acme deleted, with 0 adapters\n"
+    assert (await run("tenants", "list", "--json")).document["data"] == []
+    assert (await run("tenants", "show", "acme")).code == 4
+
+
+async def test_key_is_printed_once_and_works_until_it_is_revoked(run: Run, house: Any) -> None:
+    await run("tenants", "create", "acme")
+    made = await run("keys", "create", "acme", "--role", "tenant-admin", "--label", "ci", "--expires", "90d")
+    match = SECRET.fullmatch(made.out)
+    assert match is not None
+    assert "not shown again" in made.err
+    secret = made.out.strip()
+    async with aiohttp.ClientSession(house.url, headers={"Authorization": f"Bearer {secret}"}) as http:
+        async with http.get("/v1/models") as answer:
+            assert answer.status == 200
+        me = await run("keys", "whoami", "--admin-key", secret)
+        assert me.out == f"tenant-admin of acme, key {match[1]}\n"
+        own = await run("keys", "create", "acme", "--admin-key", secret, "--json")
+        assert own.document["role"] == "inference"
+        listed = await run("keys", "list", "acme")
+        assert re.search(rf"{match[1]} +tenant-admin +ci +yes", listed.out)
+        assert secret not in listed.out
+        assert (await run("keys", "revoke", "acme", match[1])).out == f"key {match[1]} of acme revoked\n"
+        async with http.get("/v1/models") as answer:
+            assert answer.status == 401
+    assert re.search(rf"{match[1]} +tenant-admin +ci +no", (await run("keys", "list", "acme")).out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tenants", "create", "a/b"), "tenant's name"),
+        (("tenants", "create", "acme", "--max-running", "-1"), "--max-running"),
+        (("tenants", "create", "acme", "--max-running", "many"), "such as 100"),
+        (("tenants", "set", "acme"), "--base"),
+        (("tenants", "create"), "NAME"),
+        (("keys", "create", "acme", "--role", "root"), "--role"),
+        (("keys", "create", "acme", "--expires", "soon"), "90d"),
+        (("keys", "revoke", "acme", "ls-abc-def"), "not the whole secret"),
+        (("adapters", "share", "acme/a"), "--all"),
+        (("adapters", "share", "acme/a", "--all", "--nobody"), "--nobody"),
+    ],
+)
+async def test_wrong_command_line_is_told_and_sends_nothing(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    ended = await run(*arguments)
+    assert ended.code == 2
+    assert said in ended.err
+    assert ended.out == ""
+
+
+async def test_refusals_have_their_exit_codes(run: Run) -> None:
+    await run("tenants", "create", "acme")
+    assert (await run("tenants", "create", "acme")).code == 1
+    assert (await run("tenants", "delete", "globex", "--yes")).code == 4
+    assert (await run("keys", "list", "globex")).code == 4
+    ended = await run("tenants", "list", "--admin-key", "wrong-key-altogether")
+    assert (ended.code, "admin key" in ended.err) == (1, True)
+
+
+async def test_adapter_is_shared_and_unshared(ask: Adapters, house: Any) -> None:
+    await house.register("acme/a")
+    shared = await ask("share", "acme/a", "--with", "initech", "--with", "globex")
+    assert shared.out == "acme/a is shared with globex, initech\n"
+    assert re.search(r"shared with +globex, initech", (await ask("show", "acme/a")).out)
+    assert (await ask("share", "acme/a", "--all")).out == "acme/a is shared with all tenants\n"
+    assert (await ask("share", "acme/a", "--nobody", "--json")).document["shared_with"] == []

@@ -1,0 +1,7 @@
+"""One server for the tests of a file."""
+
+from __future__ import annotations
+
+from tests.canary.fixtures import canaries, house, house_settings, world
+
+__all__ = ["canaries", "house", "house_settings", "world"]

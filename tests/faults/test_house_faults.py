@@ -1,0 +1,247 @@
+"""Faults of everything around the step: clocks, threads, overload, the web's own handlers, kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lora_serve.server_process import ServerProcess
+from tests.canary.asking import Canaries, Verdict
+from tests.canary.house import ADMIN, KEY, House
+from tests.canary.questions import BASE, World
+from tests.canary.watch import watching
+from tests.faults.injecting import ask, error_of, register_victim, settle
+from tests.hostile.sending import as_admin, call
+from tests.oracle import save_adapter
+
+
+@pytest.fixture(scope="module")
+def house_settings() -> dict[str, Any]:
+    return {"max_queue": 24, "max_tenant_queue": 20}
+
+
+@pytest.fixture(scope="module")
+def folder(world: World) -> Path:
+    return save_adapter(world.model, world.root / "adapters" / "victim", seed=77, std=0.2, r=4)
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0, -1.8e9, 4e9], ids=["a_day_on", "a_day_back", "1970", "2150"])
+def test_clock_that_jumps_changes_no_answer(
+    house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    sound = time.time
+    with watching(house, canaries):
+        monkeypatch.setattr(time, "time", lambda: max(0.0, sound() + jump))
+        register_victim(house, folder)
+        assert ask(house, timeout_ms=20_000).status == 200
+        assert as_admin(house, "GET", "/admin/adapters").status == 200
+        assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
+
+
+async def _flood(house: House, num_requests: int, model: Callable[[int], str]) -> list[int]:
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(house.url, connector=connector, headers=ADMIN) as session:
+
+        async def one(number: int) -> int:
+            body = {"model": model(number), "prompt": "flood", "max_tokens": 12, "ignore_eos": True}
+            async with session.post("/v1/completions", json=body) as response:
+                if response.status != 200:
+                    assert int(response.headers["Retry-After"]) >= 1
+                return response.status
+
+        return await asyncio.gather(*(one(number) for number in range(num_requests)))
+
+
+def test_ten_times_what_it_can_do_is_refused_early_and_the_rest_is_right(house: House, canaries: Canaries) -> None:
+    names = [BASE, *(question.model for question in canaries.questions)]
+    with watching(house, canaries, may_refuse=True) as watch:
+        statuses = asyncio.run(_flood(house, 400, lambda number: names[number % len(names)]))
+    assert set(statuses) <= {200, 429, 503}
+    assert statuses.count(200) >= 16
+    assert {429, 503} & set(statuses), "the flood was no flood"
+    assert watch.verdict.num_right >= 12
+
+
+def test_bug_in_a_handler_is_that_requests_500_and_tells_nothing(
+    house: House, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("injected: /secret/path and a password")
+
+    monkeypatch.setattr(house.services.catalog.__class__, "entries", broken)
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected"]
+        reply = as_admin(house, "GET", "/admin/adapters")
+    assert reply.status == 500
+    assert b"secret" not in reply.body
+    assert reply.headers["X-Request-Id"] in error_of(reply)["message"]
+
+
+def test_threads_beside_the_event_loop_that_are_all_busy_delay_no_answer(house: House, canaries: Canaries) -> None:
+    gate = threading.Event()
+
+    async def block() -> None:
+        for _ in range(16):
+            asyncio.get_running_loop().run_in_executor(None, gate.wait, 120)
+
+    house.on_loop(block())
+    try:
+        with watching(house, canaries):
+            assert ask(house, BASE).status == 200
+            gate.set()
+    finally:
+        gate.set()
+
+
+def test_registry_thread_that_meets_a_bug_registers_the_next_one(
+    house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [RuntimeError("injected"), MemoryError("injected"), SystemExit("injected")]
+    sound = house.services.registry.__class__._register
+
+    def register(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return sound(*arguments)
+
+    monkeypatch.setattr(house.services.registry.__class__, "_register", register)
+    body = {"id": "victim/x", "source": str(folder)}
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected"]
+        assert [as_admin(house, "POST", "/admin/adapters", body).status for _ in range(3)] == [500] * 3
+        assert as_admin(house, "POST", "/admin/adapters", body).status == 201
+        assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
+
+
+def test_probe_that_fails_refuses_the_adapter_and_leaves_nothing(
+    house: House, canaries: Canaries, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("injected")
+
+    before = sorted((house.store / "blobs").iterdir())
+    monkeypatch.setattr(house.parts.runner.__class__, "probe", broken)
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected", "Command", "request"]
+        assert as_admin(house, "POST", "/admin/adapters", {"id": "victim/x", "source": str(folder)}).status in (
+            500,
+            503,
+        )
+    monkeypatch.undo()
+    assert sorted((house.store / "blobs").iterdir()) == before
+
+
+def test_engine_figures_that_cannot_be_had_fail_no_probe(
+    house: House, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("injected")
+
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(house.services.store.__class__, "tiers", broken)
+            for path in ("/health", "/ready"):
+                assert call(house, "GET", path).status == 200
+            assert call(house, "GET", "/metrics").status in (200, 500, 503)
+        assert call(house, "GET", "/metrics").status == 200
+
+
+def test_cancelled_requests_in_every_state_leave_nothing(house: House, canaries: Canaries) -> None:
+    """Deadlines of 1 to 40 ms, which end requests at their arrival, in the queue, during a load and in their steps."""
+    with watching(house, canaries, may_refuse=True):
+        statuses = [
+            ask(house, f"{tenant}/b", timeout_ms=milliseconds, max_tokens=40).status
+            for milliseconds in (1, 2, 4, 8, 15, 25, 40)
+            for tenant in ("acme", "globex", "hooli")
+        ]
+    assert set(statuses) <= {200, 429, 503, 504}
+
+
+def test_two_of_the_same_registration_at_once_are_one(house: House, canaries: Canaries, folder: Path) -> None:
+    statuses: list[int] = []
+
+    def register() -> None:
+        statuses.append(as_admin(house, "POST", "/admin/adapters", {"id": "victim/x", "source": str(folder)}).status)
+
+    with watching(house, canaries):
+        threads = [threading.Thread(target=register) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(statuses) == [200] * 7 + [201]
+        assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
+        settle(lambda: not list((house.store / "tmp").iterdir()))
+
+
+def test_kill_minus_nine_at_any_moment_loses_nothing_that_was_acknowledged(
+    world: World, canaries: Canaries, folder: Path, tmp_path: Path
+) -> None:
+    """Three lives: each ends at another moment of registrations and deletions, and the next finds all there is."""
+    arguments = [
+        "--model", str(world.model), "--served-model-name", BASE, "--admin-key", KEY,
+        "--store", str(tmp_path / "store"),
+        "--adapter-root", str(world.root), "--max-model-len", "96", "--kv-cache-memory", "4MiB", "--warmup", "off",
+    ]  # fmt: skip
+    there: dict[str, bool] = {}  # by name, as it was acknowledged last; what was under way may be either
+    generator = random.Random(3)
+    for life in range(3):
+        modules = ["--lora-modules", *world.modules()] if life == 0 else []
+        with ServerProcess([*arguments, *modules], tmp_path / f"log-{life}") as process:
+            process.wait_until_ready(300)
+            verdict = Verdict()
+            asyncio.run(canaries.round(process.url, verdict))
+            assert (verdict.faults, verdict.num_right) == ([], 12)
+            listed = _listed(process)
+            for name, is_there in there.items():
+                assert (name in listed) == is_there, name
+            _change_until_killed(process, folder, there, life, generator.uniform(0.05, 0.6))
+
+
+def _listed(process: ServerProcess) -> set[str]:
+    connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
+    connection.request("GET", "/v1/models")
+    names = {card["id"] for card in json.loads(connection.getresponse().read())["data"]}
+    connection.close()
+    return names
+
+
+def _change_until_killed(
+    process: ServerProcess, folder: Path, there: dict[str, bool], life: int, seconds: float
+) -> None:
+    timer = threading.Timer(seconds, os.kill, (process.pid, signal.SIGKILL))
+    number, name = 0, ""
+    try:
+        while True:
+            name = f"life{life}/{number // 2}"
+            connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
+            if number % 2 == 0 or number % 6 == 1:
+                body = json.dumps({"id": name, "source": str(folder)})
+                connection.request("POST", "/admin/adapters", body, {**ADMIN, "Content-Type": "application/json"})
+                is_there = True
+            else:
+                connection.request("DELETE", f"/admin/adapters/{name}", headers=ADMIN)
+                is_there = False
+            assert connection.getresponse().status in (200, 201)
+            connection.close()
+            there[name] = is_there
+            if number == 3:
+                timer.start()
+            number += 1
+    except (OSError, http.client.HTTPException):
+        there.pop(name, None)
+    timer.cancel()
+    assert process.wait() == -signal.SIGKILL

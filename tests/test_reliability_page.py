@@ -1,0 +1,30 @@
+"""docs/reliability.md states each limit with the default that the setting has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lora_serve.core.setting_groups.connections import ConnectionSettings
+from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
+from lora_serve.core.settings import Settings
+
+PAGE = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+ROWS = {name.replace("-", "_"): default for name, default in re.findall(r"^\| `--([a-z-]+)` \| ([^|]+) \|", PAGE, re.M)}
+
+
+def test_every_limit_of_connections_and_requests_is_stated() -> None:
+    limits = {*ConnectionSettings.model_fields, *RequestLimitSettings.model_fields, "max_body_size", "max_upload_size"}
+    assert limits <= set(ROWS)
+
+
+def test_every_stated_default_is_the_settings_own() -> None:
+    for name, stated in ROWS.items():
+        default = Settings.model_fields[name].default
+        assert default is None or float(stated) == float(default), name
+
+
+def test_the_page_has_its_place_for_figures() -> None:
+    from benchmarks.reliability import BEGIN, END
+
+    assert PAGE.index(BEGIN) < PAGE.index(END)
