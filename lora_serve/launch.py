@@ -192,7 +192,7 @@ async def _listening(services: Services, listener: socket.socket, tls: ServerTls
     runner = HttpRunner(build_app(services), shutdown_timeout=5.0)
     await runner.setup()
     try:
-        await web.SockSite(runner, listener, ssl_context=tls and tls.context, backlog=1024).start()
+        await web.SockSite(runner, listener, ssl_context=tls.context if tls else None, backlog=1024).start()
         yield
     finally:
         await runner.cleanup()

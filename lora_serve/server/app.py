@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
@@ -29,7 +30,7 @@ _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
 def build_app(services: Services) -> web.Application:
     """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
-    around = [answer] if services.traces is None else [traced(services.traces), answer]
+    around: list[Middleware] = [answer] if services.traces is None else [traced(services.traces), answer]
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES] = services
     app.cleanup_ctx.append(_reconciling)
