@@ -196,8 +196,8 @@ async def _listening(services: Services, listener: socket.socket, tls: ServerTls
     runner = HttpRunner(app, shutdown_timeout=5.0)
     await runner.setup()
     try:
-        site = GuardedSite(runner, listener, app[CONNECTIONS], ssl_context=tls and tls.context, backlog=1024)
-        await site.start()
+        context = tls.context if tls else None
+        await GuardedSite(runner, listener, app[CONNECTIONS], ssl_context=context, backlog=1024).start()
         yield
     finally:
         await runner.cleanup()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
@@ -53,10 +54,10 @@ _COMPARING = (Task.CLASSIFY, Task.EMBED)
 def build_app(services: Services) -> web.Application:
     """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
     connections = Connections(services.config.connections)
-    traces = [] if services.traces is None else [traced(services.traces)]
-    app = web.Application(
-        middlewares=[connections.middleware, *traces, answer], client_max_size=services.config.max_body_bytes
-    )
+    around: list[Middleware] = [connections.middleware, answer]
+    if services.traces is not None:
+        around.insert(1, traced(services.traces))
+    app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS] = services, connections
     app.cleanup_ctx.extend((_reconciling, noting_uses, connections.watching))
     app.on_response_prepare.append(add_headers)
