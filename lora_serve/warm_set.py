@@ -96,8 +96,8 @@ class WarmSetKeeper:
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """While the block runs, warm host memory, then note what is hot: every minute, when a noted adapter is gone,
-        and at its end.
+        """While the block runs, warm host memory, then note what is hot: every minute, when a noted adapter is
+        gone, and at its end.
         """
         is_over = asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._keep(is_over), name="warm set")

@@ -76,7 +76,7 @@ class AdapterNotFoundError(RequestError):
 class NotFoundError(RequestError):
     """Unknown, foreign or deleted tenant or key: one and the same text too. `kind`: what it is, in a word."""
 
-    def __init__(self, kind: str, name: str) -> None:
+    def __init__(self, name: str, kind: str = "tenant") -> None:
         super().__init__(f"The {kind} `{name[:200]}` does not exist or you do not have access to it.")
         self.kind = kind
         self.name = name

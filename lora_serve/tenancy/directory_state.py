@@ -41,14 +41,14 @@ class DirectoryState:
         """Raises NotFoundError."""
         found = self.tenants.get(name)
         if found is None:
-            raise NotFoundError("tenant", name)
+            raise NotFoundError(name)
         return found
 
     def key(self, tenant: str, key_id: str) -> ApiKey:
         """Raises NotFoundError, for another tenant's key too."""
         found = self.keys.get(key_id)
         if found is None or found.tenant != tenant:
-            raise NotFoundError("key", key_id)
+            raise NotFoundError(key_id, "key")
         return found
 
     def keys_of(self, tenant: str) -> tuple[ApiKey, ...]:

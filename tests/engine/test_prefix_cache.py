@@ -97,6 +97,17 @@ def test_order_of_composed_adapters_does_not_matter() -> None:
     assert run_one(world, "swapped", PROMPT, use("a", scale=0.25), use("b", scale=0.5)) == 0
 
 
+def test_scopes_of_one_tenant_share_nothing() -> None:
+    """A tenant that was deleted and made again under the same name."""
+    world = World()
+    cached_tokens = []
+    for number, scope in enumerate(("first", "second", "first")):
+        world.add(f"r{number}", PROMPT, tenant="acme", cache_scope=scope, max_tokens=3)
+        world.run()
+        cached_tokens.append(cached(world, f"r{number}"))
+    assert cached_tokens == [0, 0, 20]
+
+
 def test_tenants_share_nothing() -> None:
     world = World()
     run_one(world, "ours", PROMPT, tenant="acme")

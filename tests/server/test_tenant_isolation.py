@@ -197,7 +197,7 @@ async def test_base_model_is_a_permission(tenancy: Tenancy) -> None:
         {"adapters": [{"id": "own", "scale": 0.0}]},
         {"adapters": [{"id": BASE}]},
     ):
-        assert (await tenancy.ask("acme", None, **fields)).status == 404, fields
+        assert (await tenancy.ask("acme", **{"model": None, **fields})).status == 404, fields
     assert (await tenancy.call("acme", "GET", f"/v1/models/{BASE}")).status == 404
     assert (await tenancy.call("acme", "POST", "/tokenize", {"model": BASE, "prompt": "x"})).status == 404
     refused = await tenancy.ask("acme", "own", on_cold="base")
@@ -288,3 +288,16 @@ async def test_requests_of_a_tenant_stand_under_its_name_whatever_they_say(tenan
     )
     for request in tenancy.house.engine.requests[-2:]:
         assert (request.tenant, request.account) == ("acme", "acme")
+
+
+async def test_tenant_made_again_finds_no_kv_block_of_the_one_before(tenancy: Tenancy) -> None:
+    await tenancy.ask("acme", BASE)
+    before = tenancy.house.engine.requests[-1]
+    await tenancy.ask("acme", BASE)
+    assert tenancy.house.engine.requests[-1].cache_scope == before.cache_scope
+    await tenancy.call("admin", "DELETE", "/admin/tenants/acme")
+    await tenancy.tenant("acme")
+    await tenancy.ask("acme", BASE)
+    after = tenancy.house.engine.requests[-1]
+    assert before.tenant == after.tenant == "acme"
+    assert before.cache_scope != after.cache_scope

@@ -26,7 +26,7 @@ async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
     was_there = await asyncio.to_thread(services.keys.directory.delete_tenant, tenant)
     removal = await asyncio.to_thread(services.registry.delete_tenant, tenant)
     if not was_there and not removal.names:
-        raise NotFoundError("tenant", tenant)
+        raise NotFoundError(tenant)
     services.background.start(_forget(services, removal), f"forgetting the tenant {tenant}")
     return removal.names
 

@@ -91,7 +91,7 @@ def tenant_in(request: web.Request) -> str:
     """The tenant in the URL. Raises NotFoundError for a foreign one, whether it is there or not."""
     name, caller = request.match_info["tenant"], caller_of(request[CONTEXT])
     if caller.scope not in (None, name):
-        raise NotFoundError("tenant", name)
+        raise NotFoundError(name)
     return name
 
 
