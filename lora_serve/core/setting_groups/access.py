@@ -1,0 +1,21 @@
+"""Who may ask, and how much one request may hold."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lora_serve.core.setting_groups.group import SettingsGroup
+from lora_serve.core.setting_types import Bytes
+
+
+class AccessSettings(SettingsGroup):
+    """Who may ask, and how much one request may hold."""
+
+    auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
+    admin_key: str | None = Field(
+        None, min_length=8, description="bearer key of the admin API; default: made at first start, kept in the store"
+    )
+    max_body_size: Bytes = Field(16 * 2**20, description="bytes of a request body at most (uploads: --max-upload-size)")
+    max_upload_size: Bytes = Field(4 * 2**30, description="bytes of an uploaded adapter at most")

@@ -1,0 +1,25 @@
+"""Where adapters are kept, and from where they may come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from lora_serve.core.setting_groups.group import SettingsGroup
+from lora_serve.core.setting_types import Paths, Texts
+
+
+class RegistrySettings(SettingsGroup):
+    """Where adapters are kept, and from where they may come."""
+
+    store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
+    adapter_root: Paths = Field((), description="folder from which the admin may register by path; repeatable")
+    lora_modules: Texts = Field((), description="NAME=SOURCE adapters to register at start; repeatable")
+    adapter_url: Texts = Field(
+        (), description="beginning of http(s) URLs from which the admin may register archives; repeatable"
+    )
+    redis_url: str | None = Field(
+        None, description="redis://host:port/db of the registry that replicas share; default: one of this server's own"
+    )
+    redis_prefix: str = Field("lora_serve", min_length=1, description="beginning of every key in Redis")
