@@ -9,6 +9,7 @@ LoraServeError
 │   ├── InvalidRequestError      a field is wrong (`param` names it)
 │   ├── AuthenticationError      no key, or a wrong one
 │   ├── ForbiddenError           a key that may not do this
+│   │   └── QuotaExceededError   the tenant has as much as it may have
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
 │   ├── ConflictError            the admin's change contradicts what is there
 │   ├── PayloadTooLargeError     the body is over the limit
@@ -17,6 +18,8 @@ LoraServeError
 ├── CapacityError                not now: come back after `retry_after` seconds
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── TenantQueueFullError     the tenant's own part of it is
+│   ├── RateLimitedError         the tenant's or the key's minute is used up
+│   ├── DeviceQuotaError         the request's adapters are more than the tenant may have on the device
 │   ├── NotReadyError            warming up or draining
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
 │   └── DeviceMemoryError        the device has no memory for a step
@@ -28,6 +31,8 @@ LoraServeError
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from lora_serve.core.rate_limits import Standings
 
 
 class LoraServeError(Exception):
@@ -61,6 +66,10 @@ class AuthenticationError(RequestError):
 
 class ForbiddenError(RequestError):
     """The key is known and may not do this."""
+
+
+class QuotaExceededError(ForbiddenError):
+    """The tenant has as many adapters, or as many bytes of them, as it may; something has to be deleted first."""
 
 
 class AdapterNotFoundError(RequestError):
@@ -128,6 +137,21 @@ class TenantQueueFullError(CapacityError):
         self.reason = reason
         self.requests = requests
         self.tokens = tokens
+
+
+class RateLimitedError(CapacityError):
+    """The requests or tokens of a minute are used up; `retry_after` says when there is room again."""
+
+    def __init__(self, message: str, retry_after: float, reason: str, standings: Standings | None = None) -> None:
+        super().__init__(message, retry_after)
+        self.reason = reason
+        self.standings = standings or {}
+
+
+class DeviceQuotaError(CapacityError):
+    """The request's adapters do not fit into what the tenant may have on the device at most."""
+
+    reason = "tenant_device_bytes"
 
 
 class NotReadyError(CapacityError):
