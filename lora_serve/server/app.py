@@ -8,7 +8,18 @@ from aiohttp import web
 
 from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
-from lora_serve.server.admin import deletion, limits, listing, registration, residency, routing, upload, vllm_lora
+from lora_serve.server.admin import (
+    audit,
+    deletion,
+    limits,
+    listing,
+    registration,
+    residency,
+    routing,
+    upload,
+    usage,
+    vllm_lora,
+)
 from lora_serve.server.context import add_headers
 from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.middleware import Handler, answer, for_admin, for_inference, for_reading
@@ -91,6 +102,8 @@ def _admin_routes() -> list[web.RouteDef]:
         web.put(one, for_admin(upload.upload_adapter)),
         web.get(one, for_admin(listing.get_adapter)),
         web.delete(one, for_admin(deletion.delete_adapter)),
+        web.get("/admin/usage", for_admin(usage.get_usage)),
+        web.get("/admin/audit", for_admin(audit.get_audit)),
         web.get("/admin/engine", for_admin(listing.get_engine)),
         web.put("/admin/engine", for_admin(limits.put_engine)),
         web.delete("/v1/models/{id:.+}", for_admin(models.delete_model)),

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from lora_serve.core.errors import CapacityError
+from lora_serve.server.auditing import audited
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.services import SERVICES
@@ -26,7 +27,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     context = request[CONTEXT] = RequestContext()
     status = CLIENT_LEFT
     try:
-        response = await _respond(request, handler, context)
+        response = await audited(request, context, _respond(request, handler, context))
         status = response.status
         return response
     finally:
@@ -77,8 +78,9 @@ def for_inference(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
+        caller = request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
         with services.lifecycle.inside():
+            services.quotas.check(caller)
             services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
             return await handler(request)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from lora_serve.core.events import Timings
 from lora_serve.core.request import InferenceRequest
-from lora_serve.server.openai.answer import Admitted
 from lora_serve.tenancy.usage import UsageFigures
 
 
@@ -35,18 +35,18 @@ class RequestUse:
         """How many it used so far."""
         return self._prompt + self._generated
 
-    def admitted(self, choice: int, event: Admitted) -> None:
-        """A choice's prompt is computed."""
+    def admitted(self, choice: int, timings: Timings, num_cached_tokens: int) -> None:
+        """A choice's prompt is computed, so many tokens of it found in the prefix cache."""
         self._running[choice] = self._clock()
-        self._queue += event.timings.queue
-        self._load += event.timings.load
-        self._compute += event.timings.prefill
+        self._queue += timings.queue
+        self._load += timings.load
+        self._compute += timings.prefill
         first = self._first(choice)
         if first not in self._counted_prompts:
             self._counted_prompts.add(first)
             self._prompt += len(self._requests[choice].prompt_token_ids)
         if first == choice:
-            self._cached += event.num_cached_tokens
+            self._cached += num_cached_tokens
 
     def generated(self, num_tokens: int) -> None:
         """Some choice got so many tokens."""

@@ -23,7 +23,7 @@ PAGE = 1000  # entries looked at between two looks at their state
 async def list_adapters(request: web.Request) -> web.StreamResponse:
     """?tenant=&state=&limit=&after= ; by name, with `has_more` and `last_id` for the next page."""
     services = request.app[SERVICES]
-    limit = _limit(request.query.get("limit"))
+    limit = page_limit(request.query.get("limit"))
     state = _state(request.query.get("state"))
     stats = await engine_stats(services)
     found = _matching(services, request.query.get("tenant"), request.query.get("after"), state, stats, limit + 1)
@@ -91,7 +91,8 @@ def _matching(
     return found[:count]
 
 
-def _limit(text: str | None) -> int:
+def page_limit(text: str | None) -> int:
+    """`limit` of a list. Raises InvalidRequestError."""
     if text is None:
         return DEFAULT_LIMIT
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_LIMIT):

@@ -26,9 +26,9 @@ async def run_choices(
 ) -> ChoiceEvents:
     """(number of the choice, Admitted or Piece) as they come; each choice ends with a Piece with a finish_reason.
 
-    Either all choices may wait for their turn or none is begun: RateLimitedError, QueueFullError, TenantQueueFullError. Leaving early, or
-    an error of one choice, aborts all of them. The engine lets the same adapters answer all choices that may fall back;
-    should it ever not, no answer is given, as its headers could not tell who it is of.
+    Either all choices may wait for their turn or none is begun: RateLimitedError, QueueFullError, TenantQueueFullError.
+    Leaving early, or an error of one choice, aborts all of them. The engine lets the same adapters answer all choices
+    that may fall back; should it ever not, no answer is given, as its headers could not tell who it is of.
     """
     admitted_at: float | None = None
     outcomes: set[bool] = set()
@@ -39,7 +39,7 @@ async def run_choices(
                 async for number, event in events:
                     if isinstance(event, Admitted):
                         admitted_at = admitted_at or time.monotonic()
-                        permit.use.admitted(number, event)
+                        permit.use.admitted(number, event.timings, event.num_cached_tokens)
                         yield number, note_admitted(context, event, outcomes)
                     else:
                         context.num_output_tokens += len(event.token_ids)

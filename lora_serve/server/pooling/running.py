@@ -34,7 +34,7 @@ async def run_pooled(
             async with aclosing(merge([run.one(request) for request in requests])) as events:
                 async for number, event in events:
                     if isinstance(event, Admitted):
-                        permit.use.admitted(number, event)
+                        permit.use.admitted(number, event.timings, event.num_cached_tokens)
                         note_admitted(context, event, run.outcomes)
                     else:
                         permit.use.ended(number)
