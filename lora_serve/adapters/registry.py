@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from lora_serve.adapters.admission import copy_files, find_folder
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.plain_lora import make_plain
@@ -147,6 +148,14 @@ class Registry:
     def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
         """Raises AdapterNotFoundError, InvalidRequestError."""
         return self._catalog.set_route(name, version, canary)
+
+    def set_sharing(self, name: str, shared_with: Collection[str]) -> CatalogEntry:
+        """Raises AdapterNotFoundError, InvalidRequestError."""
+        return self._catalog.set_sharing(name, shared_with)
+
+    def delete_tenant(self, tenant: str) -> Removal:
+        """Unregister all that a tenant has; as `delete`."""
+        return self._catalog.remove_tenant(tenant)
 
     def roll_back(self, name: str) -> CatalogEntry:
         """Raises AdapterNotFoundError, ConflictError."""

@@ -11,6 +11,7 @@ LoraServeError
 │   ├── ForbiddenError           a key that may not do this
 │   │   └── QuotaExceededError   the tenant has as much as it may have
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
+│   ├── NotFoundError            likewise a tenant or a key
 │   ├── ConflictError            the admin's change contradicts what is there
 │   ├── PayloadTooLargeError     the body is over the limit
 │   ├── UnsupportedMediaError    the body's type or encoding is not understood
@@ -77,6 +78,15 @@ class AdapterNotFoundError(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model `{name}` does not exist or you do not have access to it.")
+        self.name = name
+
+
+class NotFoundError(RequestError):
+    """Unknown, foreign or deleted tenant or key: one and the same text too. `kind`: what it is, in a word."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"The {kind} `{name[:200]}` does not exist or you do not have access to it.")
+        self.kind = kind
         self.name = name
 
 

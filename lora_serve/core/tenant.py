@@ -88,12 +88,17 @@ class Caller:
 
     def may_see(self, owner: str, shared_with: Collection[str] = ()) -> bool:
         """Whether an adapter of tenant `owner`, shared with those tenants, exists at all for this caller."""
-        return self.sees_all or owner == self.tenant or self.tenant in shared_with or EVERYBODY in shared_with
+        return is_visible(owner, shared_with, self.scope)
 
     @property
     def scope(self) -> str | None:
         """The tenant whose eyes it looks with; None: it sees all."""
         return None if self.sees_all else self.tenant
+
+
+def is_visible(owner: str, shared_with: Collection[str], tenant: str | None) -> bool:
+    """Whether `tenant` may know of an adapter of tenant `owner`; None: whoever sees all asks."""
+    return tenant is None or owner == tenant or tenant in shared_with or EVERYBODY in shared_with
 
 
 LOCAL_CALLER = Caller("default", sees_all=True)  # authentication is off: one user, one machine

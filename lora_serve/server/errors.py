@@ -43,6 +43,7 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.QuotaExceededError, 403, "permission_error", "quota_exceeded"),
     (errors.ForbiddenError, 403, "permission_error", "forbidden"),
     (errors.AdapterNotFoundError, 404, "invalid_request_error", "model_not_found"),
+    (errors.NotFoundError, 404, "invalid_request_error", "not_found"),
     (errors.ConflictError, 409, "conflict_error", "conflict"),
     (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),
     (errors.UnsupportedMediaError, 415, "invalid_request_error", "unsupported_media_type"),

@@ -5,35 +5,54 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from lora_serve.core.errors import AuthenticationError
-from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER, Caller
+from lora_serve.core.errors import AuthenticationError, ForbiddenError
+from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER, Caller, Role
 from lora_serve.tenancy.admin_key import AdminKey
+from lora_serve.tenancy.key_table import WRONG, KeyTable
 
 MISSING = "No API key was sent. Send it as a header: `Authorization: Bearer KEY`."
-WRONG = "The API key is not valid."
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticator:
-    """Who may call. `required`: inference needs a key too; the admin API needs one always."""
+    """Who may call. `required`: inference needs a key too; the admin API needs one always.
+
+    `keys`: of the tenants; None: the admin key is the only one there is.
+    """
 
     admin_key: AdminKey
     required: bool
+    keys: KeyTable | None = None
 
     def inference(self, authorization: str | None) -> Caller:
         """Who sends an inference request. Raises AuthenticationError."""
-        if not self.required:
-            return LOCAL_CALLER
-        return self.admin(authorization)
+        return self.anybody(authorization) if self.required else LOCAL_CALLER
+
+    def anybody(self, authorization: str | None) -> Caller:
+        """Whose key it is. Raises AuthenticationError."""
+        scheme, _, text = (authorization or "").partition(" ")
+        secret = text.strip()
+        if scheme.lower() != "bearer" or not secret:
+            raise AuthenticationError(MISSING)
+        if self.admin_key.matches(secret):
+            return ADMIN_CALLER
+        if self.keys is None:
+            raise AuthenticationError(WRONG)
+        return self.keys.caller(secret)
+
+    def managing(self, authorization: str | None) -> Caller:
+        """Who changes adapters or keys, perhaps of one tenant only. Raises AuthenticationError, ForbiddenError."""
+        return _at_least(Role.TENANT_ADMIN, self.anybody(authorization))
 
     def admin(self, authorization: str | None) -> Caller:
-        """Who sends an admin request. Raises AuthenticationError."""
-        scheme, _, secret = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not secret.strip():
-            raise AuthenticationError(MISSING)
-        if not self.admin_key.matches(secret.strip()):
-            raise AuthenticationError(WRONG)
-        return ADMIN_CALLER
+        """Who may do everything. Raises AuthenticationError, ForbiddenError."""
+        return _at_least(Role.ADMIN, self.anybody(authorization))
+
+
+def _at_least(role: Role, caller: Caller) -> Caller:
+    if not caller.role.includes(role):
+        raise ForbiddenError(f"This needs a key of the role {role}; the one that was sent is for {caller.role}.")
+    return caller
 
 
 def auth_required(auth: str, host: str) -> bool:

@@ -30,7 +30,7 @@ def test_store_is_for_its_owner_only(catalog: Catalog, tmp_path: Path) -> None:
 
 
 def test_commits_are_flushed_to_disk(catalog: Catalog, tmp_path: Path) -> None:
-    db = catalog._journal._db
+    db = catalog.ledger.journal._db
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert db.execute("PRAGMA synchronous").fetchone() == (2,)
 

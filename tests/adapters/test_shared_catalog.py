@@ -38,7 +38,7 @@ def open_server(own_redis: RedisServer, tmp_path: Path) -> Iterator[OpenServer]:
 
         def make(name: str) -> Catalog:
             catalog = stack.enter_context(closing(open_catalog(tmp_path / name, own_redis.url)))
-            follower = stack.enter_context(closing(Follower(catalog, lambda: None)))
+            follower = stack.enter_context(closing(Follower(catalog.ledger, lambda: None)))
             follower.start()
             return catalog
 
@@ -103,7 +103,7 @@ def test_server_that_was_away_longer_than_the_changes_are_kept_reads_everything(
         for number in range(250):  # a stream is cut by whole nodes of 100 entries
             one.add(f"x{number % 3}", version("a" if number % 2 else "b"))
         other.refresh()
-        assert other.num_reloads == 1
+        assert other.ledger.num_reloads == 1
         assert other.snapshot == one.snapshot
 
 
@@ -197,7 +197,7 @@ def test_redis_set_back_in_time_is_brought_forward_again(two: tuple[Catalog, Cat
         for key, value in before.items():
             pipe.restore(key, 0, value, replace=True)
         pipe.execute()
-        until(lambda: one.num_reloads + other.num_reloads >= 1)
+        until(lambda: one.ledger.num_reloads + other.ledger.num_reloads >= 1)
     until(lambda: one.snapshot == other.snapshot and one.snapshot.entries == known)
 
 

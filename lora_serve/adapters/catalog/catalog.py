@@ -1,14 +1,12 @@
 """Which adapters there are: records in a journal, and an immutable snapshot of them for readers.
 
-Readers, on any thread, take `snapshot`, which is replaced as a whole. Two threads bring changes: the registry's, which
-writes, and the follower's, which brings what other replicas wrote; so replacing the snapshot stands under a lock.
+Readers, on any thread, take `snapshot`, which is replaced as a whole (ledger.py).
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from io import FileIO
 from typing import Any, TypeVar
@@ -23,14 +21,15 @@ from lora_serve.adapters.catalog.entry import (
     tenant_of,
 )
 from lora_serve.adapters.catalog.holds import Holds
-from lora_serve.adapters.catalog.journals.base import Journal, Page
+from lora_serve.adapters.catalog.journals.base import Journal
+from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, Changes, noted, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, noted, saved
+from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
 from lora_serve.core.adapter import AdapterRef, check_adapter_id
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 
 T = TypeVar("T")
-_MAX_TRIES = 50  # others' commits that may come between
 _PATIENCE = 2.0  # seconds without the journal, after which an unknown id may be one that we have not heard of
 
 
@@ -42,14 +41,10 @@ class Catalog:
 
         Raises AdapterUnavailableError.
         """
-        self._journal = journal
         self._store_lock = lock
         self.is_shared = is_shared
-        self._lock = threading.RLock()
-        self._listeners: list[Callable[[], None]] = []
-        self._away_since: float | None = None
-        self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
-        self._state = CatalogState.of(journal.load())
+        self.ledger = Ledger(journal, CatalogState(), "adapter registry")
+        self._change = self.ledger.change
         self.holds = Holds(replica, self._change, self.refresh)
 
     # -- readers -----------------------------------------------------------------------------------------------
@@ -57,12 +52,12 @@ class Catalog:
     @property
     def snapshot(self) -> Snapshot:
         """What is known now."""
-        return self._state.snapshot
+        return self.ledger.state.snapshot
 
     @property
     def is_away(self) -> bool:
         """Whether the shared journal cannot be reached, so that others' changes are not known."""
-        return self._away_since is not None
+        return self.ledger.is_away
 
     def resolve(self, name: str, tenant: str | None = None, sticky_key: str | None = None) -> AdapterRef:
         """`id`, `id@3`, `id@sha256:<hex>` or an alias -> reference. With `tenant`, others' adapters do not exist.
@@ -73,7 +68,7 @@ class Catalog:
         found = routes.find(self.snapshot, name, tenant, sticky_key)
         if found is not None:
             return found
-        if self._away_since is not None and time.monotonic() - self._away_since > _PATIENCE:
+        if self.ledger.seconds_away > _PATIENCE:
             raise AdapterUnavailableError(
                 f"The shared adapter registry cannot be reached, and `{name}` is not known here; try again.",
                 retry_after=5,
@@ -82,19 +77,19 @@ class Catalog:
 
     def entry(self, name: str) -> CatalogEntry:
         """Raises AdapterNotFoundError."""
-        return _entry_in(self._state, name)
+        return _entry_in(self.ledger.state, name)
 
     def entries(
-        self, tenant: str | None = None, after: str | None = None, limit: int = 100
+        self, tenant: str | None = None, after: str | None = None, limit: int = 100, seen_by: str | None = None
     ) -> tuple[CatalogEntry, ...]:
-        """Entries by name, those after `after`, at most `limit`."""
-        return self.snapshot.page(tenant, after, limit)
+        """A tenant's entries by name, those after `after`, at most `limit`, that `seen_by` may see; None: any, all."""
+        return self.snapshot.page(tenant, after, limit, seen_by)
 
     # -- adapters ----------------------------------------------------------------------------------------------
 
     def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Refuse early what `add` would refuse. Raises InvalidRequestError, ConflictError."""
-        _check_new(self._state, name, tenant, metadata)
+        _check_new(self.ledger.state, name, tenant, metadata)
 
     def add(
         self,
@@ -144,6 +139,10 @@ class Catalog:
         """Which version the id means, and which one a part of its requests gets. `version` None: as it is."""
         return self.edit(name, lambda entry: edits.routed(entry, version, canary))
 
+    def set_sharing(self, name: str, shared_with: Collection[str]) -> CatalogEntry:
+        """Which other tenants may use it. Raises AdapterNotFoundError, InvalidRequestError."""
+        return self.edit(name, lambda entry: edits.shared(entry, shared_with))
+
     def roll_back(self, name: str) -> CatalogEntry:
         """A canary ends; without one, the version before is back. Raises AdapterNotFoundError, ConflictError."""
         return self.edit(name, edits.rolled_back)
@@ -169,6 +168,11 @@ class Catalog:
             return changes | _dangling(state.snapshot, name, left), strays
 
         return self._change(edit)
+
+    def remove_tenant(self, tenant: str) -> Removal:
+        """All that it has, in one durable commit."""
+        self.refresh()  # without a commit, nothing would say that this is not the newest state
+        return self._change(lambda state: without_tenant(state, tenant, self.holds.drainer, time.time()))
 
     # -- aliases -----------------------------------------------------------------------------------------------
 
@@ -214,58 +218,21 @@ class Catalog:
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call it, on whichever thread, after each change of the snapshot."""
-        self._listeners.append(listener)
+        self.ledger.listen(listener)
 
     def wait(self, seconds: float) -> None:
         """Return once others may have written something, or after so many seconds. Raises AdapterUnavailableError."""
-        self._journal.wait(self.snapshot.position, seconds)
+        self.ledger.wait(seconds)
 
     def refresh(self) -> None:
         """Bring in what others wrote. Raises AdapterUnavailableError."""
-        with self._lock:
-            try:
-                self._refresh()
-            except AdapterUnavailableError:
-                self._away_since = self._away_since or time.monotonic()
-                raise
-            self._away_since = None
+        self.ledger.refresh()
 
     def close(self) -> None:
         """Let another server have the store."""
-        self._journal.close()
+        self.ledger.close()
         if self._store_lock is not None:
             self._store_lock.close()
-
-    # ----------------------------------------------------------------------------------------------------------
-
-    def _change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
-        """Commit what `edit` wants, on the newest state: again whenever another replica was first."""
-        with self._lock:
-            for _ in range(_MAX_TRIES):
-                changes, result = edit(self._state)
-                if not changes:
-                    return result
-                if self.is_away:  # the follower will say when it is back; until then nobody waits for a timeout
-                    raise AdapterUnavailableError("The shared adapter registry cannot be reached.", retry_after=5)
-                position = self._journal.commit(self.snapshot.position, changes)
-                if position is not None:
-                    self._publish(self._state.after(Page(position, changes)))
-                    return result
-                self._refresh()
-        raise AdapterUnavailableError("The adapter registry is being changed by too many at once; try again.")
-
-    def _refresh(self) -> None:
-        page = None if self.is_away else self._journal.since(self.snapshot.position)
-        if page is None:
-            self._publish(CatalogState.of(self._journal.load()))
-            self.num_reloads += 1
-        elif page.position != self.snapshot.position:
-            self._publish(self._state.after(page))
-
-    def _publish(self, state: CatalogState) -> None:
-        self._state = state
-        for listener in self._listeners:
-            listener()
 
 
 def _entry_in(state: CatalogState, name: str) -> CatalogEntry:

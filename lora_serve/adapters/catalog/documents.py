@@ -14,7 +14,10 @@ _log = logging.getLogger(__name__)
 
 def document_of(entry: CatalogEntry) -> str:
     """The entry as text."""
-    return json.dumps(asdict(entry), separators=(",", ":"))
+    fields = asdict(entry)
+    if not entry.shared_with:  # servers of a version that knows no sharing read it too
+        del fields["shared_with"]
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def entry_of(text: str) -> CatalogEntry | None:
@@ -29,10 +32,14 @@ def entry_of(text: str) -> CatalogEntry | None:
 def _entry(document: dict[str, Any]) -> CatalogEntry:
     fields = dict(document)
     route = dict(fields.pop("route"))
+    shared_with = fields.pop("shared_with", ())
+    if not isinstance(shared_with, list | tuple):
+        raise TypeError("`shared_with` is no list")
     canary = route["canary"]
     versions = tuple(VersionEntry(**version) for version in fields.pop("versions"))
     entry = CatalogEntry(
         **fields,
+        shared_with=tuple(map(str, shared_with)),
         route=Route(int(route["version"]), canary and Canary(**canary), tuple(map(int, route["history"]))),
         versions=versions,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry
+from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry, check_sharing
 from lora_serve.core.errors import ConflictError, InvalidRequestError
+from lora_serve.core.tenant import EVERYBODY
 
 MAX_HISTORY = 20
 
@@ -56,6 +57,13 @@ def rolled_back(entry: CatalogEntry) -> CatalogEntry:
     if not route.history:
         raise ConflictError(f"`{entry.name}` has no version to go back to.")
     return replace(entry, route=Route(route.history[-1], None, route.history[:-1]))
+
+
+def shared(entry: CatalogEntry, shared_with: Collection[str]) -> CatalogEntry:
+    """The entry shared with these tenants, and no others. Raises InvalidRequestError."""
+    check_sharing(shared_with)
+    names = set(shared_with) - {entry.tenant}
+    return replace(entry, shared_with=(EVERYBODY,) if EVERYBODY in names else tuple(sorted(names)))
 
 
 def without(entry: CatalogEntry, gone: Sequence[VersionEntry]) -> CatalogEntry | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.tenant import check_tenant_name
+from lora_serve.core.tenant import EVERYBODY, check_tenant_name, is_visible
 
 MAX_METADATA_BYTES = 65536
+MAX_SHARED = 1000  # tenants by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class CatalogEntry:
     last_version: int  # the largest number ever given
     route: Route
     versions: tuple[VersionEntry, ...]
+    shared_with: tuple[str, ...] = ()  # other tenants that may use it, sorted; "*": all
+
+    def is_visible_to(self, tenant: str | None) -> bool:
+        """None: to whoever sees all."""
+        return is_visible(self.tenant, self.shared_with, tenant)
 
     @property
     def default_version(self) -> int:
@@ -121,6 +127,17 @@ def check_tenant(tenant: str | None) -> None:
     """Raises InvalidRequestError."""
     if tenant is not None:
         check_tenant_name(tenant)
+
+
+def check_sharing(shared_with: Collection[str]) -> None:
+    """Raises InvalidRequestError."""
+    if len(shared_with) > MAX_SHARED:
+        raise InvalidRequestError(
+            f"An adapter can be shared with {MAX_SHARED} tenants by name, or with all.", param="shared_with"
+        )
+    for name in shared_with:
+        if name != EVERYBODY:
+            check_tenant_name(name, "shared_with")
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""A thread that brings in what other replicas wrote into the shared registry."""
+"""A thread that brings in what other replicas wrote into a shared journal."""
 
 from __future__ import annotations
 
@@ -6,24 +6,36 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
-from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.core.errors import AdapterUnavailableError
 
-_LONGEST_WAIT = 1.0  # seconds without news, after which the registry is asked whether it is still what it was
-_PAUSE = 0.25  # seconds between two tries while the registry is away
+_LONGEST_WAIT = 1.0  # seconds without news, after which the journal is asked whether it is still what it was
+_PAUSE = 0.25  # seconds between two tries while the journal is away
 _log = logging.getLogger(__name__)
 
 
-class Follower:
-    """Keeps a shared catalog's snapshot at most a moment old, until `close`."""
+class Followed(Protocol):
+    """What is kept up with: see Ledger."""
 
-    def __init__(self, catalog: Catalog, returned: Callable[[], None]) -> None:
-        """`returned` is called on this thread once at first, and when the registry was away or has lost something."""
-        self._catalog = catalog
+    @property
+    def is_away(self) -> bool: ...
+    @property
+    def num_reloads(self) -> int: ...
+    def wait(self, seconds: float) -> None: ...
+    def refresh(self) -> None: ...
+
+
+class Follower:
+    """Keeps what a shared journal says at most a moment old, until `close`."""
+
+    def __init__(self, followed: Followed, returned: Callable[[], None], title: str = "adapter registry") -> None:
+        """`returned` is called on this thread once at first, and when the journal was away or has lost something."""
+        self._followed = followed
         self._returned = returned
+        self._title = title
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="catalog-follower", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{title.rsplit(maxsplit=1)[-1]}-follower", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -39,22 +51,21 @@ class Follower:
         while not self._stopping.is_set():
             was_away, is_away = is_away, not self._follow()
             if is_away != was_away:
-                _log.warning(
-                    "the shared adapter registry %s", "is away; what is known here is served" if is_away else "is back"
-                )
+                what = "is away; what is known here is served" if is_away else "is back"
+                _log.warning("the shared %s %s", self._title, what)
             if is_away:
                 self._stopping.wait(_PAUSE)
-            elif num_reloads != self._catalog.num_reloads:
-                num_reloads = self._catalog.num_reloads
+            elif num_reloads != self._followed.num_reloads:
+                num_reloads = self._followed.num_reloads
                 self._returned()
 
     def _follow(self) -> bool:
-        """Wait for news and bring it in; False if the registry is away."""
+        """Wait for news and bring it in; False if the journal is away."""
         try:
-            if not self._catalog.is_away:
+            if not self._followed.is_away:
                 with suppress(AdapterUnavailableError):  # the refresh will tell, and note it
-                    self._catalog.wait(_LONGEST_WAIT)
-            self._catalog.refresh()
+                    self._followed.wait(_LONGEST_WAIT)
+            self._followed.refresh()
         except AdapterUnavailableError:
             return False
         except Exception:

@@ -9,27 +9,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from lora_serve.adapters.catalog.blob_notes import BlobNote
-from lora_serve.adapters.catalog.state import CatalogState, Changes, noted
+from lora_serve.adapters.catalog.ledger import Changes, Edit
+from lora_serve.adapters.catalog.state import CatalogState, noted
 from lora_serve.core.errors import AdapterUnavailableError
 
 PATIENCE = 1.0  # seconds that a registration waits for a deletion of the same bytes
 _PAUSE = 0.05
-T = TypeVar("T")
-
-
-class Change(Protocol):
-    """Commits what `edit` makes of the newest state; see Catalog."""
-
-    def __call__(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T: ...
 
 
 class Holds:
     """This server's holds. Every method may be called from any thread, and raises AdapterUnavailableError."""
 
-    def __init__(self, replica: str, change: Change, refresh: Callable[[], None]) -> None:
+    def __init__(self, replica: str, change: Edit[CatalogState], refresh: Callable[[], None]) -> None:
         """`replica`: the server's name, which outlives it. `refresh`: bring in what others wrote."""
         self._refresh = refresh
         self.drainer = f"{replica}:drain"  # holds what was removed, until no row here uses it

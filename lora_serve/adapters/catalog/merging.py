@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ALIAS, Changes, saved
+from lora_serve.adapters.catalog.state import ALIAS, saved
 
 
 class Outcome(enum.StrEnum):

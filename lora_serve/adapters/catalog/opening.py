@@ -33,13 +33,13 @@ def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = 
         raise
 
 
-def redis_journal(url: str, prefix: str) -> Journal:
-    """The journal that replicas share. Raises ConfigError."""
+def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "adapter registry") -> Journal:
+    """A journal that replicas share. `name`: in its keys; `title`: in messages. Raises ConfigError."""
     try:
         redis = importlib.import_module("lora_serve.adapters.catalog.journals.redis")
     except ImportError:
         raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'") from None
-    journal: Journal = redis.RedisJournal(url, prefix)
+    journal: Journal = redis.RedisJournal(url, prefix, name=name, title=title)
     return journal
 
 

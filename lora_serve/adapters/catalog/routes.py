@@ -15,8 +15,22 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> AdapterRef | None:
     """`id`, `id@3`, `id@sha256:<hex>`, or an alias in place of the id; None: there is none that `tenant` may see.
 
-    `sticky_key`: who asks, for the canary; None: the default version.
+    For a tenant, `support` is `<tenant>/support` first, if there is one. `sticky_key`: who asks, for the canary;
+    None: the default version.
     """
+    if tenant is not None and (own := own_name(tenant, name)) != name:
+        found = _find(snapshot, own, tenant, sticky_key)
+        if found is not None:
+            return found
+    return _find(snapshot, name, tenant, sticky_key)
+
+
+def own_name(tenant: str, name: str) -> str:
+    """The name in the tenant's own namespace."""
+    return name if name.startswith(f"{tenant}/") else f"{tenant}/{name}"
+
+
+def _find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> AdapterRef | None:
     adapter_id, at, selector = name.partition("@")
     target = snapshot.aliases.get(adapter_id)
     if target is not None:
@@ -25,7 +39,7 @@ def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | No
             return None
         at, selector = at or has_own, selector or own
     entry = snapshot.entries.get(adapter_id)
-    if entry is None or (tenant is not None and entry.tenant != tenant):
+    if entry is None or not entry.is_visible_to(tenant):
         return None
     version = select(entry, selector) if at else split(entry, sticky_key)
     return None if version is None else entry.ref(version)

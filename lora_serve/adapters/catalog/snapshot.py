@@ -26,15 +26,18 @@ class Snapshot:
         digests = frozenset(version.digest for entry in entries.values() for version in entry.versions)
         return Snapshot(position, entries, aliases, tuple(sorted(entries)), digests)
 
-    def page(self, tenant: str | None, after: str | None, limit: int) -> tuple[CatalogEntry, ...]:
-        """Entries by name, those after `after`, at most `limit`; None: of any tenant."""
+    def page(
+        self, tenant: str | None, after: str | None, limit: int, seen_by: str | None = None
+    ) -> tuple[CatalogEntry, ...]:
+        """Entries by name, those after `after`, at most `limit`; None: of any tenant, seen by whoever sees all."""
         start = bisect.bisect_right(self.names, after) if after is not None else 0
         found: list[CatalogEntry] = []
         for name in self.names[start:]:
             if len(found) >= limit:
                 break
-            if tenant is None or self.entries[name].tenant == tenant:
-                found.append(self.entries[name])
+            entry = self.entries[name]
+            if (tenant is None or entry.tenant == tenant) and entry.is_visible_to(seen_by):
+                found.append(entry)
         return tuple(found)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:

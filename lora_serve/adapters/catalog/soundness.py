@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapters.catalog.entry import CatalogEntry, check_metadata, check_tenant
+from lora_serve.adapters.catalog.entry import CatalogEntry, check_metadata, check_sharing, check_tenant
 from lora_serve.adapters.catalog.places import Place
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.stores.base import AdapterStore
@@ -50,6 +50,7 @@ def check_entry(entry: CatalogEntry, aliases: Mapping[str, str]) -> None:
             check_adapter_id(name)
         check_tenant(entry.tenant)
         check_metadata(entry.metadata)
+        check_sharing(entry.shared_with)
     except InvalidRequestError as error:
         raise Unsound(f"its record is not sound: {error}") from None
     numbers = [version.version for version in entry.versions]

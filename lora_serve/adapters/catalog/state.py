@@ -10,9 +10,9 @@ from lora_serve.adapters.catalog.blob_notes import BlobNote, note_of
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.snapshot import Snapshot
 
-Changes = dict[str, str | None]
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
 
 
@@ -38,6 +38,10 @@ class CatalogState:
             old = self.snapshot
             return CatalogState(Snapshot(page.position, old.entries, old.aliases, old.names, old.digests), notes)
         return CatalogState(Snapshot.of(page.position, entries, aliases), notes)
+
+    @property
+    def position(self) -> Position:
+        return self.snapshot.position
 
     def note(self, digest: str) -> BlobNote:
         return self.notes.get(digest, BlobNote({}))

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from lora_serve.adapters.catalog.blob_copier import BlobCopier, OnProgress
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.exports import mark
+from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.merging import Merge, Outcome, merge
 from lora_serve.adapters.catalog.places import REPLICA, Address, Place, open_place
 from lora_serve.adapters.catalog.soundness import Unsound, check_entry
-from lora_serve.adapters.catalog.state import CatalogState, Changes, noted
+from lora_serve.adapters.catalog.state import CatalogState, noted
 from lora_serve.core.errors import AdapterUnavailableError
 
 GRACE = 1.5  # seconds that a blob in Redis outlives its name, so that servers that still use it can take their hold

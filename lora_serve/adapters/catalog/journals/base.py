@@ -46,5 +46,11 @@ class Journal(Protocol):
     def wait(self, position: Position, seconds: float) -> None:
         """Return once there may be something after `position`, or after so many seconds."""
 
+    def forget(self) -> None:
+        """Drop what else is kept of records that are gone: their names in the list of changes, their old pages.
+
+        Whoever is not at the newest position loads all then.
+        """
+
     def close(self) -> None:
         """Give back what it holds; it may be called twice."""

@@ -58,6 +58,11 @@ class MirroredJournal:
         """See Journal."""
         self._shared.wait(position, seconds)
 
+    def forget(self) -> None:
+        """See Journal."""
+        self._shared.forget()
+        self._mirror.forget()
+
     def close(self) -> None:
         """See Journal."""
         self._shared.close()

@@ -1,4 +1,4 @@
-"""Records in Redis, for a registry that replicas share. Keys, all under `<prefix>:registry`:
+"""Records in Redis, for what replicas share. Keys, all under `<prefix>:<name>`, as in `lora_serve:registry`:
 
 `...:position` a hash {epoch, generation}, `...:records` a hash key -> text, `...:changes` a stream with one entry per
 commit, whose id is its generation and whose field `keys` is a JSON list of what it changed. A commit is WATCH, MULTI,
@@ -28,19 +28,30 @@ _log = logging.getLogger(__name__)
 class RedisJournal:
     """See Journal."""
 
-    def __init__(self, url: str, prefix: str = "lora_serve", timeout: float = 2.0) -> None:
-        """`timeout`: seconds for connecting and for each reply. Raises ConfigError for a URL that is not one."""
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "lora_serve",
+        timeout: float = 2.0,
+        name: str = "registry",
+        title: str = "adapter registry",
+    ) -> None:
+        """`timeout`: seconds for connecting and for each reply. `name`: in the keys; `title`: in messages.
+
+        Raises ConfigError for a URL that is not one.
+        """
         self._redis = connect(url, timeout)
         # Its own connection: while it blocks for news, commits go on.
         self._news = connect(url, timeout)
-        self._position_key = f"{prefix}:registry:position"
-        self._records_key = f"{prefix}:registry:records"
-        self._changes_key = f"{prefix}:registry:changes"
+        self._position_key = f"{prefix}:{name}:position"
+        self._records_key = f"{prefix}:{name}:records"
+        self._changes_key = f"{prefix}:{name}:changes"
         self._timeout = timeout
+        self._title = title
 
     def load(self) -> Page:
         """See Journal."""
-        with _readable_errors():
+        with self._readable_errors():
             pipe = self._redis.pipeline(transaction=True)
             pipe.hgetall(self._position_key)
             pipe.hgetall(self._records_key)
@@ -49,7 +60,7 @@ class RedisJournal:
 
     def since(self, position: Position) -> Page | None:
         """See Journal."""
-        with _readable_errors():
+        with self._readable_errors():
             pipe = self._redis.pipeline(transaction=True)
             pipe.hgetall(self._position_key)
             pipe.xrange(self._changes_key, min=f"({position.generation}-0")
@@ -67,7 +78,7 @@ class RedisJournal:
     ) -> Position | None:
         """See Journal. Durable as far as Redis is: with its append-only file."""
         position = becomes or Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1)
-        with _readable_errors(), self._redis.pipeline(transaction=True) as pipe:
+        with self._readable_errors(), self._redis.pipeline(transaction=True) as pipe:
             pipe.watch(self._position_key)
             if _position(pipe.hgetall(self._position_key)) != expected:
                 return None
@@ -84,8 +95,13 @@ class RedisJournal:
     def wait(self, position: Position, seconds: float) -> None:
         """See Journal."""
         block = max(1, min(int(seconds * 1000), int(self._timeout * 500)))
-        with _readable_errors():
+        with self._readable_errors():
             self._news.xread({self._changes_key: f"{position.generation}-0"}, count=1, block=block)
+
+    def forget(self) -> None:
+        """See Journal."""
+        with self._readable_errors():
+            self._redis.xtrim(self._changes_key, maxlen=0, approximate=False)
 
     def close(self) -> None:
         """See Journal."""
@@ -103,6 +119,16 @@ class RedisJournal:
         fields = {"keys": json.dumps(list(changes))}
         pipe.xadd(self._changes_key, fields, id=f"{position.generation}-0", maxlen=MAX_CHANGES, approximate=True)
 
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (redis.RedisError, OSError, ValueError, KeyError) as error:
+            _log.debug("redis journal: %r", error)
+            raise AdapterUnavailableError(
+                f"The shared {self._title} in Redis cannot be reached at present.", retry_after=5
+            ) from None
+
 
 def _position(found: Mapping[bytes, bytes]) -> Position:
     if not found:
@@ -112,14 +138,3 @@ def _position(found: Mapping[bytes, bytes]) -> Position:
 
 def _text(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    try:
-        yield
-    except (redis.RedisError, OSError, ValueError, KeyError) as error:
-        _log.debug("redis journal: %r", error)
-        raise AdapterUnavailableError(
-            "The shared adapter registry in Redis cannot be reached at present.", retry_after=5
-        ) from None

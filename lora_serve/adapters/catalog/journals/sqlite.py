@@ -21,13 +21,15 @@ _SAVE = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text 
 class SqliteJournal:
     """See Journal. One process at a time: the store's lock file sees to that (`stores/lock.py`)."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make the file. Raises ConfigError if it cannot be used."""
+    def __init__(self, path: Path, title: str = "adapter catalog") -> None:
+        """Open or make the file. `title`: for messages. Raises ConfigError if it cannot be used."""
+        self._title = title
         try:
             make_private(path.parent)
             self._db = _connect(path)
+            self._floor = 0  # changes up to this generation are not known
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"--store {path.parent}: the adapter catalog cannot be used: {error}") from None
+            raise ConfigError(f"--store {path.parent}: the {title} cannot be used: {error}") from None
 
     def load(self) -> Page:
         """See Journal."""
@@ -42,7 +44,7 @@ class SqliteJournal:
                 return None
             changes = self._db.execute("SELECT key FROM changes WHERE generation > ?", (position.generation,))
             keys = {row[0] for row in changes}
-            if now.generation - position.generation > MAX_CHANGES:
+            if now.generation - position.generation > MAX_CHANGES or position.generation < self._floor:
                 return None
             return Page(now, {key: self._text(key) for key in keys})
 
@@ -55,6 +57,8 @@ class SqliteJournal:
                 return None
             position = becomes or Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1)
             self._write(position, changes)
+            self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(position.generation, key) for key in changes])
+            self._db.execute("DELETE FROM changes WHERE generation <= ?", (position.generation - MAX_CHANGES,))
             return position
 
     def replace(self, page: Page) -> None:
@@ -63,19 +67,36 @@ class SqliteJournal:
             self._db.execute("DELETE FROM records")
             self._db.execute("DELETE FROM changes")
             self._write(page.position, page.records)
+        self._truncate()
 
     def apply(self, page: Page) -> None:
         """Follow another journal to this page, whose records changed there."""
         with self._transaction():
             self._write(page.position, page.records)
+        if None in page.records.values():
+            self._truncate()
 
     def wait(self, position: Position, seconds: float) -> None:
         """See Journal. Nobody else writes, so that there is nothing to wait for."""
         time.sleep(seconds)
 
+    def forget(self) -> None:
+        """See Journal."""
+        with self._transaction():
+            self._floor = self._position().generation
+            self._db.execute("DELETE FROM changes")
+        self._truncate()
+
     def close(self) -> None:
         """See Journal."""
         self._db.close()
+
+    def _truncate(self) -> None:
+        """Empty the write-ahead log, which has pages as they were; in the file itself they are overwritten."""
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:  # disk full: it is tried again with the next one
+            raise AdapterUnavailableError(f"The {self._title} cannot be written at present: {error}.") from None
 
     def _position(self) -> Position:
         return Position(*self._db.execute("SELECT epoch, generation FROM position").fetchone())
@@ -87,8 +108,6 @@ class SqliteJournal:
     def _write(self, position: Position, changes: Mapping[str, str | None]) -> None:
         self._db.executemany("DELETE FROM records WHERE key = ?", [(k,) for k, text in changes.items() if text is None])
         self._db.executemany(_SAVE, [(key, text) for key, text in changes.items() if text is not None])
-        self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(position.generation, key) for key in changes])
-        self._db.execute("DELETE FROM changes WHERE generation <= ?", (position.generation - MAX_CHANGES,))
         self._db.execute("UPDATE position SET epoch = ?, generation = ?", (position.epoch, position.generation))
 
     @contextmanager
@@ -98,7 +117,7 @@ class SqliteJournal:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
         except sqlite3.Error as error:  # disk full, read-only file system, damaged file
-            raise AdapterUnavailableError(f"The adapter catalog cannot be written at present: {error}.") from None
+            raise AdapterUnavailableError(f"The {self._title} cannot be written at present: {error}.") from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -108,6 +127,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA secure_delete = ON")
         prepare(db, path)
     except BaseException:
         db.close()

@@ -1,0 +1,135 @@
+"""A journal's records, understood: an immutable state that is replaced as a whole, edited by commits that may be lost.
+
+Readers, on any thread, take `state`. Those who edit and a follower's thread, which brings in what other replicas
+wrote, stand under one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, Protocol, Self, TypeVar
+
+from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
+from lora_serve.core.errors import AdapterUnavailableError
+
+Changes = dict[str, str | None]
+T = TypeVar("T")
+_MAX_TRIES = 50  # others' commits that may come between
+
+
+class State(Protocol):
+    """What the records say."""
+
+    @property
+    def position(self) -> Position: ...
+
+    def after(self, page: Page) -> Self:
+        """The state once these records have changed."""
+
+
+S = TypeVar("S", bound=State)
+S_co = TypeVar("S_co", bound=State, covariant=True)
+
+
+class Edit(Protocol[S_co]):
+    """Commits what `edit` makes of the newest state; see Ledger.change."""
+
+    def __call__(self, edit: Callable[[S_co], tuple[Changes, T]]) -> T: ...
+
+
+class Ledger(Generic[S]):
+    """One journal. Every method may be called from any thread."""
+
+    def __init__(self, journal: Journal, empty: S, title: str) -> None:
+        """`empty`: the state of a journal without records. `title`: of the journal, for messages.
+
+        Raises AdapterUnavailableError.
+        """
+        self.journal = journal
+        self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
+        self.title = title
+        self._empty = empty
+        self._lock = threading.RLock()
+        self._listeners: list[Callable[[], None]] = []
+        self._away_since: float | None = None
+        self._state = empty.after(journal.load())
+
+    @property
+    def state(self) -> S:
+        """What is known now."""
+        return self._state
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the journal cannot be reached, so that others' changes are not known."""
+        return self._away_since is not None
+
+    @property
+    def seconds_away(self) -> float:
+        """0: it is not away."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    def change(self, edit: Callable[[S], tuple[Changes, T]]) -> T:
+        """Commit what `edit` wants, on the newest state: again whenever another replica was first.
+
+        No changes, no commit. Raises AdapterUnavailableError, and what `edit` raises.
+        """
+        with self._lock:
+            for _ in range(_MAX_TRIES):
+                changes, result = edit(self._state)
+                if not changes:
+                    return result
+                if self.is_away:  # the follower will say when it is back; until then nobody waits for a timeout
+                    raise AdapterUnavailableError(f"The shared {self.title} cannot be reached.", retry_after=5)
+                if self._commit(changes):
+                    return result
+                self._refresh()
+        raise AdapterUnavailableError(f"The {self.title} is being changed by too many at once; try again.")
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it, on whichever thread, after each change of the state."""
+        self._listeners.append(listener)
+
+    def wait(self, seconds: float) -> None:
+        """Return once others may have written something, or after so many seconds. Raises AdapterUnavailableError."""
+        self.journal.wait(self._state.position, seconds)
+
+    def refresh(self) -> None:
+        """Bring in what others wrote. Raises AdapterUnavailableError."""
+        with self._lock:
+            try:
+                self._refresh()
+            except AdapterUnavailableError:
+                self._away_since = self._away_since or time.monotonic()
+                raise
+            self._away_since = None
+
+    def forget(self) -> None:
+        """Drop the traces of records that are gone, as far as the journal keeps any. Raises AdapterUnavailableError."""
+        with self._lock:
+            self.journal.forget()
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def _commit(self, changes: Mapping[str, str | None]) -> bool:
+        position = self.journal.commit(self._state.position, changes)
+        if position is not None:
+            self._publish(self._state.after(Page(position, changes)))
+        return position is not None
+
+    def _refresh(self) -> None:
+        position = self._state.position
+        page = None if self.is_away else self.journal.since(position)
+        if page is None:
+            self._publish(self._empty.after(self.journal.load()))
+            self.num_reloads += 1
+        elif page.position != position:
+            self._publish(self._state.after(page))
+
+    def _publish(self, state: S) -> None:
+        self._state = state
+        for listener in self._listeners:
+            listener()

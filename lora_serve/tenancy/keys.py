@@ -1,0 +1,39 @@
+"""API keys: 256 random bits that are shown once, found by the part in front of them, known here by SHA-256 only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+
+from lora_serve.core.tenant import ApiKey
+
+ID_LENGTH = 12
+_ALPHABET = string.ascii_lowercase + string.digits
+_SECRET = re.compile(rf"ls-([a-z0-9]{{{ID_LENGTH}}})-[A-Za-z0-9_-]{{43}}\Z")
+_NOBODY = hashlib.sha256(b"").hexdigest()  # what is compared where there is no key: it is no secret's
+
+
+def new_secret() -> tuple[str, str]:
+    """A key's id, and the whole secret `ls-<id>-<43 base64url characters>`."""
+    key_id = "".join(secrets.choice(_ALPHABET) for _ in range(ID_LENGTH))
+    return key_id, f"ls-{key_id}-{secrets.token_urlsafe(32)}"
+
+
+def digest_of(secret: str) -> str:
+    """SHA-256, hex. The secret has 256 random bits, so that no slow hash is needed."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def id_in(secret: str) -> str | None:
+    """The id that a secret names; None: it has not the form of one."""
+    match = _SECRET.match(secret)
+    return match[1] if match else None
+
+
+def opens(key: ApiKey | None, secret: str) -> bool:
+    """Whether it is this key's secret; a comparison is made, in the same time, even if there is no key."""
+    is_equal = hmac.compare_digest(digest_of(secret), _NOBODY if key is None else key.digest)
+    return is_equal and key is not None
