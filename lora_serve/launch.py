@@ -46,6 +46,8 @@ from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from lora_serve.warm_up import hot_adapters, prepare
 from lora_serve.weights import Weights, open_weights
@@ -73,8 +75,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         parts = _built_on_a_thread_of_its_own(settings)
         text = TextModel.load(settings.model)
     gc.freeze()
-    with open_weights(settings.adapter_slice()) as weights:
-        services, loader = _build_services(settings, parts, text, weights, sources)
+    with open_weights(settings.adapter_slice()) as weights, open_directory(settings.adapter_slice()) as directory:
+        services, loader = _build_services(settings, parts, text, weights, sources, KeyTable(directory))
         with closing(loader):
             await _run(services, settings, listener, stop)
     _log.info("stopped")
@@ -90,7 +92,7 @@ def _built_on_a_thread_of_its_own(settings: Settings) -> ModelParts:
 
 
 def _build_services(
-    settings: Settings, parts: ModelParts, text: TextModel, weights: Weights, sources: SourceTable
+    settings: Settings, parts: ModelParts, text: TextModel, weights: Weights, sources: SourceTable, keys: KeyTable
 ) -> tuple[Services, Loader[HostAdapter]]:
     """Every part, joined to the next. The loader is to be closed after the engine has stopped."""
     config = settings.adapter_slice()
@@ -124,7 +126,8 @@ def _build_services(
         spec=parts.spec,
         config=settings.server_slice(),
         adapter_config=config,
-        authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host)),
+        authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
+        keys=keys,
         metrics=Metrics(settings.server_slice().served_model_name),
         store=weights.store,
         lifecycle=lifecycle,

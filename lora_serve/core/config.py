@@ -85,6 +85,7 @@ class AdapterConfig:
     load_threads: int = 2
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
     redis_prefix: str = "lora_serve"  # of every key
+    tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
 
 
 @dataclass(frozen=True, slots=True)

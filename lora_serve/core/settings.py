@@ -146,6 +146,7 @@ class Settings(
             self.adapter_load_threads,
             self.adapter_url,
             self.redis_prefix,
+            self.tenant_source,
         )
 
     def server_slice(self) -> ServerConfig:

@@ -36,7 +36,7 @@ class AdapterChooser:
         """
         named, key = _explicit(fields, headers), self._sticky_key(fields.user)
         if named is None:
-            return _set_of([] if fields.model is None else [(self.find(fields.model, key), 1.0)])
+            return self._permitted(_set_of([(self.find(fields.model or self.base_name, key), 1.0)]), fields)
         found = [(self.find(name, key), scale) for name, scale in named]
         if fields.adapters is not None and any(ref is None for ref, _ in found):
             message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."
@@ -45,7 +45,7 @@ class AdapterChooser:
         if fields.model is not None:
             self._check_named(fields.model, chosen, [name for name, _ in named], key)
         check_composition(chosen, self.catalog, self.limits)
-        return chosen
+        return self._permitted(chosen, fields)
 
     def find(self, name: str, sticky_key: str | None = None) -> AdapterRef | None:
         """`name` as in `model`: the base's name, `base:adapter`, `adapter` or `adapter@version`.
@@ -53,12 +53,20 @@ class AdapterChooser:
         `sticky_key`: whose request it is, for the canary; None: the default version.
         """
         if name == self.base_name:
+            if not self.caller.may_use_base:
+                raise AdapterNotFoundError(name)
             return None
         adapter_name = name.removeprefix(f"{self.base_name}:")
         try:
             return self.catalog.resolve(adapter_name, self.caller.scope, sticky_key)
         except AdapterNotFoundError:
             raise AdapterNotFoundError(name) from None
+
+    def _permitted(self, chosen: AdapterSet, fields: RequestFields) -> AdapterSet:
+        """`chosen`, unless it is the base model in disguise and the caller may not use that."""
+        if not self.caller.may_use_base and not any(member.scale for member in chosen.members):
+            raise AdapterNotFoundError(fields.model or self.base_name)
+        return chosen
 
     def _sticky_key(self, user: str | None) -> str:
         """The same for all requests of one user; a request that names none stands for itself."""

@@ -11,18 +11,30 @@ from lora_serve.server import health, models, tokenize
 from lora_serve.server.admin import (
     audit,
     deletion,
+    keys,
     limits,
     listing,
     registration,
     residency,
     routing,
+    sharing,
+    tenants,
     upload,
     usage,
     vllm_lora,
 )
 from lora_serve.server.context import add_headers
 from lora_serve.server.engine_metrics import get_metrics
-from lora_serve.server.middleware import Handler, answer, for_admin, for_inference, for_reading
+from lora_serve.server.key_uses import noting_uses
+from lora_serve.server.middleware import (
+    Handler,
+    answer,
+    for_admin,
+    for_anybody,
+    for_inference,
+    for_managing,
+    for_reading,
+)
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.pooling.classify import create_classification
@@ -41,8 +53,9 @@ def build_app(services: Services) -> web.Application:
     app = web.Application(middlewares=[answer], client_max_size=services.config.max_body_bytes)
     app[SERVICES] = services
     app.cleanup_ctx.append(_reconciling)
+    app.cleanup_ctx.append(noting_uses)
     app.on_response_prepare.append(add_headers)
-    app.add_routes([*_open_routes(), *_inference_routes(), *_admin_routes()])
+    app.add_routes([*_open_routes(), *_inference_routes(), *_adapter_routes(), *_tenant_routes(), *_admin_routes()])
     return app
 
 
@@ -84,29 +97,50 @@ def _posts(paths: tuple[str, ...], handler: Handler) -> list[web.RouteDef]:
     return [web.post(path, for_inference(handler)) for path in paths]
 
 
-def _admin_routes() -> list[web.RouteDef]:
+def _adapter_routes() -> list[web.RouteDef]:
     """An id holds slashes, so the routes with a verb behind the id come first."""
     one = "/admin/adapters/{id:.+}"
     return [
-        web.post("/admin/adapters", for_admin(registration.register_adapter)),
-        web.get("/admin/adapters", for_admin(listing.list_adapters)),
-        web.post(f"{one}/pin", for_admin(residency.pin)),
-        web.post(f"{one}/unpin", for_admin(residency.unpin)),
+        web.post("/admin/adapters", for_managing(registration.register_adapter)),
+        web.get("/admin/adapters", for_managing(listing.list_adapters)),
+        web.post(f"{one}/pin", for_managing(residency.pin)),
+        web.post(f"{one}/unpin", for_managing(residency.unpin)),
         web.post(f"{one}/prefetch", for_admin(residency.prefetch)),
         web.post(f"{one}/evict", for_admin(residency.evict)),
-        web.put(f"{one}/route", for_admin(routing.set_route)),
-        web.post(f"{one}/rollback", for_admin(routing.roll_back)),
+        web.put(f"{one}/route", for_managing(routing.set_route)),
+        web.post(f"{one}/rollback", for_managing(routing.roll_back)),
+        web.put(f"{one}/sharing", for_admin(sharing.set_sharing)),
+        web.put(one, for_managing(upload.upload_adapter)),
+        web.get(one, for_managing(listing.get_adapter)),
+        web.delete(one, for_managing(deletion.delete_adapter)),
+        web.delete("/v1/models/{id:.+}", for_managing(models.delete_model)),
+    ]
+
+
+def _tenant_routes() -> list[web.RouteDef]:
+    one = "/admin/tenants/{tenant}"
+    return [
+        web.post("/admin/tenants", for_admin(tenants.create_tenant)),
+        web.get("/admin/tenants", for_managing(tenants.list_tenants)),
+        web.get(one, for_managing(tenants.get_tenant)),
+        web.patch(one, for_admin(tenants.change_tenant)),
+        web.delete(one, for_admin(tenants.delete_tenant)),
+        web.post(f"{one}/keys", for_managing(keys.create_key)),
+        web.get(f"{one}/keys", for_managing(keys.list_keys)),
+        web.delete(f"{one}/keys/{{key}}", for_managing(keys.revoke_key)),
+        web.get("/admin/whoami", for_anybody(tenants.whoami)),
+    ]
+
+
+def _admin_routes() -> list[web.RouteDef]:
+    return [
         web.get("/admin/aliases", for_admin(routing.list_aliases)),
         web.put("/admin/aliases/{id:.+}", for_admin(routing.set_alias)),
         web.delete("/admin/aliases/{id:.+}", for_admin(routing.remove_alias)),
-        web.put(one, for_admin(upload.upload_adapter)),
-        web.get(one, for_admin(listing.get_adapter)),
-        web.delete(one, for_admin(deletion.delete_adapter)),
-        web.get("/admin/usage", for_admin(usage.get_usage)),
-        web.get("/admin/audit", for_admin(audit.get_audit)),
+        web.get("/admin/usage", for_managing(usage.get_usage)),
+        web.get("/admin/audit", for_managing(audit.get_audit)),
         web.get("/admin/engine", for_admin(listing.get_engine)),
         web.put("/admin/engine", for_admin(limits.put_engine)),
-        web.delete("/v1/models/{id:.+}", for_admin(models.delete_model)),
         web.post("/v1/load_lora_adapter", for_admin(vllm_lora.load_lora_adapter)),
         web.post("/v1/unload_lora_adapter", for_admin(vllm_lora.unload_lora_adapter)),
     ]

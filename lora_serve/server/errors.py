@@ -7,6 +7,7 @@
 | QuotaExceededError        | 403    | permission_error      | quota_exceeded           |
 | ForbiddenError            | 403    | permission_error      | forbidden                |
 | AdapterNotFoundError      | 404    | invalid_request_error | model_not_found          |
+| NotFoundError             | 404    | invalid_request_error | not_found                |
 | ConflictError             | 409    | conflict_error        | conflict                 |
 | PayloadTooLargeError      | 413    | invalid_request_error | payload_too_large        |
 | UnsupportedMediaError     | 415    | invalid_request_error | unsupported_media_type   |

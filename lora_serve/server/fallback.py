@@ -28,13 +28,20 @@ class Fallback:
 
 
 def fallback_for(
-    fields: RequestFields, headers: Mapping[str, str], chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig
+    fields: RequestFields,
+    headers: Mapping[str, str],
+    chosen: AdapterSet,
+    catalog: Catalog,
+    limits: AdapterConfig,
+    may_use_base: bool = True,
 ) -> Fallback | None:
     """None: nobody. Raises InvalidRequestError if the other one would read the prompt's tokens in another way."""
     on_cold = OnCold(fields.on_cold)
     if not chosen.members or on_cold not in (OnCold.BASE, OnCold.PREVIOUS):
         return None
     if on_cold is OnCold.BASE:
+        if not may_use_base:
+            raise _refused("`on_cold`: this key may not use the base model. Use previous, wait or fail.")
         for member in chosen.members:
             _check_tokens(member.ref, None)
         return Fallback(on_cold, AdapterSet())

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from lora_serve.core.errors import CapacityError
+from lora_serve.core.tenant import Caller
 from lora_serve.server.auditing import audited
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.authenticator import Authenticator
 
 access_log = logging.getLogger("lora_serve.access")
 
@@ -100,10 +102,23 @@ def for_reading(handler: Handler) -> Handler:
 
 def for_admin(handler: Handler) -> Handler:
     """Let in the admin only, whatever `--auth` says."""
+    return _for_role(handler, Authenticator.admin)
 
+
+def for_managing(handler: Handler) -> Handler:
+    """Let in the admin and tenants' own admins; the handler looks at whose adapters and keys it is about."""
+    return _for_role(handler, Authenticator.managing)
+
+
+def for_anybody(handler: Handler) -> Handler:
+    """Let in whoever has a key."""
+    return _for_role(handler, Authenticator.anybody)
+
+
+def _for_role(handler: Handler, authenticate: Callable[[Authenticator, str | None], Caller]) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
         authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].caller = authenticator.admin(request.headers.get("Authorization"))
+        request[CONTEXT].caller = authenticate(authenticator, request.headers.get("Authorization"))
         return await handler(request)
 
     return guarded

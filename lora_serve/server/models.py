@@ -8,7 +8,9 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterNotFoundError
+from lora_serve.server.admin.ownership import owned_entry
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.openai.chosen import caller_of, chooser_for
@@ -18,12 +20,15 @@ STARTED = int(time.time())  # `created` of the base model
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
-    """The base model first, then the tenant's adapters by name."""
+    """The base model first, then the adapters that the caller may see, by name."""
     services = request.app[SERVICES]
     caller = caller_of(request[CONTEXT])
     snapshot = services.catalog.snapshot
-    visible = (entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if caller.may_see(entry.tenant))
-    data = [_base_card(services), *(_adapter_card(services, entry, entry.name) for entry in visible)]
+    visible = (
+        entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if entry.is_visible_to(caller.scope)
+    )
+    base = [_base_card(services)] if caller.may_use_base else []
+    data = [*base, *(_adapter_card(services, entry, entry.name, entry.ref()) for entry in visible)]
     return web.json_response({"object": "list", "data": data})
 
 
@@ -32,15 +37,17 @@ async def get_model(request: web.Request) -> web.StreamResponse:
     adapter = chooser_for(request).find(name)
     if adapter is None:
         return web.json_response(_base_card(services))
-    return web.json_response(_adapter_card(services, services.catalog.entry(adapter.name), name))
+    return web.json_response(_adapter_card(services, services.catalog.entry(adapter.name), name, adapter))
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
     """OpenAI's form of the admin's DELETE; `id@3` deletes one version."""
     services, name = request.app[SERVICES], request.match_info["id"]
+    caller = caller_of(request[CONTEXT])
     adapter_id, at, _ = name.partition("@")
-    version = services.catalog.resolve(name).version if at else None
+    version = services.catalog.resolve(name, caller.scope).version if at else None
     try:
+        adapter_id = owned_entry(services.catalog.snapshot, adapter_id, caller).name
         await remove_adapter(services, adapter_id, version)
     except AdapterNotFoundError:
         raise AdapterNotFoundError(name) from None
@@ -51,9 +58,8 @@ def _base_card(services: Services) -> dict[str, Any]:
     return _card(services.base_name, STARTED, "lora_serve", services.base_name, None, services)
 
 
-def _adapter_card(services: Services, entry: CatalogEntry, name: str) -> dict[str, Any]:
+def _adapter_card(services: Services, entry: CatalogEntry, name: str, version: AdapterRef) -> dict[str, Any]:
     """`root` is the version that the id means, by its content."""
-    version = services.catalog.resolve(name.removeprefix(f"{services.base_name}:"))
     root = f"{entry.name}@{version.digest}"
     return _card(name, int(entry.created), entry.tenant, root, services.base_name, services)
 

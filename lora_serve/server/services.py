@@ -24,6 +24,7 @@ from lora_serve.server.metrics import Metrics
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.audit import AuditLog
 from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.key_table import KeyTable
 from lora_serve.tenancy.metering import Meter
 from lora_serve.tenancy.quota import Quotas
 from lora_serve.text.tokenizer import TextModel
@@ -44,6 +45,7 @@ class Services:
     config: ServerConfig
     adapter_config: AdapterConfig
     authenticator: Authenticator
+    keys: KeyTable
     metrics: Metrics
     store: StoreFigures | None = None  # None: the store's figures are not shown
     limits: LiveLimits = field(default_factory=LiveLimits)

@@ -14,8 +14,10 @@ from lora_serve.cli import main
 from tests.commands.stub_server import StubServer
 from tests.server.conftest import (  # noqa: F401 (fixtures)
     KEY,
+    adapter_config,
     auth_required,
     catalog,
+    directory,
     house,
     make_adapter,
     server_config,

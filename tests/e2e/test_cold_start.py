@@ -39,6 +39,8 @@ from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site
 
@@ -110,7 +112,11 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
         saved, times = fetch_timed(store, parts.spec, ref)
         return Loaded(parts.fold(saved), times)
 
-    with closing(open_catalog(tmp_path)) as catalog, closing(Loader(fetch, mailbox.put, 4)) as loader:
+    with (
+        closing(open_catalog(tmp_path)) as catalog,
+        open_directory(settings.adapter_slice()) as directory,
+        closing(Loader(fetch, mailbox.put, 4)) as loader,
+    ):
         slices = settings.engine_slice(), settings.adapter_slice()
         client = ThreadEngineClient(
             build_engine(parts.runner, parts.spec, parts.num_blocks, *slices, loader.submit),
@@ -129,6 +135,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             config=settings.server_slice(),
             adapter_config=slices[1],
             authenticator=Authenticator(AdminKey.of(KEY), False),
+            keys=KeyTable(directory),
             metrics=Metrics("tiny"),
         )
         await client.start()

@@ -32,6 +32,9 @@ from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.directory import Directory
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_trial import FakeTrial
 from tests.text.tiny_tokenizer import byte_level_tokenizer
@@ -127,6 +130,19 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 @pytest.fixture
+def directory(catalog: Catalog, adapter_config: AdapterConfig) -> Iterator[Directory]:
+    with open_directory(adapter_config) as directory:
+        yield directory
+
+
+@pytest.fixture
+def adapter_config(tmp_path: Path) -> AdapterConfig:
+    root, store = tmp_path / "root", tmp_path / "store"
+    root.mkdir(exist_ok=True)
+    return AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+
+
+@pytest.fixture
 def trial() -> FakeTrial:
     return FakeTrial()
 
@@ -142,18 +158,17 @@ async def services(
     text_model: TextModel,
     spec: ModelSpec,
     catalog: Catalog,
+    directory: Directory,
     trial: FakeTrial,
-    tmp_path: Path,
+    adapter_config: AdapterConfig,
     server_config: ServerConfig,
     auth_required: bool,
     sources: Callable[[AdapterConfig], SourceTable],
 ) -> AsyncIterator[Services]:
-    root, store = tmp_path / "root", tmp_path / "store"
-    root.mkdir(exist_ok=True)
-    config = AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+    config, keys = adapter_config, KeyTable(directory)
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
-    registry = Registry(config, spec, catalog, DiskStore(store), trial, BaseTokens(text_model.vocabulary()))
+    registry = Registry(config, spec, catalog, DiskStore(config.store), trial, BaseTokens(text_model.vocabulary()))
     made = Services(
         client=engine,
         catalog=catalog,
@@ -163,7 +178,8 @@ async def services(
         spec=spec,
         config=server_config,
         adapter_config=config,
-        authenticator=Authenticator(AdminKey.of(KEY), auth_required),
+        authenticator=Authenticator(AdminKey.of(KEY), auth_required, keys),
+        keys=keys,
         metrics=Metrics(BASE),
     )
     made.lifecycle.ready()

@@ -90,7 +90,12 @@ class Ledger(Generic[S]):
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call it, on whichever thread, after each change of the state."""
-        self._listeners.append(listener)
+        with self._lock:
+            self._listeners = [*self._listeners, listener]
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        with self._lock:
+            self._listeners = [other for other in self._listeners if other is not listener]
 
     def wait(self, seconds: float) -> None:
         """Return once others may have written something, or after so many seconds. Raises AdapterUnavailableError."""

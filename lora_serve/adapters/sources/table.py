@@ -17,7 +17,7 @@ from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 MAX_LENGTH = 4096  # of a source; URLs may carry a signature
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -59,7 +59,10 @@ class SourceTable:
 
 
 def build_sources(config: AdapterConfig) -> SourceTable:
-    """Every source there is. Raises ConfigError for a wrong --adapter-url or --redis-url."""
+    """Every source there is. Raises ConfigError for a wrong --adapter-url, --redis-url or --tenant-source."""
+    allowed = ("hf", "http", "https", *PACKAGES)  # folders and Redis keys may be any tenant's
+    if wrong := [scheme for scheme in config.tenant_sources if scheme not in allowed]:
+        raise ConfigError(f"--tenant-source: expected one of {', '.join(allowed)} (got {wrong[0]!r})")
     archive_url = ArchiveUrlSource(config.urls)
     return SourceTable(
         {

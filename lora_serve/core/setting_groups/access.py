@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.setting_groups.group import SettingsGroup
-from lora_serve.core.setting_types import Bytes
+from lora_serve.core.setting_types import Bytes, Texts
 
 
 class AccessSettings(SettingsGroup):
@@ -16,6 +16,9 @@ class AccessSettings(SettingsGroup):
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
     admin_key: str | None = Field(
         None, min_length=8, description="bearer key of the admin API; default: made at first start, kept in the store"
+    )
+    tenant_source: Texts = Field(
+        (), description="source (hf, https, s3, ...) from which tenants' own admins may register; repeatable"
     )
     max_body_size: Bytes = Field(16 * 2**20, description="bytes of a request body at most (uploads: --max-upload-size)")
     max_upload_size: Bytes = Field(4 * 2**30, description="bytes of an uploaded adapter at most")

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.admin.listing import page_limit
+from lora_serve.server.admin.query import limit_in
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit_journal import AuditLine
@@ -29,7 +29,7 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
         act = line.act
         return all(scope in (act["tenant"], act["owner"]) for scope in scopes)
 
-    page = await services.audit.page(page_limit(query.get("limit")), after, matches)
+    page = await services.audit.page(limit_in(request), after, matches)
     return web.json_response(
         {
             "object": "list",

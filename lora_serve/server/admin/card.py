@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
@@ -17,6 +18,10 @@ def _on_disk(digest: str) -> tuple[str, ...]:
     return ("disk",)
 
 
+def _nowhere(digest: str) -> tuple[str, ...]:
+    return ()
+
+
 def adapter_card(
     entry: CatalogEntry, stats: EngineStats | None, places: Places = _on_disk, aliases: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -26,6 +31,7 @@ def adapter_card(
         "id": entry.name,
         "object": "adapter",
         "tenant": entry.tenant,
+        "shared_with": list(entry.shared_with),
         "pinned": entry.pinned,
         "created": int(entry.created),
         "metadata": dict(entry.metadata),
@@ -42,6 +48,17 @@ def adapter_card(
             for version in entry.versions
         ],
     }
+
+
+def tenant_card(entry: CatalogEntry, tenant: str, aliases: Sequence[str] = ()) -> dict[str, Any]:
+    """What a tenant is told, in the same form. Where the bytes are and how often they are used is told to nobody but
+    the operator: another tenant may have the same bytes. Of a shared adapter no more than it takes to use it.
+    """
+    shown = entry
+    if entry.tenant != tenant:
+        versions = tuple(replace(version, source="") for version in entry.versions)
+        shown = replace(entry, metadata={}, pinned=False, shared_with=(tenant,), versions=versions)
+    return adapter_card(shown, None, _nowhere, [alias for alias in aliases if alias.startswith(f"{tenant}/")])
 
 
 def state_of(digest: str, stats: EngineStats | None) -> AdapterState:

@@ -11,27 +11,29 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.stats import EngineStats
+from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.batcher import batcher_card
-from lora_serve.server.admin.card import adapter_card, state_of
+from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
+from lora_serve.server.admin.ownership import entry_for
+from lora_serve.server.admin.query import limit_in
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.services import SERVICES, Services
 
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1000
 PAGE = 1000  # entries looked at between two looks at their state
 
 
 async def list_adapters(request: web.Request) -> web.StreamResponse:
     """?tenant=&state=&limit=&after= ; by name, with `has_more` and `last_id` for the next page."""
-    services = request.app[SERVICES]
-    limit = page_limit(request.query.get("limit"))
-    state = _state(request.query.get("state"))
-    stats = await engine_stats(services)
-    found = _matching(services, request.query.get("tenant"), request.query.get("after"), state, stats, limit + 1)
+    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), request.query
+    limit, state = limit_in(request), _state(query.get("state"))
+    stats = await _stats_for(services, caller)
+    found = _matching(services, query.get("tenant"), caller.scope, query.get("after"), state, stats, limit + 1)
     page = found[:limit]
     return web.json_response(
         {
             "object": "list",
-            "data": [_card(services, entry, stats) for entry in page],
+            "data": [_card(services, entry, stats, caller) for entry in page],
             "has_more": len(found) > limit,
             "last_id": page[-1].name if page else None,
         }
@@ -39,7 +41,7 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
 
 
 async def get_adapter(request: web.Request) -> web.StreamResponse:
-    return await card_response(request.app[SERVICES], request.match_info["id"])
+    return await card_response(request, request.match_info["id"])
 
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
@@ -50,19 +52,27 @@ async def get_engine(request: web.Request) -> web.StreamResponse:
     return web.json_response(shown | {"batcher": batcher_card(stats.batcher)})
 
 
-async def card_response(services: Services, name: str, status: int = 200) -> web.Response:
-    """The card of `name`. Raises AdapterNotFoundError."""
-    entry = services.catalog.entry(name)
-    return web.json_response(await card_of(services, entry), status=status)
+async def card_response(request: web.Request, name: str) -> web.Response:
+    """The card of what `name` means for the caller. Raises AdapterNotFoundError."""
+    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    entry = entry_for(services.catalog.snapshot, name, caller)
+    return web.json_response(await card_of(services, entry, caller))
 
 
-async def card_of(services: Services, entry: CatalogEntry) -> dict[str, Any]:
-    """With the engine's figures of this moment."""
-    return _card(services, entry, await engine_stats(services))
+async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> dict[str, Any]:
+    """With the engine's figures of this moment, for whoever sees all."""
+    return _card(services, entry, await _stats_for(services, caller), caller)
 
 
-def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None) -> dict[str, Any]:
-    return adapter_card(entry, stats, services.places_of, services.catalog.snapshot.aliases_of(entry.name))
+def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None, caller: Caller) -> dict[str, Any]:
+    aliases = services.catalog.snapshot.aliases_of(entry.name)
+    if caller.scope is not None:
+        return tenant_card(entry, caller.scope, aliases)
+    return adapter_card(entry, stats, services.places_of, aliases)
+
+
+async def _stats_for(services: Services, caller: Caller) -> EngineStats | None:
+    return await engine_stats(services) if caller.sees_all else None
 
 
 async def engine_stats(services: Services) -> EngineStats | None:
@@ -76,6 +86,7 @@ async def engine_stats(services: Services) -> EngineStats | None:
 def _matching(
     services: Services,
     tenant: str | None,
+    seen_by: str | None,
     after: str | None,
     state: AdapterState | None,
     stats: EngineStats | None,
@@ -83,21 +94,12 @@ def _matching(
 ) -> list[CatalogEntry]:
     found: list[CatalogEntry] = []
     while len(found) < count:
-        page = services.catalog.entries(tenant, after, PAGE)
+        page = services.catalog.entries(tenant, after, PAGE, seen_by)
         found += [entry for entry in page if state is None or state_of(entry.default.digest, stats) is state]
         if len(page) < PAGE:
             break
         after = page[-1].name
     return found[:count]
-
-
-def page_limit(text: str | None) -> int:
-    """`limit` of a list. Raises InvalidRequestError."""
-    if text is None:
-        return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_LIMIT):
-        raise InvalidRequestError(f"`limit` must be a number from 1 to {MAX_LIMIT}.", param="limit")
-    return int(text)
 
 
 def _state(text: str | None) -> AdapterState | None:

@@ -14,9 +14,13 @@ from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.commands import Pin
 from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError
+from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.listing import card_of
 from lora_serve.server.admin.residency import set_pinned
+from lora_serve.server.admin.tenant_rules import check_source, check_still_there, registration_for
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
@@ -28,9 +32,12 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     """201 with the card; 200 if this very content was there already under this id."""
     services = request.app[SERVICES]
     fields = check_fields(RegisterFields, await read_json(request))
+    caller = caller_of(request[CONTEXT])
+    fields = registration_for(services, caller, fields)
     check_new_id(services, fields.id)
+    check_source(services, caller, fields.source)
     services.catalog.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
-    return await complete_registration(services, fields, lambda: services.staging.stage(fields.source))
+    return await complete_registration(services, fields, lambda: services.staging.stage(fields.source), caller)
 
 
 def check_new_id(services: Services, adapter_id: str) -> None:
@@ -40,7 +47,7 @@ def check_new_id(services: Services, adapter_id: str) -> None:
 
 
 async def complete_registration(
-    services: Services, fields: RegisterFields, stage: Callable[[], Awaitable[Staged]]
+    services: Services, fields: RegisterFields, stage: Callable[[], Awaitable[Staged]], caller: Caller
 ) -> web.StreamResponse:
     """Bring the files here, register them and answer with the card."""
 
@@ -57,7 +64,8 @@ async def complete_registration(
         )
 
     registration, warnings = await register_and_pin(services, fields.id, stage, register)
-    card = await card_of(services, services.catalog.entry(fields.id))
+    await check_still_there(services, caller, fields.id)
+    card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
     return web.json_response(card, status=201 if registration.created else 200)
 

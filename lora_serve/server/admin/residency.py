@@ -8,21 +8,26 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.errors import ConflictError, LoraServeError
 from lora_serve.server.admin.listing import card_response
+from lora_serve.server.admin.ownership import own_name_in
+from lora_serve.server.admin.tenant_rules import check_pin
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import SERVICES, Services
 
 
 async def pin(request: web.Request) -> web.StreamResponse:
     """On the device from now on, over restarts too."""
-    services, name = request.app[SERVICES], request.match_info["id"]
+    services, name = request.app[SERVICES], own_name_in(request)
+    check_pin(services, caller_of(request[CONTEXT]), services.catalog.entry(name))
     await services.background.complete(pin_adapter(services, name), f"pinning {name}")
-    return await card_response(services, name)
+    return await card_response(request, name)
 
 
 async def unpin(request: web.Request) -> web.StreamResponse:
-    services, name = request.app[SERVICES], request.match_info["id"]
+    services, name = request.app[SERVICES], own_name_in(request)
     await services.background.complete(_unpin(services, name), f"unpinning {name}")
-    return await card_response(services, name)
+    return await card_response(request, name)
 
 
 async def prefetch(request: web.Request) -> web.StreamResponse:
@@ -31,7 +36,7 @@ async def prefetch(request: web.Request) -> web.StreamResponse:
     entry = services.catalog.entry(name)
     for version in entry.routed:
         await services.client.adapters(Prefetch(entry.ref(version)))
-    return await card_response(services, name)
+    return await card_response(request, name)
 
 
 async def evict(request: web.Request) -> web.StreamResponse:
@@ -43,7 +48,7 @@ async def evict(request: web.Request) -> web.StreamResponse:
         raise ConflictError(f"The adapter `{name}` is pinned: unpin it first.")
     for version in entry.versions:
         await services.client.adapters(Evict(version.digest))
-    return await card_response(services, name)
+    return await card_response(request, name)
 
 
 async def pin_adapter(services: Services, name: str) -> None:

@@ -8,6 +8,7 @@ from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import ConflictError
 from lora_serve.server.admin.listing import card_response
+from lora_serve.server.admin.ownership import own_name_in
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import AliasFields, RouteFields
 from lora_serve.server.services import SERVICES
@@ -15,18 +16,18 @@ from lora_serve.server.services import SERVICES
 
 async def set_route(request: web.Request) -> web.StreamResponse:
     """`version`: the default (left out: as it is); `canary`: {"version", "percent"}, or none."""
-    services, name = request.app[SERVICES], request.match_info["id"]
+    services, name = request.app[SERVICES], own_name_in(request)
     fields = check_fields(RouteFields, await read_json(request))
     canary = None if fields.canary is None else Canary(fields.canary.version, fields.canary.percent)
     await services.edit(lambda: services.registry.set_route(name, fields.version, canary), f"routing {name}")
-    return await card_response(services, name)
+    return await card_response(request, name)
 
 
 async def roll_back(request: web.Request) -> web.StreamResponse:
     """A canary ends; without one, the version before is back. 409 if there is none."""
-    services, name = request.app[SERVICES], request.match_info["id"]
+    services, name = request.app[SERVICES], own_name_in(request)
     await services.edit(lambda: services.registry.roll_back(name), f"rolling back {name}")
-    return await card_response(services, name)
+    return await card_response(request, name)
 
 
 async def list_aliases(request: web.Request) -> web.StreamResponse:

@@ -25,7 +25,10 @@ from lora_serve.core.errors import (
     UnsupportedMediaError,
 )
 from lora_serve.server.admin.registration import check_new_id, complete_registration
+from lora_serve.server.admin.tenant_rules import registration_for
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
@@ -65,16 +68,18 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata`, `allow_noop` and
     `activate` are form fields or query parameters.
     """
-    services, adapter_id = request.app[SERVICES], request.match_info["id"]
-    check_new_id(services, adapter_id)
+    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
+    check_new_id(services, wanted.id)
     async with _staged(services) as upload:
         upload.fields.update({name: text for name, text in request.query.items() if name in TEXT_FIELDS})
         await _receive(request, upload)
-        fields = check_fields(RegisterFields, {"id": adapter_id, "source": "upload", **_typed(upload.fields)})
+        given = {"id": wanted.id, "source": "upload", **_typed(upload.fields)}
+        fields = registration_for(services, caller, check_fields(RegisterFields, given))
         if upload.archive.exists():
             await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
         upload.is_handed_over = True
-        return await complete_registration(services, fields, upload.staged)
+        return await complete_registration(services, fields, upload.staged, caller)
 
 
 @asynccontextmanager

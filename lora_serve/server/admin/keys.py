@@ -1,0 +1,73 @@
+"""/admin/tenants/{tenant}/keys: make, list, revoke."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core.errors import ForbiddenError
+from lora_serve.core.tenant import ApiKey
+from lora_serve.server.admin.tenants import tenant_in
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.schemas.tenants import CreateKeyFields
+from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.documents import limits_of
+from lora_serve.tenancy.key_table import KeyTable
+
+
+async def create_key(request: web.Request) -> web.StreamResponse:
+    """201 with the secret, which is shown this once. Nobody gives away a role above its own."""
+    services, tenant = request.app[SERVICES], tenant_in(request)
+    directory = services.keys.directory
+    directory.snapshot.tenant(tenant)
+    fields = check_fields(CreateKeyFields, await read_json(request))
+    role = caller_of(request[CONTEXT]).role
+    if not role.includes(fields.role):
+        raise ForbiddenError(f"A key of the role {role} makes none of the role {fields.role}.")
+    expires = None if fields.expires_in is None else directory.clock() + fields.expires_in
+    quota = fields.quota.quota()
+    key, secret = await services.edit(
+        lambda: directory.create_key(tenant, fields.role, fields.label, expires, quota), f"making a key of {tenant}"
+    )
+    shown = {"secret": secret, **_card(services.keys, key)}
+    return web.json_response(shown, status=201, headers={"Cache-Control": "no-store"})
+
+
+async def list_keys(request: web.Request) -> web.StreamResponse:
+    """The oldest first; those that were revoked, or expired, for a while too."""
+    keys, tenant = request.app[SERVICES].keys, tenant_in(request)
+    keys.directory.snapshot.tenant(tenant)
+    data = [_card(keys, key) for key in keys.directory.snapshot.keys_of(tenant)]
+    return web.json_response({"object": "list", "data": data})
+
+
+async def revoke_key(request: web.Request) -> web.StreamResponse:
+    """In force here on return, and within a second on every replica."""
+    services, tenant, key_id = request.app[SERVICES], tenant_in(request), request.match_info["key"]
+    directory = services.keys.directory
+    key = await services.edit(lambda: directory.revoke_key(tenant, key_id), f"revoking a key of {tenant}")
+    return web.json_response(_card(services.keys, key))
+
+
+def _card(keys: KeyTable, key: ApiKey) -> dict[str, Any]:
+    """Times in Unix seconds."""
+    return {
+        "id": key.id,
+        "object": "api_key",
+        "tenant": key.tenant,
+        "role": key.role.value,
+        "label": key.label,
+        "quota": limits_of(key.quota),
+        "active": key.is_valid(keys.directory.clock()),
+        "created": int(key.created),
+        "expires": _seconds(key.expires),
+        "revoked": _seconds(key.revoked),
+        "last_used": _seconds(keys.last_used(key.id)),
+    }
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)

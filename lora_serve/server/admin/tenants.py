@@ -1,0 +1,114 @@
+"""/admin/tenants: make, list, show, change, delete; and GET /admin/whoami"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core.errors import InvalidRequestError, NotFoundError
+from lora_serve.core.tenant import ADMIN_CALLER, Tenant, check_tenant_name
+from lora_serve.server.admin.query import limit_in
+from lora_serve.server.admin.tenant_deletion import delete_all_of
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.schemas.tenants import ChangeTenantFields, CreateTenantFields
+from lora_serve.server.services import SERVICES, Services
+from lora_serve.tenancy.documents import limits_of
+
+
+async def create_tenant(request: web.Request) -> web.StreamResponse:
+    """201 with its card; 409 if it is there."""
+    services = request.app[SERVICES]
+    fields = check_fields(CreateTenantFields, await read_json(request))
+    if check_tenant_name(fields.name, "name") == ADMIN_CALLER.tenant:
+        raise InvalidRequestError(f"`{fields.name}` is the name of whoever has the admin key.", param="name")
+    directory, quota = services.keys.directory, fields.quota.quota()
+    tenant = await services.edit(
+        lambda: directory.create_tenant(fields.name, quota, fields.may_use_base), f"making the tenant {fields.name}"
+    )
+    return web.json_response(_card(services, tenant), status=201)
+
+
+async def list_tenants(request: web.Request) -> web.StreamResponse:
+    """?limit=&after= ; by name. A tenant's admin sees its own."""
+    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    limit, after = limit_in(request), request.query.get("after", "")
+    tenants = services.keys.directory.snapshot.tenants
+    names = sorted(name for name in tenants if name > after and caller.scope in (None, name))
+    adapters = _num_adapters(services)
+    page = [_card(services, tenants[name], adapters) for name in names[:limit]]
+    last = page[-1]["name"] if page else None
+    return web.json_response({"object": "list", "data": page, "has_more": len(names) > limit, "last_id": last})
+
+
+async def get_tenant(request: web.Request) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    return web.json_response(_card(services, services.keys.directory.snapshot.tenant(tenant_in(request))))
+
+
+async def change_tenant(request: web.Request) -> web.StreamResponse:
+    """A limit that is null ends; what is left out stays as it is. In force within a second on every replica."""
+    services, name = request.app[SERVICES], tenant_in(request)
+    body = await read_json(request, keep_null=True)
+    fields = check_fields(ChangeTenantFields, {key: item for key, item in body.items() if item is not None})
+
+    def change(old: Tenant) -> Tenant:
+        may_use_base = old.may_use_base if fields.may_use_base is None else fields.may_use_base
+        return replace(old, may_use_base=may_use_base, quota=fields.quota.quota(old.quota))
+
+    directory = services.keys.directory
+    tenant = await services.edit(lambda: directory.change_tenant(name, change), f"changing the tenant {name}")
+    return web.json_response(_card(services, tenant))
+
+
+async def delete_tenant(request: web.Request) -> web.StreamResponse:
+    """With its keys and adapters, on every replica. One without a record may still have adapters."""
+    services, name = request.app[SERVICES], tenant_in(request)
+    gone = await services.background.complete(delete_all_of(services, name), f"deleting the tenant {name}")
+    return web.json_response({"name": name, "object": "tenant", "deleted": True, "adapters": list(gone)})
+
+
+async def whoami(request: web.Request) -> web.StreamResponse:
+    """Whose key it is, and what it may do."""
+    caller = caller_of(request[CONTEXT])
+    return web.json_response(
+        {
+            "object": "caller",
+            "tenant": caller.tenant,
+            "role": caller.role.value,
+            "key_id": caller.key_id,
+            "may_use_base": caller.may_use_base,
+            "quota": limits_of(caller.quota),
+            "key_quota": limits_of(caller.key_quota),
+        }
+    )
+
+
+def tenant_in(request: web.Request) -> str:
+    """The tenant in the URL. Raises NotFoundError for a foreign one, whether it is there or not."""
+    name, caller = request.match_info["tenant"], caller_of(request[CONTEXT])
+    if caller.scope not in (None, name):
+        raise NotFoundError("tenant", name)
+    return name
+
+
+def _card(services: Services, tenant: Tenant, adapters: Counter[str] | None = None) -> dict[str, Any]:
+    keys = services.keys.directory.snapshot.keys_of(tenant.name)
+    now = services.keys.directory.clock()
+    return {
+        "name": tenant.name,
+        "object": "tenant",
+        "may_use_base": tenant.may_use_base,
+        "quota": limits_of(tenant.quota),
+        "created": int(tenant.created),
+        "num_keys": sum(key.is_valid(now) for key in keys),
+        "num_adapters": (_num_adapters(services) if adapters is None else adapters)[tenant.name],
+    }
+
+
+def _num_adapters(services: Services) -> Counter[str]:
+    return Counter(entry.tenant for entry in services.catalog.snapshot.entries.values())

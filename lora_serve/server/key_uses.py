@@ -1,0 +1,44 @@
+"""Writes down when keys were last used: in batches, never for a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.key_table import KeyTable
+
+INTERVAL = 30.0  # seconds; what a crash forgets
+logger = logging.getLogger(__name__)
+
+
+async def noting_uses(app: web.Application) -> AsyncIterator[None]:
+    """While the application runs, and once more at its end."""
+    keys = app[SERVICES].keys
+    task = asyncio.get_running_loop().create_task(_keep(keys), name="key uses")
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await write_uses(keys)
+
+
+async def write_uses(keys: KeyTable) -> None:
+    """One commit; what cannot be written is kept for the next."""
+    uses = keys.take_uses()
+    if not uses:
+        return
+    try:
+        await asyncio.to_thread(keys.directory.note_uses, uses)
+    except AdapterUnavailableError as error:
+        logger.warning("the last uses of %d keys could not be noted: %s", len(uses), error)
+        keys.give_back(uses)
+
+
+async def _keep(keys: KeyTable) -> None:
+    while True:
+        await asyncio.sleep(INTERVAL)
+        await write_uses(keys)
