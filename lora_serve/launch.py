@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 
 from aiohttp import web
 
-from lora_serve.adapter_source import AdapterSource
+from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.loader import Loader, Pace
 from lora_serve.adapters.registry import Registry
@@ -32,7 +32,7 @@ from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_trial import AdaptersAtHand, EngineTrial
+from lora_serve.engine_host.trial import AdaptersAtHand, EngineTrial
 from lora_serve.logs import configure_logging, timed
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.build import ModelParts, build_model
