@@ -18,6 +18,7 @@ LoraServeError
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── TenantQueueFullError     the tenant's own part of it is
 │   ├── NotReadyError            warming up or draining
+│   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
 │   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
@@ -134,6 +135,12 @@ class NotReadyError(CapacityError):
     """The server is warming up or draining."""
 
     reason = "not_ready"
+
+
+class EngineLostError(CapacityError):
+    """The engine ended while it was at work on this; another one is being started."""
+
+    reason = "engine_lost"
 
 
 class AdapterUnavailableError(CapacityError):

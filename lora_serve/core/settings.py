@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig, QueueLimits, ServerConfig, TlsConfig
+from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, HostConfig, ModelConfig, QueueLimits, ServerConfig, TlsConfig
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.access import AccessSettings
@@ -131,6 +131,9 @@ class Settings(
             self.share_base_prefixes,
             self.memory_limit,
         )
+
+    def host_slice(self) -> HostConfig:
+        return HostConfig(self.engine, self.engine_step_timeout, self.engine_max_restarts)
 
     def adapter_slice(self) -> AdapterConfig:
         return AdapterConfig(
