@@ -17,7 +17,16 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, HostConfig, ModelConfig, QueueLimits, ServerConfig, TlsConfig
+from lora_serve.core.config import (
+    AdapterConfig,
+    BatchLimits,
+    EngineConfig,
+    HostConfig,
+    ModelConfig,
+    QueueLimits,
+    ServerConfig,
+    TlsConfig,
+)
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.access import AccessSettings

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from pathlib import Path
 
 from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
@@ -15,6 +16,7 @@ from lora_serve.engine_host.channel import Channel
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
+from lora_serve.logs.redaction import Redaction
 from lora_serve.model.lean_imports import import_transformers
 
 REFUSED = 2  # exit code: a setting or the model is wrong
@@ -66,7 +68,7 @@ class ChildEngine:
     def _load(self) -> None:
         configure = self._configure
         import_transformers(configure.model.quantization, configure.model.model)
-        configure_logging(configure.log_format)
+        configure_logging(configure.log_format, redaction=_redaction(configure))
         from lora_serve.engine_host.local import LocalEngine, build_parts
         from lora_serve.model.threads import stand_aside
 
@@ -78,6 +80,13 @@ class ChildEngine:
         hosted = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
         self._service = EngineService(hosted, self._channel.send, stand_aside)
         self._channel.send(wire.Ready(parts.spec))
+
+
+def _redaction(configure: wire.Configure) -> Redaction:
+    """Nothing secret is here; where on this machine things lie is no one's business either."""
+    model = Path(configure.model.model)
+    places = {"store": configure.adapters.store, "cwd": Path.cwd(), **({"model": model} if model.exists() else {})}
+    return Redaction(places=places)
 
 
 def _keep_what_is_here() -> None:

@@ -17,7 +17,7 @@ class ObservabilitySettings(SettingsGroup):
     )
     metrics_names: Literal["auto", "open", "admin"] = Field(
         "auto",
-        description="who reads names of tenants and adapters in /metrics; auto: all while --auth is off, else the admin",
+        description="who reads tenants' and adapters' names in /metrics; auto: all while --auth is off, else the admin",
     )
     otlp_traces_endpoint: str | None = Field(
         None, description="URL of an OpenTelemetry collector (OTLP over HTTP) for a trace per request; default: none"
