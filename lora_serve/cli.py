@@ -1,6 +1,7 @@
 """`lora-serve`: reads the command line, then imports only what the command needs, so --help and mistakes are fast.
 
-Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model. `adapters` and `registry`
+Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model, 3 `serve` lost its engine
+for good. `adapters` and `registry`
 have more: their --help lists them.
 """
 
@@ -70,9 +71,14 @@ def _serve(arguments: list[str]) -> int:
     from lora_serve.core.settings import load_settings
 
     settings = load_settings(arguments)
-    from lora_serve.model.lean_imports import import_transformers
+    if settings.engine == "process":
+        from lora_serve.without_torch import import_tokenizers
 
-    import_transformers(settings.quantization, settings.model)
+        import_tokenizers()
+    else:
+        from lora_serve.model.lean_imports import import_transformers
+
+        import_transformers(settings.quantization, settings.model)
     from lora_serve import launch
 
     return launch.serve(settings)

@@ -20,14 +20,11 @@ from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.checkpoint.plain_lora import make_plain
-from lora_serve.adapters.checkpoint.values import check_values
-from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import make_private, new_folder, remove_folder
-from lora_serve.adapters.summary import summary_of, traits_of
-from lora_serve.adapters.trial import Trial
+from lora_serve.adapters.summary import origin_of, summary_of, traits_of
+from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
@@ -239,14 +236,14 @@ class Registry:
         allow_noop: bool,
     ) -> VersionEntry:
         """Check it, store it, and try it on the engine."""
-        rank, num_bytes = self._check(folder, artifact, allow_noop)
+        size = self._check(folder, artifact, allow_noop)
         traits = traits_of(artifact, self._spec)
-        ref = AdapterRef(tenant or "", name, 0, artifact.digest, rank, num_bytes, traits)
+        ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
         self._store.put(artifact.digest, folder)
         probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
         check_probe(probe, allow_noop)
         summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
-        return VersionEntry(0, ref.digest, ref.rank, num_bytes, {**summary, **origin}, source, time.time())
+        return VersionEntry(0, ref.digest, ref.rank, ref.num_bytes, {**summary, **origin}, source, time.time())
 
     def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
         """The version of this id that came of the very same files, if its bytes are still there."""
@@ -263,24 +260,25 @@ class Registry:
         """The folder as it will be stored, and what its card says of that."""
         if not sent.config.init:
             return sent, {}
-        check_values(folder, sent, allow_noop=True)  # whether it is one shows after the conversion
         started = time.perf_counter()
-        plain, origin = make_plain(folder, sent, self._spec, self._trial.converted, self._config.max_lora_rank)
+        self._trial.make_plain(self._candidate(folder, sent))
+        plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
         _log.info(
             "%s undone for %d modules in %.1f s",
             sent.config.init,
             len(sent.bound.linears),
             time.perf_counter() - started,
         )
-        return plain, {"converted_from": origin}
+        return plain, {"converted_from": origin_of(sent, self._spec)}
 
-    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool) -> tuple[int, int]:
-        """Its rank as it will be served, and the host memory that it needs, bytes."""
-        check_values(folder, artifact, allow_noop)
-        saved = read_weights(folder, artifact, max_rank=self._config.max_lora_rank)
-        num_bytes = self._trial.num_bytes(saved)
-        if num_bytes > self._config.host_bytes:
+    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool) -> AdapterSize:
+        """As it will be served."""
+        size = self._trial.weigh(self._candidate(folder, artifact), allow_noop=allow_noop)
+        if size.num_bytes > self._config.host_bytes:
             raise InvalidAdapterError(
-                [f"it needs {num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
+                [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
-        return saved.rank, num_bytes
+        return size
+
+    def _candidate(self, folder: Path, artifact: Artifact) -> Candidate:
+        return Candidate(folder, artifact, self._spec, self._config.max_lora_rank)

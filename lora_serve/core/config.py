@@ -66,6 +66,15 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Where the engine runs, and when it counts as lost."""
+
+    engine: str  # name of a file in engine_host
+    step_timeout: float  # seconds without progress; 0: any number
+    max_restarts: int  # within ten minutes
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """Where adapters are kept, and how many bytes each tier may hold."""
 
@@ -89,6 +98,16 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files of the server's certificate, and of those that its clients may show."""
+
+    certificate: Path  # with its chain
+    key: Path | None  # None: in `certificate`
+    authorities: Path | None  # who signs clients' certificates
+    client_certificates: int  # as in ssl.CERT_NONE (0), CERT_OPTIONAL (1), CERT_REQUIRED (2)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side."""
 
@@ -101,3 +120,7 @@ class ServerConfig:
     shutdown_timeout: float  # seconds
     log_format: str  # "console" or "json"
     warmup: str  # "auto", "full" or "off"
+    tls: TlsConfig | None = None  # None: plain HTTP
+    otlp_traces_endpoint: str | None = None  # URL of a collector; None: no traces
+    metrics_tenants: int = 200  # with series of their own
+    metrics_names: str = "auto"  # "auto", "open" or "admin"

@@ -22,6 +22,7 @@ LoraServeError
 │   ├── RateLimitedError         the tenant's or the key's minute is used up
 │   ├── DeviceQuotaError         the request's adapters are more than the tenant may have on the device
 │   ├── NotReadyError            warming up or draining
+│   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
 │   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
@@ -168,6 +169,12 @@ class NotReadyError(CapacityError):
     """The server is warming up or draining."""
 
     reason = "not_ready"
+
+
+class EngineLostError(CapacityError):
+    """The engine ended while it was at work on this; another one is being started."""
+
+    reason = "engine_lost"
 
 
 class AdapterUnavailableError(CapacityError):

@@ -17,7 +17,16 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig, QueueLimits, ServerConfig
+from lora_serve.core.config import (
+    AdapterConfig,
+    BatchLimits,
+    EngineConfig,
+    HostConfig,
+    ModelConfig,
+    QueueLimits,
+    ServerConfig,
+    TlsConfig,
+)
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.access import AccessSettings
@@ -25,18 +34,22 @@ from lora_serve.core.setting_groups.adapter_tiers import AdapterTierSettings
 from lora_serve.core.setting_groups.batching import BatchSettings
 from lora_serve.core.setting_groups.engine import EngineSettings
 from lora_serve.core.setting_groups.kv_cache import KVCacheSettings
+from lora_serve.core.setting_groups.observability import ObservabilitySettings
 from lora_serve.core.setting_groups.operation import OperationSettings
 from lora_serve.core.setting_groups.registry import RegistrySettings
 from lora_serve.core.setting_groups.served_model import ServedModelSettings
+from lora_serve.core.setting_groups.tls import TlsSettings
 from lora_serve.core.settings_file import read_settings_file
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_SECRETS = ("admin_key", "redis_url")
+_SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
 
 
 class Settings(
     # The last base's fields come first in --help.
     OperationSettings,
+    ObservabilitySettings,
+    TlsSettings,
     AccessSettings,
     EngineSettings,
     RegistrySettings,
@@ -128,6 +141,9 @@ class Settings(
             self.memory_limit,
         )
 
+    def host_slice(self) -> HostConfig:
+        return HostConfig(self.engine, self.engine_step_timeout, self.engine_max_restarts)
+
     def adapter_slice(self) -> AdapterConfig:
         return AdapterConfig(
             self.store,
@@ -160,7 +176,16 @@ class Settings(
             self.shutdown_timeout,
             self.log_format,
             self.warmup,
+            self.tls_slice(),
+            self.otlp_traces_endpoint,
+            self.metrics_tenants,
+            self.metrics_names,
         )
+
+    def tls_slice(self) -> TlsConfig | None:
+        if self.ssl_certfile is None:
+            return None
+        return TlsConfig(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
 
 def load_settings(arguments: list[str]) -> Settings:
@@ -204,6 +229,10 @@ def check_folders(settings: Settings) -> None:
     for root in settings.adapter_root:
         if not root.is_dir():
             raise ConfigError(f"--adapter-root: {root} is not a folder")
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        file = getattr(settings, name)
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{flag_name(name)}: {file} is not a file")
     for item in settings.lora_modules:
         path = item.partition("=")[2]
         if "://" not in path and not Path(path).is_dir():

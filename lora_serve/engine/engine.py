@@ -119,9 +119,14 @@ class Engine:
 
     def end_commands(self, error: LoraServeError) -> None:
         """Answer every command that still waits with `error`."""
-        for command in self._commands:
+        commands, self._commands = self._commands, []
+        for command in commands:
             command.reply(error)
-        self._commands = []
+
+    def clear_slots(self) -> None:
+        """The device's slots hold nothing any more; another engine is to use the runner."""
+        for index in range(self.residency.slots.num_indices):
+            self._runner.clear_slot(index)
 
     def stats(self) -> EngineStats:
         """A snapshot."""
@@ -163,6 +168,7 @@ class Engine:
                 self.residency.copied(change.slot, self._clock() - start)
             except Exception:  # its rows are refused by the pool's check; the others run
                 _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
+                self.residency.not_copied(change.slot)
 
     def _move(self, moves: BlockMoves) -> float:
         """Seconds that it took."""

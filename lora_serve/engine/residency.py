@@ -145,7 +145,12 @@ class AdapterResidency(Generic[V]):
     # -- messages ----------------------------------------------------------------------------------------------
 
     def load_finished(self, message: LoadFinished[V]) -> LoraServeError | None:
-        """Take in what a loader posted; the error if the adapter cannot be had."""
+        """Take in what a loader posted; the error if the adapter cannot be had.
+
+        A load that nobody here has asked for began before the tables were built anew: it is left out.
+        """
+        if message.digest not in self._in_flight:
+            return None
         adapter, submitted = self._in_flight.pop(message.digest)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
@@ -169,6 +174,11 @@ class AdapterResidency(Generic[V]):
     def copied(self, slot: SlotRef, seconds: float) -> None:
         """The runner has taken an adapter into the slot."""
         self._counters.copied(slot.digest, seconds)
+
+    def not_copied(self, slot: SlotRef) -> None:
+        """The runner could not take it in: it leaves the slot with its last row, and the next request tries again."""
+        if self.slots.condemn(slot):
+            self._drop(self.slots.remove(slot.digest), EvictionReason.CAPACITY)
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
         """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""

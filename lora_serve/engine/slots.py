@@ -61,6 +61,11 @@ class SlotTable:
         return self._num_slots
 
     @property
+    def num_indices(self) -> int:
+        """Indices ever given out, the probes' own among them."""
+        return len(self._generations)
+
+    @property
     def max_bytes(self) -> int | None:
         return self._residents.max_bytes
 
@@ -87,6 +92,15 @@ class SlotTable:
         entry.num_rows -= 1
         self._note(slot.digest)
         return entry.is_leaving and entry.is_evictable
+
+    def condemn(self, slot: SlotRef) -> bool:
+        """What is in it is not what it should be: it takes no new row. True: nobody uses it, and it can go now."""
+        entry = self._entries.get(slot.digest)
+        if entry is None or entry.slot != slot:
+            return False
+        entry.is_leaving, entry.is_pinned = True, False
+        self._note(slot.digest)
+        return entry.is_evictable
 
     def is_leaving(self, digest: str) -> bool:
         """Whether it takes no new rows, as the table shrank."""

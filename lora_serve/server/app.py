@@ -42,6 +42,7 @@ from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank
 from lora_serve.server.pooling.score import create_score
 from lora_serve.server.reconciler import Reconciler
+from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
 
@@ -55,6 +56,7 @@ def build_app(services: Services) -> web.Application:
     app.cleanup_ctx.append(_reconciling)
     app.cleanup_ctx.append(noting_uses)
     app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(add_security_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_adapter_routes(), *_tenant_routes(), *_admin_routes()])
     return app
 

@@ -125,8 +125,6 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if context is None:
         return
     response.headers["X-Request-Id"] = context.request_id
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Server"] = "lora-serve"  # not which Python and aiohttp, as by default
     if context.answerer is not None:
         response.headers.update(context.answerer.headers())
     response.headers.update(rate_limit_headers(context.rate_limits))

@@ -17,6 +17,7 @@
 | RateLimitedError          | 429    | rate_limit_error      | rate_limit_exceeded      |
 | DeviceQuotaError          | 429    | rate_limit_error      | rate_limit_exceeded      |
 | NotReadyError             | 503    | server_error          | not_ready                |
+| EngineLostError           | 503    | server_error          | engine_restarted         |
 | AdapterUnavailableError   | 503    | server_error          | adapter_unavailable      |
 | RequestTimeoutError       | 504    | timeout_error         | timeout                  |
 | anything else             | 500    | server_error          | internal_error           |
@@ -54,6 +55,7 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.RateLimitedError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.DeviceQuotaError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.NotReadyError, 503, "server_error", "not_ready"),
+    (errors.EngineLostError, 503, "server_error", "engine_restarted"),
     (errors.AdapterUnavailableError, 503, "server_error", "adapter_unavailable"),
     (errors.CapacityError, 503, "server_error", "overloaded"),
     (errors.RequestTimeoutError, 504, "timeout_error", "timeout"),

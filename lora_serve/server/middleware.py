@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from lora_serve.core.errors import CapacityError
+from lora_serve.core.log_context import logged_with
 from lora_serve.core.tenant import Caller
 from lora_serve.server.auditing import audited
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
+from lora_serve.server.log_fields import log_fields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authenticator import Authenticator
 
@@ -28,12 +30,13 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write one line of log."""
     context = request[CONTEXT] = RequestContext()
     status = CLIENT_LEFT
-    try:
-        response = await audited(request, context, _respond(request, handler, context))
-        status = response.status
-        return response
-    finally:
-        _log(request, context, status)
+    with logged_with(lambda: log_fields(context)):
+        try:
+            response = await audited(request, context, _respond(request, handler, context))
+            status = response.status
+            return response
+        finally:
+            _log(request, context, status)
 
 
 async def _respond(request: web.Request, handler: Handler, context: RequestContext) -> web.StreamResponse:
@@ -49,26 +52,22 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
 
 def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
-    answerer = context.answerer
-    adapter = answerer.label if answerer else "-"
-    tenant = context.caller.tenant if context.caller else "-"
     is_probe = request.path in PROBES and status < 400
+    milliseconds = (time.monotonic() - context.started) * 1000
+    path = request.rel_url.raw_path  # percent-encoded, so no line break can get in
     access_log.log(
         logging.DEBUG if is_probe else logging.INFO,
-        "%s %s %d %.1f ms id=%s tenant=%s adapter=%s",
+        "%s %s %d %.1f ms",
         request.method,
-        request.rel_url.raw_path,  # percent-encoded, so no line break can get in
+        path,
         status,
-        (time.monotonic() - context.started) * 1000,
-        context.request_id,
-        tenant,
-        adapter,
+        milliseconds,
         extra={
-            "request_id": context.request_id,
-            "tenant": tenant,
-            "adapter": adapter,
-            "digest": "+".join(answerer.digests) if answerer else None,
+            **log_fields(context),
+            "method": request.method,
+            "path": path,
             "status": status,
+            "duration_ms": round(milliseconds, 1),
             "prompt_tokens": context.num_prompt_tokens,
             "output_tokens": context.num_output_tokens,
         },

@@ -27,6 +27,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.server.app import build_app
+from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
@@ -193,7 +194,7 @@ async def services(
 async def house(
     services: Services, trial: FakeTrial, tmp_path: Path, make_adapter: Callable[..., Path]
 ) -> AsyncIterator[House]:
-    runner = web.AppRunner(build_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = HttpRunner(build_app(services), shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]

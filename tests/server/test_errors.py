@@ -133,7 +133,9 @@ async def test_access_log_has_a_line_per_request_and_no_content(
     assert [record.getMessage().count("\n") for record in lines] == [0, 0]
     first: Any = lines[0]
     assert (first.tenant, first.adapter, first.output_tokens) == ("default", "acme/a@1", 3)
-    assert f"id={first.request_id} tenant=default adapter=acme/a@1" in first.getMessage()
+    assert (first.method, first.path, first.status) == ("POST", "/v1/completions", 200)
+    assert first.getMessage() == f"POST /v1/completions 200 {first.duration_ms:.1f} ms"
+    assert len(first.request_id) == 32
     assert first.prompt_tokens > 0
     assert "secret" not in caplog.text
     assert "hush" not in caplog.text

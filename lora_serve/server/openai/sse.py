@@ -17,7 +17,7 @@ from lora_serve.server.openai.generation import ChoiceEvents
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
+    "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # nginx must not collect the events
 }
 DONE = b"data: [DONE]\n\n"

@@ -1,43 +1,31 @@
-"""The form of the log: one line per event on standard error, for people or as JSON."""
+"""The log: one line per event on standard error, for people or as JSON; every library's lines take the same way."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lora_serve.logs.redaction import Redaction
 
 _log = logging.getLogger(__name__)
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_FIELDS = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # Said at every import of torchao: libraries of other GPUs that cannot load here, and a remark between two versions.
 # Its weight-only products, the ones used here, are torch's own.
 _NOISE = {"torchao": ("Failed to load ",), "torch.utils._pytree": ("<enum ",)}
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, the record's extra fields, the traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, object] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        entry.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
-def configure_logging(form: str, level: int = logging.INFO) -> None:
+def configure_logging(form: str, level: int = logging.INFO, redaction: Redaction | None = None) -> None:
     """`form` is "console" or "json". The libraries' own chatter starts at warnings."""
+    from lora_serve.logs.pipeline import line_formatter
+    from lora_serve.logs.redaction import Redaction
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_FIELDS, datefmt="%H:%M:%S"))
+    handler.setFormatter(line_formatter(form, redaction or Redaction(), colors=sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("lora_serve").setLevel(level)
     logging.captureWarnings(True)
@@ -56,10 +44,13 @@ def _is_not_noise(record: logging.LogRecord) -> bool:
 
 
 def _quieten_transformers() -> None:
+    """Only its errors, and on our way: by itself it writes past the root logger's handlers."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
 
 
 @contextmanager

@@ -1,0 +1,89 @@
+"""The second line of defence of the log: what looks like a secret is taken out, and absolute paths are named.
+
+The first is that nobody logs one. This one sees every line, of any library, with its traceback.
+"""
+
+from __future__ import annotations
+
+import re
+import site
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from structlog.typing import EventDict
+
+HIDDEN = "***"
+_PATTERNS = (
+    (re.compile(r"\bls-([A-Za-z0-9_]{12})-[A-Za-z0-9_-]{20,}"), rf"ls-\1-{HIDDEN}"),  # a tenant's key: its id may stay
+    (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;)]+"), rf"\1 {HIDDEN}"),  # an Authorization header
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@'\"]*:[^\s/'\"]*@"), rf"\1{HIDDEN}@"),  # a password in a URL
+    (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), f"hf_{HIDDEN}"),  # a hub token
+)
+_MIN_SECRET = 6  # characters: a shorter one would be found inside ordinary words
+
+
+class Redaction:
+    """A processor of structlog. Works on every text of an event, however deep it lies."""
+
+    def __init__(self, secrets: Iterable[str] = (), places: Mapping[str, Path] | None = None) -> None:
+        """`secrets`: texts that are never shown. `places`: name -> folder or file, shown as `<name>`."""
+        self._secrets = sorted({secret for secret in secrets if len(secret) >= _MIN_SECRET}, key=len, reverse=True)
+        named = {str(path.absolute()): f"<{name}>" for name, path in {**_own_places(), **(places or {})}.items()}
+        named |= {str(path.resolve()): f"<{name}>" for name, path in (places or {}).items()}
+        named.pop("/", None)
+        self._places = named
+        longest_first = sorted(named, key=len, reverse=True)
+        self._paths = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, longest_first))})(?![\w.-])")
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        return {key: self._cleaned(value) for key, value in event.items()}
+
+    def text(self, text: str) -> str:
+        """`text` without secrets and without paths of this machine that are known."""
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        for pattern, instead in _PATTERNS:
+            text = pattern.sub(instead, text)
+        return self._paths.sub(lambda match: self._places[match[0]], text)
+
+    def _cleaned(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.text(value)
+            case bool() | int() | float() | None:
+                return value
+            case dict():
+                return {self.text(str(key)): self._cleaned(item) for key, item in value.items()}
+            case list() | tuple() | set() | frozenset():
+                return [self._cleaned(item) for item in value]
+            case _:
+                return self.text(str(value))
+
+
+def _own_places() -> dict[str, Path]:
+    """Where the code of a traceback lies; the home folder and that for temporary files."""
+    return {
+        "tmp": Path(tempfile.gettempdir()),
+        "home": Path.home(),
+        "python": Path(sys.prefix),
+        "python-base": Path(sys.base_prefix),
+        "lora_serve": Path(__file__).resolve().parents[1],
+        "site-packages": Path(site.getsitepackages()[0]),
+    }
+
+
+def passwords_in(*urls: str | None) -> list[str]:
+    """The passwords of URLs, as they are written there and as they are meant."""
+    found: set[str] = set()
+    for url in urls:
+        try:
+            password = urlsplit(url).password if url else None
+        except ValueError:
+            continue
+        if password:
+            found |= {password, unquote(password)}
+    return sorted(found)

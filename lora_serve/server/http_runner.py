@@ -1,0 +1,54 @@
+"""aiohttp's runner, but for what it answers and logs when it is sent what is no HTTP.
+
+By itself it names its versions, repeats the bytes, and logs a traceback with them in it: whoever can connect could
+fill the log, and what came behind a broken header, a prompt or a key, would be in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from lora_serve.server.errors import WireError
+from lora_serve.server.security_headers import secure
+
+logger = logging.getLogger(__name__)
+
+
+class HttpRunner(web.AppRunner):
+    """Serves an application over TCP. A client that leaves cancels its handler, which frees its row."""
+
+    def __init__(self, app: web.Application, shutdown_timeout: float) -> None:
+        """`shutdown_timeout`: seconds for open connections after the sites have stopped."""
+        super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        # The application keeps how it makes its server to itself; its attributes are the base class's.
+        made.__class__ = _HttpServer
+        return made
+
+
+class _HttpServer(web.Server):
+    def __call__(self) -> RequestHandler:
+        return _HttpConnection(self, loop=self._loop, **self._kwargs)
+
+
+class _HttpConnection(RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """For what does not get as far as a handler."""
+        if status >= 500 or request.writer.output_size > 0:
+            answer = super().handle_error(request, status, exc, None)  # with its traceback: an error of ours
+        else:
+            logger.info("broken HTTP from %s: %s", request.remote, type(exc).__name__)
+            answer = WireError(status, "This is not HTTP/1.1 as it has to be.", "invalid_request_error").response()
+            answer.force_close()
+        secure(answer.headers)
+        return answer

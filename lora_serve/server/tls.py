@@ -1,0 +1,62 @@
+"""HTTPS: a context of the server's certificate, which takes a renewed one while it runs."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+from lora_serve.core.config import TlsConfig
+from lora_serve.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class ServerTls:
+    """`context` is used by all connections; those that begin after `reload` get the new certificate."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Raises ConfigError if a file is not what it should be."""
+        self._config = config
+        self.context = _context(config)
+
+    def reload(self) -> None:
+        """Read certificate and key anew. Files that do not fit together change nothing and are told to the log."""
+        try:
+            _context(self._config)  # on its own first: a context is left half changed by a key that does not fit
+            _load_certificate(self.context, self._config)
+        except ConfigError as error:
+            logger.error("the certificate stays as it was: %s", error)
+        else:
+            logger.info("the certificate was read anew")
+
+
+def _context(config: TlsConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.VerifyMode(config.client_certificates)
+    context.set_alpn_protocols(["http/1.1"])
+    _load_certificate(context, config)
+    if config.authorities is not None:
+        try:
+            context.load_verify_locations(config.authorities)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"--ssl-ca-certs: {config.authorities} holds no certificates: {_reason(error)}") from None
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
+    try:
+        # A key under a password would otherwise ask for it at the terminal.
+        context.load_cert_chain(config.certificate, config.key, password="")
+    except (ssl.SSLError, OSError) as error:
+        files = f"{config.certificate} with the key in {config.key or config.certificate}"
+        raise ConfigError(f"--ssl-certfile: {files} cannot be used: {_reason(error)}") from None
+
+
+def _reason(error: ssl.SSLError | OSError) -> str:
+    """In words; OpenSSL's own are upper case with underscores."""
+    if isinstance(error, ssl.SSLError):
+        known = {"KEY_VALUES_MISMATCH": "the key is another certificate's"}
+        reason = error.reason or "it is not PEM, or the key has a password"
+        return known.get(reason, reason.replace("_", " ").lower())
+    return error.strerror or str(error)
