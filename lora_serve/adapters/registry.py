@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.admission import copy_files, find_folder
+from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.tenant_removal import Removal
@@ -29,6 +30,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.tenant import NO_LIMITS, Quota
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +55,13 @@ class Registry:
         store: AdapterStore,
         trial: Trial,
         base_tokens: BaseTokens | None = None,
+        quota_of: Callable[[str], Quota] = lambda tenant: NO_LIMITS,
     ) -> None:
         """`trial`: how an adapter shows what it needs and does, before it is taken in. `base_tokens`: None: adapters'
-        tokenizers are not looked at.
+        tokenizers are not looked at. `quota_of`: a tenant's, as it is now.
         """
         self._base_tokens = base_tokens
+        self._quota_of = quota_of
         self._config = config
         self._trial = trial
         self._spec = spec
@@ -88,7 +92,7 @@ class Registry:
 
         Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
         """
-        self._catalog.check_new(name, tenant, metadata)
+        self.check_new(name, tenant, metadata)
         roots = None if trusted else self._config.roots
         found = Path(folder) if roots is None else find_folder(folder, roots)
         with self._private_folder() as copy:
@@ -112,8 +116,16 @@ class Registry:
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with self._private_folder(staged_folder) as folder:
-            self._catalog.check_new(name, tenant, metadata)
+            self.check_new(name, tenant, metadata)
             return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate)
+
+    def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
+        """Refuse early, before anything is fetched. Any thread may call it.
+
+        Raises InvalidRequestError, ConflictError, QuotaExceededError.
+        """
+        self._catalog.check_new(name, tenant, metadata)
+        self._check_allowance(name, tenant)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
         """Unregister a version, or all; durable on return. The digests that nothing names any more: once no row
@@ -211,7 +223,8 @@ class Registry:
         digest = known.digest if known else artifact.digest
         with self._held(digest) as holder:
             version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop)
-            entry, added, created = self._catalog.add(name, version, tenant, pin, metadata, activate, holder)
+            quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
+            entry, added, created = self._catalog.add(name, version, tenant, pin, metadata, activate, holder, quota)
         return Registration(entry, entry.ref(added), created)
 
     @contextmanager
@@ -237,6 +250,7 @@ class Registry:
     ) -> VersionEntry:
         """Check it, store it, and try it on the engine."""
         size = self._check(folder, artifact, allow_noop)
+        self._check_allowance(name, tenant, artifact.digest, size.num_bytes)
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
         self._store.put(artifact.digest, folder)
@@ -244,6 +258,11 @@ class Registry:
         check_probe(probe, allow_noop)
         summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
         return VersionEntry(0, ref.digest, ref.rank, ref.num_bytes, {**summary, **origin}, source, time.time())
+
+    def _check_allowance(self, name: str, tenant: str | None, digest: str = "", num_bytes: int = 0) -> None:
+        snapshot = self._catalog.snapshot
+        owner = owner_of(snapshot, name, tenant)
+        check_allowance(snapshot, owner, name, digest, num_bytes, self._quota_of(owner))
 
     def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
         """The version of this id that came of the very same files, if its bytes are still there."""

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from lora_serve.client.wire import DoEvict, DoPin, DoPrefetch, DoProbe, DoResize, DoTune, DoUnpin
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, Resize, Tune, Unpin
+from lora_serve.client.wire import (
+    DoEvict,
+    DoPin,
+    DoPrefetch,
+    DoProbe,
+    DoResize,
+    DoSetTenantBudgets,
+    DoTune,
+    DoUnpin,
+)
+from lora_serve.core.commands import (
+    AdapterCommand,
+    Evict,
+    Pin,
+    Prefetch,
+    Probe,
+    Resize,
+    SetTenantBudgets,
+    Tune,
+    Unpin,
+)
 
-Written = DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoProbe | DoTune
+Written = DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoProbe | DoTune
 
 
 def order_of(command: AdapterCommand) -> Written:
@@ -20,6 +39,8 @@ def order_of(command: AdapterCommand) -> Written:
             return DoEvict(command)
         case Resize():
             return DoResize(command)
+        case SetTenantBudgets():
+            return DoSetTenantBudgets(command)
         case Probe():
             return DoProbe(command)
         case Tune():

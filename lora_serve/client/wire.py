@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lora_serve.client.faults import Fault
 from lora_serve.client.record import Record
-from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
+from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, ProbeResult, Resize, SetTenantBudgets, Tune, Unpin
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.events import FinishEvent, PooledEvent, PromptEvent, StartedEvent, TokenEvent
 from lora_serve.core.model_spec import ModelSpec
@@ -59,6 +59,10 @@ class DoResize(Record):
     command: Resize
 
 
+class DoSetTenantBudgets(Record):
+    command: SetTenantBudgets
+
+
 class DoProbe(Record):
     command: Probe
 
@@ -71,7 +75,7 @@ class Order(Record):
     """A command about adapters; answered by Nothing, Probed or CallFailed."""
 
     call: int
-    what: DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoProbe | DoTune
+    what: DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoProbe | DoTune
 
 
 class Stats(Record):

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Resize, Tune, Unpin
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Resize, SetTenantBudgets, Tune, Unpin
 
 C = TypeVar("C", Resize, Tune)
 
@@ -20,6 +20,7 @@ class StandingOrders:
         self._max_recent = max_recent
         self._resize = Resize()
         self._tune = Tune()
+        self._budgets = SetTenantBudgets(())
         self._pinned: dict[str, AdapterRef] = {}
         self._recent: OrderedDict[str, AdapterRef] = OrderedDict()  # by digest, the latest last
 
@@ -45,10 +46,17 @@ class StandingOrders:
                 self._max_recent = command.max_loras or self._max_recent
             case Tune():
                 self._tune = _merged(self._tune, command)
+            case SetTenantBudgets():
+                self._budgets = command
 
     def limits(self) -> list[AdapterCommand]:
         """To be done first; at once."""
-        return [order for order, nothing in ((self._resize, Resize()), (self._tune, Tune())) if order != nothing]
+        orders: tuple[tuple[AdapterCommand, AdapterCommand], ...] = (
+            (self._resize, Resize()),
+            (self._tune, Tune()),
+            (self._budgets, SetTenantBudgets(())),
+        )
+        return [order for order, nothing in orders if order != nothing]
 
     def residents(self) -> list[AdapterCommand]:
         """To be done next; each takes a load."""
