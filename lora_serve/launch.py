@@ -24,6 +24,7 @@ from aiohttp import web
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
+from lora_serve.bookkeeping import Books, open_books
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.base import EngineHost, HostedModel, host_module
@@ -76,14 +77,15 @@ async def _serve(settings: Settings, listener: socket.socket, tls: ServerTls | N
     sources = build_sources(settings.adapter_slice())
     restarts = Restarts(settings.engine_max_restarts)
     with open_weights(settings.adapter_slice()) as weights, open_directory(settings.adapter_slice()) as directory:
-        async with module.open_host(settings, weights) as host:
+        books = open_books(settings.adapter_slice(), settings.accounting_slice())
+        async with books as opened, module.open_host(settings, weights) as host:
             with _without_collections():
                 text = TextModel.load(settings.model)
                 model = await _unless_stopped(load_patiently(host, restarts), stop)
             gc.freeze()
             if model is not None:
                 services = _build_services(
-                    settings, model, text, weights, sources, KeyTable(directory), module.stand_aside
+                    settings, model, text, weights, sources, KeyTable(directory), opened, module.stand_aside
                 )
                 supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout)
                 await _run(services, settings, host, supervisor, listener, stop, tls)
@@ -110,13 +112,15 @@ def _build_services(
     weights: Weights,
     sources: SourceTable,
     keys: KeyTable,
+    books: Books,
     stand_aside: Callable[[], None],
 ) -> Services:
     """Every part, joined to the next."""
     config = settings.adapter_slice()
     admin_key = load_admin_key(settings.admin_key, settings.store)
     base_tokens = BaseTokens(text.vocabulary())
-    registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens)
+    quota_of = keys.directory.quota_of
+    registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens, quota_of)
     registry.sweep()
     return Services(
         client=model.client,
@@ -133,6 +137,9 @@ def _build_services(
         store=weights.store,
         lifecycle=Lifecycle(),
         registry_thread=WorkerThread("registry", stand_aside),
+        quotas=books.quotas,
+        meter=books.meter,
+        audit=books.audit,
     )
 
 

@@ -26,6 +26,7 @@ from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.openai.rehearsal import rehearse
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
+from lora_serve.server.tenant_budgets import budgets_of
 from lora_serve.warm_set import WarmSetKeeper
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ async def prepare(services: Services, settings: Settings) -> None:
         asyncio.ensure_future(warm_up(services, settings)),
     ]
     try:
+        await services.client.adapters(budgets_of(services))
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:

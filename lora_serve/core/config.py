@@ -124,3 +124,13 @@ class ServerConfig:
     otlp_traces_endpoint: str | None = None  # URL of a collector; None: no traces
     metrics_tenants: int = 200  # with series of their own
     metrics_names: str = "auto"  # "auto", "open" or "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountingConfig:
+    """How tenants' limits and usage are counted."""
+
+    flush_seconds: float = 1.0  # between two writes of usage
+    bucket_seconds: int = 3600  # that one row of usage covers
+    keep_days: int = 400
+    counts_alone: bool = True  # limits per minute are counted by each server while Redis is away

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.config import (
+    AccountingConfig,
     AdapterConfig,
     BatchLimits,
     EngineConfig,
@@ -50,6 +51,7 @@ class Settings(
     OperationSettings,
     ObservabilitySettings,
     TlsSettings,
+    AccountingSettings,
     AccessSettings,
     EngineSettings,
     RegistrySettings,
@@ -163,6 +165,14 @@ class Settings(
             self.adapter_url,
             self.redis_prefix,
             self.tenant_source,
+        )
+
+    def accounting_slice(self) -> AccountingConfig:
+        return AccountingConfig(
+            self.usage_flush_seconds,
+            self.usage_bucket_seconds,
+            self.usage_keep_days,
+            self.quota_without_redis == "local",
         )
 
     def server_slice(self) -> ServerConfig:

@@ -42,9 +42,11 @@ from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank
 from lora_serve.server.pooling.score import create_score
 from lora_serve.server.reconciler import Reconciler
+from lora_serve.server.residency_meter import metering
 from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
+from lora_serve.server.tenant_budgets import following_budgets
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
@@ -55,6 +57,8 @@ def build_app(services: Services) -> web.Application:
     app[SERVICES] = services
     app.cleanup_ctx.append(_reconciling)
     app.cleanup_ctx.append(noting_uses)
+    app.cleanup_ctx.append(following_budgets)
+    app.cleanup_ctx.append(metering)
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(add_security_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_adapter_routes(), *_tenant_routes(), *_admin_routes()])

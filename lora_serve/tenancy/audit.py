@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.audit_exchange import AuditExchange
 from lora_serve.tenancy.audit_journal import Act, AuditJournal, AuditLine
 
 _log = logging.getLogger(__name__)
@@ -24,10 +24,23 @@ class AuditPage:
     is_complete: bool  # whether the other replicas' lines are among them
 
 
+class Exchange(Protocol):
+    """Where replicas show one another their lines. Blocking; raises AdapterUnavailableError."""
+
+    def publish(self, journal: AuditJournal) -> None:
+        """Bring the lines that are not there yet."""
+
+    def latest_of_others(self, time_ms: int, limit: int) -> list[AuditLine]:
+        """The newest lines of each other replica that are not newer than `time_ms`."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
 class AuditLog:
     """On the event loop's thread; files and Redis on others."""
 
-    def __init__(self, journal: AuditJournal | None, exchange: AuditExchange | None = None) -> None:
+    def __init__(self, journal: AuditJournal | None, exchange: Exchange | None = None) -> None:
         """`journal` None: nothing is kept. `exchange` None: there are no other replicas."""
         self._journal = journal
         self._exchange = exchange
@@ -65,7 +78,7 @@ class AuditLog:
             if part is not None:
                 part.close()
 
-    async def _publish(self, journal: AuditJournal, exchange: AuditExchange) -> None:
+    async def _publish(self, journal: AuditJournal, exchange: Exchange) -> None:
         while self._is_stale:
             self._is_stale = False
             try:

@@ -10,23 +10,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
+from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.usage import Batch, UsageFigures, UsageKey, UsageRow, add_to
-from lora_serve.tenancy.usage_exchange import DAY, UsageExchange
 from lora_serve.tenancy.usage_journal import UsageJournal, rows_of
 
+DAY = 86_400
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class MeteringConfig:
-    """How usage is kept."""
+class Exchange(Protocol):
+    """Where replicas tell one another their usage. Blocking; raises AdapterUnavailableError."""
 
-    flush_seconds: float = 1.0
-    bucket_seconds: int = 3600
-    keep_days: int = 400
+    def publish(self, journal: UsageJournal) -> None:
+        """Bring what changed in this replica's journal."""
+
+    def rows_of_others(self, start: int, end: int) -> list[UsageRow]:
+        """What the other replicas published of the buckets from `start` up to, not including, `end`."""
+
+    def close(self) -> None:
+        """Give back what is held."""
 
 
 class Meter:
@@ -35,12 +40,12 @@ class Meter:
     def __init__(
         self,
         journal: UsageJournal | None,
-        exchange: UsageExchange | None = None,
-        config: MeteringConfig | None = None,
+        exchange: Exchange | None = None,
+        config: AccountingConfig | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`journal` None: counted in memory only. `exchange` None: there are no other replicas."""
-        self.config = config or MeteringConfig()
+        self.config = config or AccountingConfig()
         self._journal = journal
         self._exchange = exchange
         self._clock = clock
