@@ -31,6 +31,7 @@ from lora_serve.core.config import (
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.access import AccessSettings
+from lora_serve.core.setting_groups.accounting import AccountingSettings
 from lora_serve.core.setting_groups.adapter_tiers import AdapterTierSettings
 from lora_serve.core.setting_groups.batching import BatchSettings
 from lora_serve.core.setting_groups.engine import EngineSettings

@@ -18,12 +18,12 @@ class KeyTable:
     """Asked on the event loop's thread for every request, so it only looks into the directory's snapshot."""
 
     def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+        self.directory = directory
         self._uses: dict[str, float] = {}  # since they were last taken
 
     def caller(self, secret: str) -> Caller:
         """Raises AuthenticationError: why, only to whoever has the secret."""
-        state, now = self._directory.snapshot, self._directory.clock()
+        state, now = self.directory.snapshot, self.directory.clock()
         key = state.keys.get(id_in(secret) or "")
         if not opens(key, secret) or key is None:
             raise AuthenticationError(WRONG)
@@ -39,7 +39,7 @@ class KeyTable:
 
     def last_used(self, key_id: str) -> float | None:
         """Unix seconds; None: never. Of uses at other replicas it may be a minute old."""
-        known = [self._uses.get(key_id), self._directory.snapshot.last_used(key_id)]
+        known = [self._uses.get(key_id), self.directory.snapshot.last_used(key_id)]
         return max((time for time in known if time is not None), default=None)
 
     def take_uses(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from lora_serve.core.errors import RequestTimeoutError
+from lora_serve.core.errors import RateLimitedError, RequestTimeoutError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,13 @@ class RunningPlaces:
     async def held(self, limits: Sequence[PlaceLimit], deadline: float | None = None) -> AsyncIterator[None]:
         """One row's place, for as long as the block lasts. `deadline`: seconds of time.monotonic().
 
-        Raises RequestTimeoutError if there is none until then.
+        Raises RequestTimeoutError if there is none until then, RateLimitedError if there never is one.
         """
         if not limits:
             yield
             return
+        if any(limit.limit <= 0 for limit in limits):
+            raise RateLimitedError("Of your quota, none of your requests may run at present.", 60, "tenant_running")
         if self._has_room(limits):  # then nobody waits for these scopes
             self._take(limits)
         else:
