@@ -162,8 +162,7 @@ def test_nothing_leaks_whatever_comes_and_ends_in_whatever_order(walk: list[tupl
             elif act == "reserve":
                 try:
                     reservation = await quotas.reserve(who, number)
-                except RateLimitedError as refusal:
-                    assert refusal.retry_after > 0
+                except RateLimitedError:
                     continue
                 assert reservation is not None
                 assert 0 <= reservation.standings["tokens"].remaining <= 100
