@@ -131,10 +131,8 @@ keys = st.builds(UsageKey, *(st.text(max_size=3) for _ in range(5)))
 def test_sums_are_those_of_the_parts_whatever_batches_they_came_in(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[UsageKey, UsageFigures]], cuts: list[int]
 ) -> None:
-    journal, number = UsageJournal(tmp_path_factory.mktemp("usage")), 0
-    left = list(parts)
-    for cut in [*cuts, len(parts)]:
-        number += 1
+    journal, left = UsageJournal(tmp_path_factory.mktemp("usage")), list(parts)
+    for number, cut in enumerate([*cuts, len(parts)], 1):
         batch: dict[tuple[int, UsageKey], UsageFigures] = {}
         for key, one in left[:cut]:
             batch[0, key] = batch.get((0, key), UsageFigures()).plus(one)
