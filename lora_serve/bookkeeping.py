@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from lora_serve.tenancy.rate_counters import RateCounters
 from lora_serve.tenancy.rate_limiter import RateLimiter
 from lora_serve.tenancy.shared_counters import SharedCounters
 from lora_serve.tenancy.usage_journal import UsageJournal
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ async def open_books(config: AdapterConfig, accounting: AccountingConfig) -> Asy
         audit_journal.close()
         raise
     books = _opened(config, accounting, replica, usage_journal, audit_journal)
+    if (broken := await asyncio.to_thread(audit_journal.first_broken)) is not None:
+        _log.error("audit log: line %d does not follow from the one before it: lines were changed or removed", broken)
     books.audit.publish()  # what a crash, or Redis' absence, kept from the others
     try:
         yield books

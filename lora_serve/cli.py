@@ -24,6 +24,8 @@ usage: lora-serve COMMAND [flags]
   check   ADAPTER_DIR --model PATH           validate an adapter offline: what would be rejected, and why
   adapters SUBCOMMAND [flags]                ask a running server: list, show, register, upload, route, canary, ...
   registry SUBCOMMAND [flags]                export, import, migrate, show or check a registry, without a server
+  usage   [flags]                            what tenants used, as a table or CSV
+  audit   [flags]                            who did what over the admin API
   bench   [--url URL | --spawn] [flags]      send a load to this or another server, time every token, report
 
 lora-serve COMMAND --help explains a command's flags; lora-serve --version prints the version."""
@@ -48,6 +50,8 @@ def _run(arguments: list[str]) -> int:
         "check": _check,
         "adapters": _adapters,
         "registry": _registry,
+        "usage": _usage,
+        "audit": _audit,
         "bench": _bench,
     }
     match arguments:
@@ -122,6 +126,18 @@ def _adapters(arguments: list[str]) -> int:
 
 def _registry(arguments: list[str]) -> int:
     from lora_serve.commands.registry import run
+
+    return run(arguments)
+
+
+def _usage(arguments: list[str]) -> int:
+    from lora_serve.commands.usage import run
+
+    return run(arguments)
+
+
+def _audit(arguments: list[str]) -> int:
+    from lora_serve.commands.audit import run
 
     return run(arguments)
 

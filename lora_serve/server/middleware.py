@@ -116,8 +116,9 @@ def for_anybody(handler: Handler) -> Handler:
 
 def _for_role(handler: Handler, authenticate: Callable[[Authenticator, str | None], Caller]) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
-        authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].caller = authenticate(authenticator, request.headers.get("Authorization"))
+        authenticator, header = request.app[SERVICES].authenticator, request.headers.get("Authorization")
+        request[CONTEXT].caller = authenticator.anybody(header)  # whose act it is, if it is refused
+        request[CONTEXT].caller = authenticate(authenticator, header)
         return await handler(request)
 
     return guarded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def test_the_minute_before_counts_less_and_less() -> None:
 
 def test_seconds_until_room_are_those_that_it_takes() -> None:
     assert WindowCount(0, 10, 0.5).seconds_until(10, 1) == 30 + 6
-    assert WindowCount(10, 0, 0.5).seconds_until(5, 1) == 60 * 0.1
+    assert WindowCount(10, 0, 0.5).seconds_until(5, 1) == pytest.approx(6)
     assert WindowCount(0, 4, 0.5).seconds_until(5, 1) == 0
     assert WindowCount(0, 0, 0.5).seconds_until(0, 1) == 120
 

@@ -80,6 +80,11 @@ async def test_refused_act_of_a_known_key_is_noted(
         assert response.status == 403
     async with http.put("/admin/engine", json={}, headers=headers) as response:
         assert response.status == 403
+    acts = await audit(admin)
+    assert [(act["tenant"], act["action"], act["outcome"]) for act in acts] == [
+        ("acme", "PUT /admin/engine", 403),
+        ("acme", "DELETE /admin/tenants/{tenant}", 403),
+    ]
 
 
 async def test_tenants_admin_sees_acts_by_and_about_its_tenant_only(
