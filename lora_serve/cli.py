@@ -1,8 +1,7 @@
 """`lora-serve`: reads the command line, then imports only what the command needs, so --help and mistakes are fast.
 
 Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model, 3 `serve` lost its engine
-for good. `adapters` and `registry`
-have more: their --help lists them.
+for good. `adapters`, `tenants`, `keys` and `registry` have more: their --help lists them.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ usage: lora-serve COMMAND [flags]
   demo    [--port N] [--once]                serve the bundled model and adapters
   check   ADAPTER_DIR --model PATH           validate an adapter offline: what would be rejected, and why
   adapters SUBCOMMAND [flags]                ask a running server: list, show, register, upload, route, canary, ...
+  tenants SUBCOMMAND [flags]                 ask a running server: list, create, show, set, delete tenants
+  keys    SUBCOMMAND [flags]                 ask a running server: create, list, revoke a tenant's API keys
   registry SUBCOMMAND [flags]                export, import, migrate, show or check a registry, without a server
   usage   [flags]                            what tenants used, as a table or CSV
   audit   [flags]                            who did what over the admin API
@@ -49,6 +50,8 @@ def _run(arguments: list[str]) -> int:
         "demo": _demo,
         "check": _check,
         "adapters": _adapters,
+        "tenants": _tenants,
+        "keys": _keys,
         "registry": _registry,
         "usage": _usage,
         "audit": _audit,
@@ -120,6 +123,18 @@ def _check(arguments: list[str]) -> int:
 
 def _adapters(arguments: list[str]) -> int:
     from lora_serve.commands.adapters import run
+
+    return run(arguments)
+
+
+def _tenants(arguments: list[str]) -> int:
+    from lora_serve.commands.tenants import run
+
+    return run(arguments)
+
+
+def _keys(arguments: list[str]) -> int:
+    from lora_serve.commands.keys import run
 
     return run(arguments)
 

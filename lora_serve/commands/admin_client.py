@@ -16,7 +16,7 @@ import aiohttp
 from lora_serve.commands.failure import CommandError, ExitCode, refusal
 
 CONNECT_SECONDS = 10.0
-ANSWERS = {"id", "data", "alias"}  # a card or deletion, a list, an alias: each answer has one of these
+ANSWERS = {"id", "data", "alias", "name", "tenant"}  # a card or deletion, a list, ...: each answer has one of these
 
 if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType

@@ -25,7 +25,7 @@ EXIT_CODES = """exit codes:
   1    the server refused (its message and reasons are printed), or --wait ran out of time
   2    the command line is wrong
   3    the server cannot be reached, or did not answer within --timeout
-  4    there is no such adapter, version or alias (404)
+  4    there is no such adapter, version, alias, tenant or key (404)
   5    the server cannot do it now (503): its Retry-After is printed, try again then
   130  interrupted (Ctrl-C)"""
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.flags import FlagParser
+from lora_serve.core.tenant import check_tenant_name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT = 120.0  # seconds
@@ -86,6 +87,13 @@ def seconds(text: str) -> float:
 def adapter_id(text: str) -> str:
     try:
         return check_adapter_id(text)
+    except InvalidRequestError as error:
+        _wrong(str(error))
+
+
+def tenant_name(text: str) -> str:
+    try:
+        return check_tenant_name(text)
     except InvalidRequestError as error:
         _wrong(str(error))
 

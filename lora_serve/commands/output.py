@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
@@ -69,6 +70,11 @@ class Output:
 def plain(value: object) -> str:
     """As text that cannot steer a terminal: characters that do not print are shown as escapes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+
+
+def time_text(seconds: int | None) -> str:
+    """Of Unix seconds; None: -"""
+    return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def bytes_text(num_bytes: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
@@ -15,7 +14,6 @@ from lora_serve.core.tenant import ApiKey, Tenant
 from lora_serve.tenancy.documents import document_of, key_of, tenant_of, times_of
 
 TENANT, KEY, USED = "tenant:", "key:", "used:"
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +21,9 @@ class DirectoryState:
     """Records by name or id. A key without its tenant is as good as none."""
 
     position: Position = field(default_factory=Position)
-    tenants: Mapping[str, Tenant] = _NOTHING
-    keys: Mapping[str, ApiKey] = _NOTHING
-    used: Mapping[str, Mapping[str, float]] = _NOTHING  # bucket -> key id -> Unix seconds
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    keys: Mapping[str, ApiKey] = field(default_factory=dict)
+    used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bucket -> key id -> Unix seconds
 
     def after(self, page: Page) -> DirectoryState:
         """The state once these records have changed. One that cannot be read is none: it must open nothing."""

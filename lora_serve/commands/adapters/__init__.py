@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.commands.adapters import deletion, listing, registration, residency, routes
+from lora_serve.commands.adapters import deletion, listing, registration, residency, routes, sharing
 from lora_serve.commands.failure import EXIT_CODES
 from lora_serve.commands.flags import CommandParser, add_common_flags
 from lora_serve.commands.subcommands import make_parser, run_subcommand
@@ -15,6 +15,7 @@ VERBS: tuple[Verb, ...] = (
     *deletion.VERBS,
     *residency.VERBS,
     *routes.VERBS,
+    *sharing.VERBS,
 )
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
 
-from lora_serve.commands.output import bytes_text, plain
+from lora_serve.commands.output import bytes_text, plain, time_text
 
 # What the card's first table shows under a name of its own; all else follows as the server calls it.
 _SHOWN = {"id", "object", "tenant", "pinned", "created", "version", "route", "aliases", "digest", "bytes", "state",
-          "tiers", "targets", "kinds", "metadata", "versions", "warnings"}  # fmt: skip
+          "tiers", "targets", "kinds", "metadata", "versions", "warnings", "shared_with"}  # fmt: skip
 _LIST = ("id", "version", "rank", "size", "state", "tiers", "hits", "misses", "pinned")
 _RIGHT = ("rank", "size", "hits", "misses")
 
@@ -35,7 +34,7 @@ def card_table(card: dict[str, Any]) -> Iterator[Table]:
     yield facts
     versions = _table("version", "created", "rank", "size", "state", "tiers", "source", "digest")
     for version in card["versions"]:
-        cells = [version["version"], _time(version["created"]), version["rank"], bytes_text(version["bytes"])]
+        cells = [version["version"], time_text(version["created"]), version["rank"], bytes_text(version["bytes"])]
         cells += [version["state"], ", ".join(version["tiers"]), version["source"], version["digest"]]
         versions.add_row(*map(plain, cells))
     yield versions
@@ -57,11 +56,13 @@ def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if card.get("aliases"):
         yield "aliases", ", ".join(card["aliases"])
     yield "digest", card["digest"]
+    if card.get("shared_with"):
+        yield "shared with", "all" if card["shared_with"] == ["*"] else ", ".join(card["shared_with"])
     yield "size", bytes_text(card["bytes"])
     yield "state", card["state"]
     yield "tiers", ", ".join(card["tiers"])
     yield "pinned", "yes" if card["pinned"] else "no"
-    yield "created", _time(card["created"])
+    yield "created", time_text(card["created"])
     yield "targets", ", ".join(card["targets"])
     yield "kinds", ", ".join(card["kinds"]) or "plain LoRA"
     if card["metadata"]:
@@ -86,10 +87,6 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _table(*columns: str) -> Table:

@@ -54,8 +54,7 @@ async def get_tenant(request: web.Request) -> web.StreamResponse:
 async def change_tenant(request: web.Request) -> web.StreamResponse:
     """A limit that is null ends; what is left out stays as it is. In force within a second on every replica."""
     services, name = request.app[SERVICES], tenant_in(request)
-    body = await read_json(request, keep_null=True)
-    fields = check_fields(ChangeTenantFields, {key: item for key, item in body.items() if item is not None})
+    fields = check_fields(ChangeTenantFields, await read_json(request))
 
     def change(old: Tenant) -> Tenant:
         may_use_base = old.may_use_base if fields.may_use_base is None else fields.may_use_base

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from lora_serve.core.tenant import Quota, Role
-from lora_serve.server.schemas.fields import Bytes, Fields, Name
+from lora_serve.server.schemas.fields import Fields, Name, as_bytes
 
 MAX_LABEL = 200
 MAX_EXPIRY = 10 * 366 * 86400  # seconds
 Count = Annotated[int, Field(ge=0, le=10**15)]
+NumBytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=0, le=10**15)]
 Label = Annotated[str, Field(max_length=MAX_LABEL)]
 
 
@@ -23,9 +24,9 @@ class QuotaFields(Fields):
     max_running: Count | None = None
     max_queued: Count | None = None
     max_adapters: Count | None = None
-    max_stored_bytes: Bytes | None = None
-    device_bytes_guaranteed: Bytes | None = None
-    device_bytes_max: Bytes | None = None
+    max_stored_bytes: NumBytes | None = None
+    device_bytes_guaranteed: NumBytes | None = None
+    device_bytes_max: NumBytes | None = None
 
     def quota(self, old: Quota | None = None) -> Quota:
         """`old`: what holds for the limits that were not named."""

@@ -1,0 +1,143 @@
+"""list, create, show, set, delete."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+
+from lora_serve.commands.failure import CommandError, ExitCode
+from lora_serve.commands.flags import tenant_name
+from lora_serve.commands.output import plain, time_text
+from lora_serve.commands.quota_flags import add_quota_flags, given_quota, quota_text
+from lora_serve.commands.verb import Call, Verb
+from lora_serve.core.errors import ConfigError
+
+PATH = "/admin/tenants"
+PAGE = "1000"  # the server's own limit
+
+
+def _name_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", type=tenant_name, metavar="NAME")
+
+
+def _create_flags(parser: argparse.ArgumentParser) -> None:
+    _name_flags(parser)
+    parser.add_argument("--no-base", dest="base", action="store_false", help="it may not use the base model itself")
+    add_quota_flags(parser)
+
+
+def _set_flags(parser: argparse.ArgumentParser) -> None:
+    _name_flags(parser)
+    parser.add_argument(
+        "--base", action=argparse.BooleanOptionalAction, help="whether it may use the base model itself"
+    )
+    add_quota_flags(parser)
+
+
+def _delete_flags(parser: argparse.ArgumentParser) -> None:
+    _name_flags(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask; nobody is asked where input is no terminal")
+
+
+async def list_tenants(call: Call) -> None:
+    query, data = {"limit": PAGE}, []
+    while True:
+        page = (await call.client.call("GET", PATH, query=query)).data
+        data += page["data"]
+        if not page["has_more"]:
+            break
+        query["after"] = page["last_id"]
+    table = Table("tenant", "base", "keys", "adapters", "created", "limits", box=None, pad_edge=False)
+    for card in data:
+        table.add_row(*map(plain, _cells(card)))
+    call.output.show({**page, "data": data}, table)
+
+
+async def create_tenant(call: Call) -> None:
+    body = {"name": call.flags.name, "may_use_base": call.flags.base, "quota": given_quota(call.flags)}
+    card = (await call.client.call("POST", PATH, body=body)).data
+    call.output.show(card, f"tenant {card['name']} created; it needs a key: lora-serve keys create {card['name']}")
+
+
+async def show_tenant(call: Call) -> None:
+    card = (await call.client.call("GET", f"{PATH}/{call.flags.name}")).data
+    call.output.show(card, _facts(card))
+
+
+def check_set(flags: argparse.Namespace) -> None:
+    """Raises ConfigError."""
+    if flags.base is None and not given_quota(flags):
+        raise ConfigError("set: expected --base, --no-base or a limit")
+
+
+async def set_tenant(call: Call) -> None:
+    body: dict[str, Any] = {"quota": given_quota(call.flags)}
+    if call.flags.base is not None:
+        body["may_use_base"] = call.flags.base
+    card = (await call.client.call("PATCH", f"{PATH}/{call.flags.name}", body=body)).data
+    call.output.show(card, _facts(card))
+
+
+def confirm(flags: argparse.Namespace) -> None:
+    """Raises CommandError if somebody is there and does not say yes."""
+    if flags.yes or not sys.stdin.isatty():
+        return
+    sys.stderr.write(f"Delete the tenant {flags.name} with all its keys and adapters? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError(ExitCode.REFUSED, "nothing was deleted")
+
+
+async def delete_tenant(call: Call) -> None:
+    reply = (await call.client.call("DELETE", f"{PATH}/{call.flags.name}")).data
+    call.output.show(reply, f"tenant {reply['name']} deleted, with {len(reply['adapters'])} adapters")
+
+
+def _cells(card: dict[str, Any]) -> Iterator[Any]:
+    yield card["name"]
+    yield "yes" if card["may_use_base"] else "no"
+    yield card["num_keys"]
+    yield card["num_adapters"]
+    yield time_text(card["created"])
+    yield quota_text(card["quota"])
+
+
+def _facts(card: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    titles = ("tenant", "base model", "keys", "adapters", "created", "limits")
+    for title, value in zip(titles, _cells(card), strict=True):
+        table.add_row(title, plain(value))
+    return table
+
+
+VERBS = (
+    Verb("list", "List the tenants.", ("list", "list --json"), lambda parser: None, list_tenants),
+    Verb(
+        "create",
+        "Make a tenant.",
+        ("create acme", "create acme --no-base --requests-per-minute 600 --max-stored-bytes 10GiB"),
+        _create_flags,
+        create_tenant,
+    ),
+    Verb("show", "Show a tenant.", ("show acme",), _name_flags, show_tenant),
+    Verb(
+        "set",
+        "Change a tenant's limits and what it may use.",
+        ("set acme --tokens-per-minute 100000", "set acme --tokens-per-minute none --no-base"),
+        _set_flags,
+        set_tenant,
+        check=check_set,
+    ),
+    Verb(
+        "delete",
+        "Delete a tenant with its keys and adapters.",
+        ("delete acme", "delete acme --yes"),
+        _delete_flags,
+        delete_tenant,
+        check=confirm,
+    ),
+)
