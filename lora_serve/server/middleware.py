@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from lora_serve.core.errors import CapacityError
+from lora_serve.core.errors import CapacityError, RateLimitedError
 from lora_serve.core.log_context import logged_with
 from lora_serve.core.tenant import Caller
 from lora_serve.server.auditing import audited
@@ -45,6 +45,8 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
     except Exception as error:
         if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             return web.Response(status=CLIENT_LEFT)  # nobody reads it, and aiohttp logs no traceback
+        if isinstance(error, RateLimitedError):
+            context.rate_limits = error.standings
         if isinstance(error, CapacityError):
             request.app[SERVICES].metrics.count_refusal(error.reason)
         return wire_error(error, context.request_id).response()

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from lora_serve.core.errors import RateLimitedError
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import LOCAL_CALLER, Caller
 from lora_serve.engine.queue_gate import LineLimit
@@ -38,11 +37,7 @@ async def permitted(
 ) -> AsyncIterator[Permit]:
     """Leaving the block is the one way on which tokens are given back and use is metered. Raises RateLimitedError."""
     caller, use = context.caller or LOCAL_CALLER, RequestUse(requests)
-    try:
-        reservation = await services.quotas.reserve(caller, use.max_tokens)
-    except RateLimitedError as error:
-        context.rate_limits = error.standings
-        raise
+    reservation = await services.quotas.reserve(caller, use.max_tokens)
     if reservation is not None:
         context.rate_limits = reservation.standings
     try:
