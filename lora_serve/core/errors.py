@@ -20,10 +20,10 @@ LoraServeError
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── TenantQueueFullError     the tenant's own part of it is
 │   ├── RateLimitedError         the tenant's or the key's minute is used up
-│   ├── DeviceQuotaError         the request's adapters are more than the tenant may have on the device
 │   ├── NotReadyError            warming up or draining
 │   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   │   └── DeviceQuotaError     they are more than their owner may have on the device
 │   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
 └── InternalError                our bug or the machine's; the row ends, the server goes on
@@ -159,12 +159,6 @@ class RateLimitedError(CapacityError):
         self.standings = standings or {}
 
 
-class DeviceQuotaError(CapacityError):
-    """The request's adapters do not fit into what the tenant may have on the device at most."""
-
-    reason = "tenant_device_bytes"
-
-
 class NotReadyError(CapacityError):
     """The server is warming up or draining."""
 
@@ -181,6 +175,12 @@ class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
 
     reason = "adapter_unavailable"
+
+
+class DeviceQuotaError(AdapterUnavailableError):
+    """The request's adapters do not fit into what the tenant may have on the device at most."""
+
+    reason = "tenant_device_bytes"
 
 
 class DeviceMemoryError(CapacityError):
