@@ -67,7 +67,6 @@ async def prepare(services: Services, settings: Settings) -> None:
         asyncio.ensure_future(warm_up(services, settings)),
     ]
     try:
-        await services.client.adapters(budgets_of(services))
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
@@ -117,7 +116,8 @@ async def warm_up(services: Services, settings: Settings) -> None:
 
 
 async def load_pinned(services: Services) -> None:
-    """The pinned adapters onto the device."""
+    """The pinned adapters onto the device, after the engine knows what each tenant may have there."""
+    await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
         await _pin(services.client, ref)
 

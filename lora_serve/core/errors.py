@@ -153,7 +153,13 @@ class TenantQueueFullError(CapacityError):
 class RateLimitedError(CapacityError):
     """The requests or tokens of a minute are used up; `retry_after` says when there is room again."""
 
-    def __init__(self, message: str, retry_after: float, reason: str, standings: Standings | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after: float = 1.0,
+        reason: str = "tenant_requests_per_minute",
+        standings: Standings | None = None,
+    ) -> None:
         super().__init__(message, retry_after)
         self.reason = reason
         self.standings = standings or {}
