@@ -7,12 +7,14 @@ Redis user need not have. What a storage has, adding to a counter by any number,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
 from limits.aio.storage import MemoryStorage
 
 KEPT_SECONDS = 180  # this minute and the one before are looked at
+_SWEEP = 30.0  # seconds between two looks for counters that have expired
 
 Counts = dict[str, tuple[int, int]]  # by name: of the minute before, of this one
 
@@ -27,11 +29,22 @@ class RateCounters(Protocol):
         """Give back what is held."""
 
 
+class _Storage(MemoryStorage):
+    """The base looks through all counters for those that have expired at every addition; here once in a while."""
+
+    _swept_at = 0.0  # seconds of time.monotonic()
+
+    async def _MemoryStorage__schedule_expiry(self) -> None:  # noqa: N802 - the base's name for it
+        if time.monotonic() - self._swept_at >= _SWEEP:
+            self._swept_at = time.monotonic()
+            await super()._MemoryStorage__schedule_expiry()  # type: ignore[misc]
+
+
 class MemoryCounters:
     """See RateCounters. Of this process alone."""
 
     def __init__(self) -> None:
-        self._storage = MemoryStorage()
+        self._storage = _Storage()
 
     async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
         """See RateCounters."""
