@@ -7,7 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from lora_serve.adapter_source import AdapterSource
+from lora_serve.engine_host.adapter_source import AdapterSource
+from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
@@ -29,7 +30,7 @@ def load_split(model: Path, folder: Path) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         disk = DiskStore(Path(scratch))
         disk.put(ref.digest, folder)
-        source = AdapterSource(disk, disk, parts)
+        source = AdapterSource(StoredBlobs(disk, disk), parts)
 
         def once(generation: int) -> dict[str, float]:
             start, computed = time.perf_counter(), time.thread_time()

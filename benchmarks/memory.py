@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.report import machine
-from lora_serve.adapters.dummy import dummy_adapter
+from lora_serve.adapters.checkpoint.zeros import dummy_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
 from lora_serve.core.memory import memory_load
 from lora_serve.core.request import SamplingParams

@@ -24,7 +24,8 @@ import torch
 
 from benchmarks.checkpoints import make_checkpoints
 from benchmarks.report import machine
-from lora_serve.adapter_source import AdapterSource
+from lora_serve.engine_host.adapter_source import AdapterSource
+from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.loader import LoadFinished
@@ -66,7 +67,7 @@ class RecordedEngine:
         self.recording = Recording([], {"remote": [], "disk": [], "copy": []})
         self.engine.scheduler.batcher.observe_step = self._observe
         disk = DiskStore(scratch)
-        self._source = AdapterSource(disk, disk, self.parts)
+        self._source = AdapterSource(StoredBlobs(disk, disk), self.parts)
         self.refs = [self._ref(folder, disk) for folder in folders]
 
     def run(self, requests: Sequence[InferenceRequest], num_at_once: int) -> None:

@@ -1,7 +1,7 @@
 """`lora-serve`: reads the command line, then imports only what the command needs, so --help and mistakes are fast.
 
-Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model. `adapters`, `tenants`,
-`keys` and `registry` have more: their --help lists them.
+Exit codes: 0 well, 1 the command's own failure, 2 a wrong command line, setting or model, 3 `serve` lost its engine
+for good. `adapters`, `tenants`, `keys` and `registry` have more: their --help lists them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ usage: lora-serve COMMAND [flags]
   tenants SUBCOMMAND [flags]                 ask a running server: list, create, show, set, delete tenants
   keys    SUBCOMMAND [flags]                 ask a running server: create, list, revoke a tenant's API keys
   registry SUBCOMMAND [flags]                export, import, migrate, show or check a registry, without a server
+  usage   [flags]                            what tenants used, as a table or CSV
+  audit   [flags]                            who did what over the admin API
   bench   [--url URL | --spawn] [flags]      send a load to this or another server, time every token, report
 
 lora-serve COMMAND --help explains a command's flags; lora-serve --version prints the version."""
@@ -51,6 +53,8 @@ def _run(arguments: list[str]) -> int:
         "tenants": _tenants,
         "keys": _keys,
         "registry": _registry,
+        "usage": _usage,
+        "audit": _audit,
         "bench": _bench,
     }
     match arguments:
@@ -74,9 +78,14 @@ def _serve(arguments: list[str]) -> int:
     from lora_serve.core.settings import load_settings
 
     settings = load_settings(arguments)
-    from lora_serve.model.lean_imports import import_transformers
+    if settings.engine == "process":
+        from lora_serve.without_torch import import_tokenizers
 
-    import_transformers(settings.quantization, settings.model)
+        import_tokenizers()
+    else:
+        from lora_serve.model.lean_imports import import_transformers
+
+        import_transformers(settings.quantization, settings.model)
     from lora_serve import launch
 
     return launch.serve(settings)
@@ -132,6 +141,18 @@ def _keys(arguments: list[str]) -> int:
 
 def _registry(arguments: list[str]) -> int:
     from lora_serve.commands.registry import run
+
+    return run(arguments)
+
+
+def _usage(arguments: list[str]) -> int:
+    from lora_serve.commands.usage import run
+
+    return run(arguments)
+
+
+def _audit(arguments: list[str]) -> int:
+    from lora_serve.commands.audit import run
 
     return run(arguments)
 

@@ -1,7 +1,8 @@
 """Start and stop order: the only place that knows every concrete class.
 
-Up: log, port, model, store, engine, HTTP (health answers, /ready says 503), warm-up, pinned adapters, ready.
+Up: log, port, stores, engine and model, HTTP (health answers, /ready says 503), warm-up, pinned adapters, ready.
 Down: /ready says 503, running requests end, HTTP closes, the engine stops, the loader's threads end.
+A lost engine: /ready says 503, it is started and warmed up again; lost for good: /health says 503, the process ends.
 """
 
 from __future__ import annotations
@@ -10,40 +11,33 @@ import asyncio
 import gc
 import logging
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
-from lora_serve.adapter_source import AdapterSource
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.loader import Loader, Pace
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
-from lora_serve.client.thread import ThreadEngineClient
+from lora_serve.bookkeeping import Books, open_books
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
-from lora_serve.engine.build import build_engine
-from lora_serve.engine.engine import Engine
-from lora_serve.engine.messages import Message
-from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_trial import AdaptersAtHand, EngineTrial
+from lora_serve.engine_host.base import EngineHost, HostedModel, host_module
+from lora_serve.engine_host.restarts import Restarts
+from lora_serve.engine_host.supervisor import Supervisor, load_patiently
 from lora_serve.log_places import log_redaction
-from lora_serve.logs import configure_logging, timed
+from lora_serve.logs import configure_logging
 from lora_serve.model.allocator import return_freed_memory
-from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.host_adapter import HostAdapter
-from lora_serve.model.threads import stand_aside
 from lora_serve.server.app import build_app
 from lora_serve.server.background import WorkerThread
 from lora_serve.server.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.exposure import check_exposure
 from lora_serve.server.http_runner import HttpRunner
-from lora_serve.server.lifecycle import Lifecycle, ServerState
+from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.services import Services
@@ -55,9 +49,11 @@ from lora_serve.tenancy.key_table import KeyTable
 from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from lora_serve.traces import opened_traces
-from lora_serve.warm_up import hot_adapters, prepare
+from lora_serve.warm_up import Preparation
 from lora_serve.weights import Weights, open_weights
 
+GAVE_UP = 3  # exit code: the engine was lost for good
+FAILED_SECONDS = 5.0  # that /health says so before the process ends
 _log = logging.getLogger(__name__)
 
 
@@ -86,70 +82,69 @@ async def _serve(
     # The GIL is given up ten times sooner than by default: beside loads without a rest, 99 of 100 small steps of 200
     # operators then took up to 118 ms instead of 524 (the median 70 either way; 2 busy cores).
     sys.setswitchinterval(0.0005)
-    stand_aside()
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=stand_aside))
+    module = host_module(settings.engine)
+    module.stand_aside()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.stand_aside))
     stop = asyncio.Event()
     _on_signals(stop, tls)
     sources = build_sources(settings.adapter_slice())
-    with _without_collections(), timed(f"model {settings.model}"):
-        parts = _built_on_a_thread_of_its_own(settings)
-        text = TextModel.load(settings.model)
-    gc.freeze()
-    with open_weights(settings.adapter_slice()) as weights, open_directory(settings.adapter_slice()) as directory:
-        services, loader = _build_services(settings, parts, text, weights, sources, KeyTable(directory), traces)
-        with closing(loader):
-            await _run(services, settings, listener, stop, tls)
+    restarts = Restarts(settings.engine_max_restarts)
+    config = settings.adapter_slice()
+    with open_weights(config) as weights, open_directory(config) as directory:
+        books = open_books(config, settings.accounting_slice())
+        async with books as opened, module.open_host(settings, weights) as host:
+            with _without_collections():
+                text = TextModel.load(settings.model)
+                model = await _unless_stopped(load_patiently(host, restarts), stop)
+            gc.freeze()
+            if model is not None:
+                services = _build_services(
+                    settings, model, text, weights, sources, KeyTable(directory), opened, traces, module.stand_aside
+                )
+                count = services.metrics.engine_restarts.inc
+                supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
+                await _run(services, settings, host, supervisor, listener, stop, tls)
     _log.info("stopped")
     return 0
 
 
-def _built_on_a_thread_of_its_own(settings: Settings) -> ModelParts:
-    """Its team of threads ends with it: see `model/threads.py`."""
-    with ThreadPoolExecutor(1, "build") as thread:
-        return thread.submit(
-            build_model, settings.model_slice(), settings.engine_slice(), settings.max_loras, settings.adapter_memory
-        ).result()
+async def _unless_stopped(work: Coroutine[Any, Any, HostedModel], stop: asyncio.Event) -> HostedModel | None:
+    """None: the server was told to stop meanwhile."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
 
 
 def _build_services(
     settings: Settings,
-    parts: ModelParts,
+    model: HostedModel,
     text: TextModel,
     weights: Weights,
     sources: SourceTable,
     keys: KeyTable,
+    books: Books,
     traces: RequestTraces | None,
-) -> tuple[Services, Loader[HostAdapter]]:
-    """Every part, joined to the next. The loader is to be closed after the engine has stopped."""
+    stand_aside: Callable[[], None],
+) -> Services:
+    """Every part, joined to the next."""
     config = settings.adapter_slice()
     admin_key = load_admin_key(settings.admin_key, settings.store)
-    mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    at_hand = AdaptersAtHand()
-    source = AdapterSource(weights.store, weights.disk, parts, at_hand.take)
-    lifecycle = Lifecycle()
-    pace = Pace(lambda: engine.is_busy and lifecycle.state is not ServerState.STARTING)  # warm-up is no one's loss
-    loader = Loader(source.load, mailbox.put, config.load_threads, keep=source.keep, pace=pace, on_start=stand_aside)
-    engine: Engine = build_engine(
-        parts.runner,
-        parts.spec,
-        parts.num_blocks,
-        settings.engine_slice(),
-        config,
-        loader.submit,
-        memory=parts.memory,
-    )
-    client = ThreadEngineClient(engine, mailbox, QueueGate(settings.engine_slice().queue))
-    trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop(), at_hand)
     base_tokens = BaseTokens(text.vocabulary())
-    registry = Registry(config, parts.spec, weights.catalog, weights.store, trial, base_tokens)
+    quota_of = keys.directory.quota_of
+    registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens, quota_of)
     registry.sweep()
-    services = Services(
-        client=client,
+    return Services(
+        client=model.client,
         catalog=weights.catalog,
         registry=registry,
         staging=Staging(sources, registry.new_folder, settings.max_upload_size),
         text=text,
-        spec=parts.spec,
+        spec=model.spec,
         config=settings.server_slice(),
         adapter_config=config,
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
@@ -157,36 +152,67 @@ def _build_services(
         metrics=Metrics(settings.base_name, settings.metrics_tenants),
         store=weights.store,
         traces=traces,
-        lifecycle=lifecycle,
+        lifecycle=Lifecycle(),
         registry_thread=WorkerThread("registry", stand_aside),
+        quotas=books.quotas,
+        meter=books.meter,
+        audit=books.audit,
     )
-    return services, loader
 
 
 async def _run(
-    services: Services, settings: Settings, listener: socket.socket, stop: asyncio.Event, tls: ServerTls | None
+    services: Services,
+    settings: Settings,
+    host: EngineHost,
+    supervisor: Supervisor,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    tls: ServerTls | None,
 ) -> None:
+    """Until the server is told to stop, or the engine is lost for good: then the process ends here, with GAVE_UP."""
+    preparation = Preparation(services, settings)
+
+    def ready() -> None:
+        # What is here now stays: without this, a full collection stops every thread for 0.2 s now and then.
+        gc.collect()
+        gc.freeze()
+        return_freed_memory()
+        host.settle()
+        services.lifecycle.ready()
+        scheme, address = "https" if tls else "http", listener.getsockname()[:2]
+        _log.info("ready: %s://%s:%d (base model `%s`)", scheme, *address, services.base_name)
+
     async with _listening(services, listener, tls):
-        await services.client.start()
+        life = asyncio.ensure_future(supervisor.run(services.client.start, preparation.run, ready))
+        stopped = asyncio.ensure_future(stop.wait())
         try:
-            await prepare(services, settings)
-            async with await hot_adapters(services, settings):
-                # What is here now stays: without this, a full collection stops every thread for 0.2 s now and then.
-                gc.collect()
-                gc.freeze()
-                return_freed_memory()
-                services.lifecycle.ready()
-                scheme, address = "https" if tls else "http", listener.getsockname()[:2]
-                _log.info("ready: %s://%s:%d (base model `%s`)", scheme, *address, services.base_name)
-                await stop.wait()
-                _log.info("draining %d requests", services.lifecycle.num_inside)
-                if not await services.lifecycle.drain(settings.shutdown_timeout):
-                    _log.warning("%d requests did not end in time", services.lifecycle.num_inside)
+            await asyncio.wait({life, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                await _give_up(services.lifecycle, life.result(), stopped)
+            await _drain(services.lifecycle, settings.shutdown_timeout)
         finally:
+            for task in (life, stopped):
+                task.cancel()
+            await asyncio.gather(life, stopped, return_exceptions=True)
+            await preparation.close()
             services.staging.close()
             await services.background.close()
             await services.client.stop()
             await asyncio.to_thread(services.registry_thread.close)
+
+
+async def _drain(lifecycle: Lifecycle, timeout: float) -> None:
+    _log.info("draining %d requests", lifecycle.num_inside)
+    if not await lifecycle.drain(timeout):
+        _log.warning("%d requests did not end in time", lifecycle.num_inside)
+
+
+async def _give_up(lifecycle: Lifecycle, reason: str, stopped: asyncio.Future[Any]) -> None:
+    """Whoever watches the server sees a /health of 503, then an exit code. A thread that hangs is not waited for."""
+    _log.critical("the engine is lost for good: %s", reason)
+    lifecycle.fail("The engine is lost; the server has to be started again.")
+    await asyncio.wait({stopped}, timeout=FAILED_SECONDS)
+    os._exit(GAVE_UP)
 
 
 @asynccontextmanager

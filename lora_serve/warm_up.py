@@ -7,7 +7,7 @@ import functools
 import logging
 import sys
 import time
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 
 from rich.console import Console
@@ -26,9 +26,35 @@ from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.openai.rehearsal import rehearse
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
+from lora_serve.server.tenant_budgets import budgets_of
 from lora_serve.warm_set import WarmSetKeeper
 
 _log = logging.getLogger(__name__)
+
+
+class Preparation:
+    """What each life of the engine begins with. In the first all that there is to do; a later engine has got what the
+    last one had (`StandingOrders`) and needs its warm-up.
+    """
+
+    def __init__(self, services: Services, settings: Settings) -> None:
+        self._services = services
+        self._settings = settings
+        self._keeping = AsyncExitStack()
+        self._is_prepared = False
+
+    async def run(self) -> None:
+        """Raises ConfigError, and what the engine's end makes fail."""
+        if self._is_prepared:
+            await warm_up(self._services, self._settings)
+            return
+        await prepare(self._services, self._settings)
+        await self._keeping.enter_async_context(await hot_adapters(self._services, self._settings))
+        self._is_prepared = True
+
+    async def close(self) -> None:
+        """What is hot is noted for the last time."""
+        await self._keeping.aclose()
 
 
 async def prepare(services: Services, settings: Settings) -> None:
@@ -90,7 +116,8 @@ async def warm_up(services: Services, settings: Settings) -> None:
 
 
 async def load_pinned(services: Services) -> None:
-    """The pinned adapters onto the device."""
+    """The pinned adapters onto the device, after the engine knows what each tenant may have there."""
+    await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
         await _pin(services.client, ref)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.examination import undo_start, weigh
+from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 
@@ -18,6 +20,12 @@ class FakeTrial:
     result: ProbeResult = field(default_factory=lambda: ProbeResult(1.0, 0.0, 1.0))
     probed: list[AdapterRef] = field(default_factory=list)
     undone: list[str] = field(default_factory=list)  # initialisations
+
+    def make_plain(self, candidate: Candidate) -> None:
+        undo_start(candidate, self.converted)
+
+    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+        return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
 
     def converted(self, saved: SavedAdapter, init: str) -> SavedAdapter:
         """As if A0 were all ones and B0 minus one."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights import check_digest, read_checked
 from lora_serve.adapters.fetch import fetch_timed
-from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import ModelSpec
 
@@ -18,6 +19,6 @@ def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAda
     return read_checked(folder, adapter, spec)
 
 
-def fetch_adapter(store: AdapterStore, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
+def fetch_adapter(store: Any, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:
     """From a store."""
-    return fetch_timed(store, spec, adapter)[0]
+    return fetch_timed(StoredBlobs(store, store), spec, adapter)[0]

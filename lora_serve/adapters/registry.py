@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.admission import copy_files, find_folder
+from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.checkpoint.plain_lora import make_plain
-from lora_serve.adapters.checkpoint.values import check_values
-from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import make_private, new_folder, remove_folder
-from lora_serve.adapters.summary import summary_of, traits_of
-from lora_serve.adapters.trial import Trial
+from lora_serve.adapters.summary import origin_of, summary_of, traits_of
+from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.tenant import NO_LIMITS, Quota
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +55,13 @@ class Registry:
         store: AdapterStore,
         trial: Trial,
         base_tokens: BaseTokens | None = None,
+        quota_of: Callable[[str], Quota] = lambda tenant: NO_LIMITS,
     ) -> None:
         """`trial`: how an adapter shows what it needs and does, before it is taken in. `base_tokens`: None: adapters'
-        tokenizers are not looked at.
+        tokenizers are not looked at. `quota_of`: a tenant's, as it is now.
         """
         self._base_tokens = base_tokens
+        self._quota_of = quota_of
         self._config = config
         self._trial = trial
         self._spec = spec
@@ -91,7 +92,7 @@ class Registry:
 
         Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
         """
-        self._catalog.check_new(name, tenant, metadata)
+        self.check_new(name, tenant, metadata)
         roots = None if trusted else self._config.roots
         found = Path(folder) if roots is None else find_folder(folder, roots)
         with self._private_folder() as copy:
@@ -115,8 +116,16 @@ class Registry:
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with self._private_folder(staged_folder) as folder:
-            self._catalog.check_new(name, tenant, metadata)
+            self.check_new(name, tenant, metadata)
             return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate)
+
+    def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
+        """Refuse early, before anything is fetched. Any thread may call it.
+
+        Raises InvalidRequestError, ConflictError, QuotaExceededError.
+        """
+        self._catalog.check_new(name, tenant, metadata)
+        self._check_allowance(name, tenant)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
         """Unregister a version, or all; durable on return. The digests that nothing names any more: once no row
@@ -214,7 +223,8 @@ class Registry:
         digest = known.digest if known else artifact.digest
         with self._held(digest) as holder:
             version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop)
-            entry, added, created = self._catalog.add(name, version, tenant, pin, metadata, activate, holder)
+            quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
+            entry, added, created = self._catalog.add(name, version, tenant, pin, metadata, activate, holder, quota)
         return Registration(entry, entry.ref(added), created)
 
     @contextmanager
@@ -239,14 +249,20 @@ class Registry:
         allow_noop: bool,
     ) -> VersionEntry:
         """Check it, store it, and try it on the engine."""
-        rank, num_bytes = self._check(folder, artifact, allow_noop)
+        size = self._check(folder, artifact, allow_noop)
+        self._check_allowance(name, tenant, artifact.digest, size.num_bytes)
         traits = traits_of(artifact, self._spec)
-        ref = AdapterRef(tenant or "", name, 0, artifact.digest, rank, num_bytes, traits)
+        ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
         self._store.put(artifact.digest, folder)
         probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
         check_probe(probe, allow_noop)
         summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
-        return VersionEntry(0, ref.digest, ref.rank, num_bytes, {**summary, **origin}, source, time.time())
+        return VersionEntry(0, ref.digest, ref.rank, ref.num_bytes, {**summary, **origin}, source, time.time())
+
+    def _check_allowance(self, name: str, tenant: str | None, digest: str = "", num_bytes: int = 0) -> None:
+        snapshot = self._catalog.snapshot
+        owner = owner_of(snapshot, name, tenant)
+        check_allowance(snapshot, owner, name, digest, num_bytes, self._quota_of(owner))
 
     def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
         """The version of this id that came of the very same files, if its bytes are still there."""
@@ -263,24 +279,25 @@ class Registry:
         """The folder as it will be stored, and what its card says of that."""
         if not sent.config.init:
             return sent, {}
-        check_values(folder, sent, allow_noop=True)  # whether it is one shows after the conversion
         started = time.perf_counter()
-        plain, origin = make_plain(folder, sent, self._spec, self._trial.converted, self._config.max_lora_rank)
+        self._trial.make_plain(self._candidate(folder, sent))
+        plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
         _log.info(
             "%s undone for %d modules in %.1f s",
             sent.config.init,
             len(sent.bound.linears),
             time.perf_counter() - started,
         )
-        return plain, {"converted_from": origin}
+        return plain, {"converted_from": origin_of(sent, self._spec)}
 
-    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool) -> tuple[int, int]:
-        """Its rank as it will be served, and the host memory that it needs, bytes."""
-        check_values(folder, artifact, allow_noop)
-        saved = read_weights(folder, artifact, max_rank=self._config.max_lora_rank)
-        num_bytes = self._trial.num_bytes(saved)
-        if num_bytes > self._config.host_bytes:
+    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool) -> AdapterSize:
+        """As it will be served."""
+        size = self._trial.weigh(self._candidate(folder, artifact), allow_noop=allow_noop)
+        if size.num_bytes > self._config.host_bytes:
             raise InvalidAdapterError(
-                [f"it needs {num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
+                [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
-        return saved.rank, num_bytes
+        return size
+
+    def _candidate(self, folder: Path, artifact: Artifact) -> Candidate:
+        return Candidate(folder, artifact, self._spec, self._config.max_lora_rank)

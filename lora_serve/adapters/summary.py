@@ -47,6 +47,11 @@ def summary_of(
     }
 
 
+def origin_of(sent: Artifact, spec: ModelSpec) -> dict[str, Any]:
+    """What the card of an adapter that was rewritten as plain LoRA says of the files that were sent."""
+    return {"init": sent.config.init, "digest": sent.digest, "r": sent.config.ranks.r, "base": spec.name}
+
+
 def kinds_of(artifact: Artifact) -> list[str]:
     """What it is besides, or instead of, plain LoRA, in PEFT's words."""
     config, bound = artifact.config, artifact.bound

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from lora_serve.client.streams import EventStreams
 from lora_serve.core.commands import AdapterCommand, ProbeResult
-from lora_serve.core.errors import LoraServeError, NotReadyError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
+from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
+from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop
-from lora_serve.engine.messages import Abort, Command, Message, Outcome, StatsQuery, Stop, Submit
+from lora_serve.engine.messages import Abort, Command, Message, Outcome, Ping, StatsQuery, Stop, Submit
 from lora_serve.engine.queue_gate import QueueGate
 
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
+STOP_SECONDS = 60.0  # that the thread may take to end its step
 
 
 class ThreadEngineClient:
     """See `EngineClient`. The mailbox is shared with the adapter loader, which posts into it."""
 
-    def __init__(self, engine: Engine, mailbox: queue.SimpleQueue[Message], gate: QueueGate) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        mailbox: queue.SimpleQueue[Message],
+        gate: QueueGate,
+        rebuild: Callable[[], Engine] | None = None,
+    ) -> None:
+        """`rebuild`: see `EngineLoop`."""
         self.gate = gate
         self._engine = engine
         self._mailbox = mailbox
-        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._rebuild = rebuild
+        self._streams = EventStreams()
+        self._asked: set[asyncio.Future[Any]] = set()
         self._thread: threading.Thread | None = None
+        self._ended = asyncio.Event()
 
     async def start(self) -> None:
         """Start the engine's thread."""
@@ -38,29 +52,22 @@ class ThreadEngineClient:
         def emit(events: Sequence[StepEvent]) -> None:
             loop.call_soon_threadsafe(self._deliver, events)
 
-        run = EngineLoop(self._engine, self._mailbox, emit).run
+        engine_loop = EngineLoop(self._engine, self._mailbox, emit, self._rebuild)
+
+        def run() -> None:
+            try:
+                engine_loop.run()
+            except BaseException:
+                _log.critical("the engine's thread ended", exc_info=True)
+            finally:
+                loop.call_soon_threadsafe(self._lose)
+
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._thread.start()
 
-    async def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
         """See `EngineClient.infer`."""
-        self._check_running()
-        with self.gate.entered((request,)):
-            events: asyncio.Queue[Event] = asyncio.Queue()
-            self._queues[request.request_id] = events
-            self._mailbox.put(Submit(request))
-            is_over = False
-            try:
-                while not is_over:
-                    event = await events.get()
-                    is_over = isinstance(event, ErrorEvent | FinishEvent)
-                    if isinstance(event, ErrorEvent):
-                        raise event.error
-                    yield event
-            finally:
-                del self._queues[request.request_id]
-                if not is_over:
-                    self._mailbox.put(Abort(request.request_id))
+        return self._streams.events(self.gate, request, self._submit, self._abort)
 
     async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
         """See `EngineClient.adapters`."""
@@ -77,11 +84,23 @@ class ThreadEngineClient:
         """See `EngineClient.stats`."""
         return await self._ask(StatsQuery)
 
+    async def ping(self) -> None:
+        """Returns between two steps."""
+
+        def message(reply: Callable[[None], None]) -> Ping:
+            return Ping(lambda: reply(None))
+
+        await self._ask(message)
+
+    async def lost(self) -> None:
+        """Returns once the thread has ended, by itself or by `stop`."""
+        await self._ended.wait()
+
     async def stop(self) -> None:
         """End the thread after its current step; requests that still run get NotReadyError."""
         if self._thread is not None:
             self._mailbox.put(Stop())
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, STOP_SECONDS)
             self._thread = None
 
     async def _ask(self, message: Callable[[Callable[[R], None]], Message]) -> R:
@@ -93,22 +112,38 @@ class ThreadEngineClient:
         def reply(value: R) -> None:
             loop.call_soon_threadsafe(_resolve, answer, value)
 
+        self._asked.add(answer)
+        answer.add_done_callback(self._asked.discard)
         self._mailbox.put(message(reply))
         return await answer
+
+    def _submit(self, request: InferenceRequest) -> None:
+        self._check_running()
+        self._mailbox.put(Submit(request))
+
+    def _abort(self, request_id: str) -> None:
+        self._mailbox.put(Abort(request_id))
 
     def _check_running(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             raise NotReadyError("The engine is not running.", retry_after=5)
 
     def _deliver(self, events: Sequence[StepEvent]) -> None:
-        """On the event loop: each event to whoever still waits for it."""
-        for event in events:
-            if isinstance(event, StartedEvent):
-                self.gate.leave(event.request_id)
-                continue
-            waiting = self._queues.get(event.request_id)
-            if waiting is not None:
-                waiting.put_nowait(event)
+        self._streams.deliver(self.gate, events)
+
+    def _lose(self) -> None:
+        """The thread has ended; whoever it left without an answer gets an error."""
+        self._ended.set()
+        num_lost = self._streams.fail_all(_lost) if self._thread is not None else 0
+        for answer in list(self._asked):
+            if not answer.done():
+                answer.set_exception(_lost())
+        if num_lost:
+            _log.error("%d requests ended with the engine's thread", num_lost)
+
+
+def _lost() -> EngineLostError:
+    return EngineLostError("The engine stopped; try again.", retry_after=5)
 
 
 def _resolve(answer: asyncio.Future[R], value: R) -> None:

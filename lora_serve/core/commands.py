@@ -51,6 +51,22 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantBudget:
+    """Bytes of a tenant's adapters on the device."""
+
+    tenant: str
+    guaranteed: int = 0  # others' newcomers never push it below these
+    at_most: int | None = None  # beyond these its newcomer pushes out its own, or waits
+
+
+@dataclass(frozen=True, slots=True)
+class SetTenantBudgets:
+    """Budgets of all tenants that have one, from now on; what is there already stays until a newcomer comes."""
+
+    budgets: tuple[TenantBudget, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Run a prompt with the base model and with the adapter, to see what it changes; answered by a ProbeResult."""
 
@@ -97,4 +113,4 @@ class Tune:
         return new
 
 
-AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | Probe | Tune
+AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | SetTenantBudgets | Probe | Tune

@@ -66,6 +66,15 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Where the engine runs, and when it counts as lost."""
+
+    engine: str  # name of a file in engine_host
+    step_timeout: float  # seconds without progress; 0: any number
+    max_restarts: int  # within ten minutes
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """Where adapters are kept, and how many bytes each tier may hold."""
 
@@ -141,3 +150,13 @@ class ServerConfig:
     metrics_names: str = "auto"  # "auto", "open" or "admin"
     requests: RequestLimits = RequestLimits()
     connections: ConnectionLimits = ConnectionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class AccountingConfig:
+    """How tenants' limits and usage are counted."""
+
+    flush_seconds: float = 1.0  # between two writes of usage
+    bucket_seconds: int = 3600  # that one row of usage covers
+    keep_days: int = 400
+    counts_alone: bool = True  # limits per minute are counted by each server while Redis is away

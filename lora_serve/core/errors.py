@@ -9,6 +9,7 @@ LoraServeError
 │   ├── InvalidRequestError      a field is wrong (`param` names it)
 │   ├── AuthenticationError      no key, or a wrong one
 │   ├── ForbiddenError           a key that may not do this
+│   │   └── QuotaExceededError   the tenant has as much as it may have
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
 │   ├── NotFoundError            likewise a tenant or a key
 │   ├── ConflictError            the admin's change contradicts what is there
@@ -19,8 +20,11 @@ LoraServeError
 ├── CapacityError                not now: come back after `retry_after` seconds
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── TenantQueueFullError     the tenant's own part of it is
+│   ├── RateLimitedError         the tenant's or the key's minute is used up
 │   ├── NotReadyError            warming up or draining
+│   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   │   └── DeviceQuotaError     they are more than their owner may have on the device
 │   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
 └── InternalError                our bug or the machine's; the row ends, the server goes on
@@ -30,6 +34,8 @@ LoraServeError
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from lora_serve.core.rate_limits import Standings
 
 
 class LoraServeError(Exception):
@@ -63,6 +69,10 @@ class AuthenticationError(RequestError):
 
 class ForbiddenError(RequestError):
     """The key is known and may not do this."""
+
+
+class QuotaExceededError(ForbiddenError):
+    """The tenant has as many adapters, or as many bytes of them, as it may; something has to be deleted first."""
 
 
 class AdapterNotFoundError(RequestError):
@@ -145,16 +155,43 @@ class TenantQueueFullError(CapacityError):
         self.tokens = tokens
 
 
+class RateLimitedError(CapacityError):
+    """The requests or tokens of a minute are used up; `retry_after` says when there is room again."""
+
+    def __init__(
+        self,
+        message: str,
+        retry_after: float = 1.0,
+        reason: str = "tenant_requests_per_minute",
+        standings: Standings | None = None,
+    ) -> None:
+        super().__init__(message, retry_after)
+        self.reason = reason
+        self.standings = standings or {}
+
+
 class NotReadyError(CapacityError):
     """The server is warming up or draining."""
 
     reason = "not_ready"
 
 
+class EngineLostError(CapacityError):
+    """The engine ended while it was at work on this; another one is being started."""
+
+    reason = "engine_lost"
+
+
 class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
 
     reason = "adapter_unavailable"
+
+
+class DeviceQuotaError(AdapterUnavailableError):
+    """The request's adapters do not fit into what the tenant may have on the device at most."""
+
+    reason = "tenant_device_bytes"
 
 
 class DeviceMemoryError(CapacityError):

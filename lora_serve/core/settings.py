@@ -18,10 +18,12 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.config import (
+    AccountingConfig,
     AdapterConfig,
     BatchLimits,
     ConnectionLimits,
     EngineConfig,
+    HostConfig,
     ModelConfig,
     QueueLimits,
     RequestLimits,
@@ -31,6 +33,7 @@ from lora_serve.core.config import (
 from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.access import AccessSettings
+from lora_serve.core.setting_groups.accounting import AccountingSettings
 from lora_serve.core.setting_groups.adapter_tiers import AdapterTierSettings
 from lora_serve.core.setting_groups.batching import BatchSettings
 from lora_serve.core.setting_groups.connections import ConnectionSettings
@@ -55,6 +58,7 @@ class Settings(
     ConnectionSettings,
     TlsSettings,
     RequestLimitSettings,
+    AccountingSettings,
     AccessSettings,
     EngineSettings,
     RegistrySettings,
@@ -146,6 +150,9 @@ class Settings(
             self.memory_limit,
         )
 
+    def host_slice(self) -> HostConfig:
+        return HostConfig(self.engine, self.engine_step_timeout, self.engine_max_restarts)
+
     def adapter_slice(self) -> AdapterConfig:
         return AdapterConfig(
             self.store,
@@ -165,6 +172,14 @@ class Settings(
             self.adapter_url,
             self.redis_prefix,
             self.tenant_source,
+        )
+
+    def accounting_slice(self) -> AccountingConfig:
+        return AccountingConfig(
+            self.usage_flush_seconds,
+            self.usage_bucket_seconds,
+            self.usage_keep_days,
+            self.quota_without_redis == "local",
         )
 
     def server_slice(self) -> ServerConfig:

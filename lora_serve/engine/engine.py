@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
+from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, SetTenantBudgets, Tune, Unpin
 from lora_serve.core.errors import DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
@@ -119,9 +119,14 @@ class Engine:
 
     def end_commands(self, error: LoraServeError) -> None:
         """Answer every command that still waits with `error`."""
-        for command in self._commands:
+        commands, self._commands = self._commands, []
+        for command in commands:
             command.reply(error)
-        self._commands = []
+
+    def clear_slots(self) -> None:
+        """The device's slots hold nothing any more; another engine is to use the runner."""
+        for index in range(self.residency.slots.num_indices):
+            self._runner.clear_slot(index)
 
     def stats(self) -> EngineStats:
         """A snapshot."""
@@ -223,6 +228,9 @@ class Engine:
                 is_done = outcome is not None
             elif isinstance(command, Unpin):
                 self.residency.unpin(command.digest)
+                is_done = True
+            elif isinstance(command, SetTenantBudgets):
+                self.residency.slots.set_budgets(command.budgets)
                 is_done = True
             elif isinstance(command, Resize):
                 self.residency.resize(command)

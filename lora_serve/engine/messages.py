@@ -45,8 +45,15 @@ class StatsQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class Ping:
+    """`reply` is called between two steps: the engine gets on."""
+
+    reply: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the loop; whoever still waits gets NotReadyError."""
 
 
-Message = Submit | Abort | Command | StatsQuery | Stop | LoadFinished[Any]
+Message = Submit | Abort | Command | StatsQuery | Ping | Stop | LoadFinished[Any]

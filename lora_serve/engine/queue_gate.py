@@ -9,11 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.waiting_line import WaitingLine
+
+
+@dataclass(frozen=True, slots=True)
+class LineLimit:
+    """A caller's own line beside its account's: at most `max_requests` of `name` wait."""
+
+    name: str
+    max_requests: int
 
 
 class QueueGate:
@@ -25,9 +34,9 @@ class QueueGate:
     def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._waiting: dict[str, tuple[str, int]] = {}  # by request id: account, prompt tokens
+        self._waiting: dict[str, tuple[tuple[str, ...], int]] = {}  # by request id: its lines, prompt tokens
         self._all = WaitingLine(clock())
-        self._lines: dict[str, WaitingLine] = {}  # by account, of those that have somebody waiting
+        self._lines: dict[str, WaitingLine] = {}  # by account and LineLimit, of those that have somebody waiting
 
     @property
     def num_requests(self) -> int:
@@ -43,38 +52,47 @@ class QueueGate:
         """Raise QueueFullError if not even the smallest request may enter: cheap, asked before a body is read."""
         self._check_all(1, 1, self._clock())
 
-    def enter(self, requests: Sequence[InferenceRequest], *, limited: bool = True) -> None:
+    def enter(
+        self, requests: Sequence[InferenceRequest], *, limited: bool = True, lines: Sequence[LineLimit] = ()
+    ) -> None:
         """All of one answer's requests wait from now on, or none. Who entered before is not counted again.
 
-        `limited` False: whatever the limits are. Raises QueueFullError, TenantQueueFullError.
+        `limited` False: whatever the limits are. `lines`: the caller's own. Raises QueueFullError,
+        TenantQueueFullError.
         """
         now = self._clock()
         fresh = [request for request in requests if request.request_id not in self._waiting]
         if limited and fresh:
             num_tokens = sum(len(request.prompt_token_ids) for request in fresh)
             self._check_all(len(fresh), num_tokens, now)
-            self._check_account(_account(fresh[0]), len(fresh), num_tokens, now)
+            limits = self._limits
+            own = (_account(fresh[0]), limits.max_tenant_requests, limits.max_tenant_tokens)
+            for name, max_requests, max_tokens in (own, *((line.name, line.max_requests, None) for line in lines)):
+                self._check_line(name, max_requests, max_tokens, len(fresh), num_tokens, now)
         for request in fresh:
-            account, num_tokens = _account(request), len(request.prompt_token_ids)
-            self._waiting[request.request_id] = (account, num_tokens)
+            names, num_tokens = (_account(request), *(line.name for line in lines)), len(request.prompt_token_ids)
+            self._waiting[request.request_id] = (names, num_tokens)
             self._all.add(num_tokens, now)
-            self._lines.setdefault(account, WaitingLine(now)).add(num_tokens, now)
+            for name in names:
+                self._lines.setdefault(name, WaitingLine(now)).add(num_tokens, now)
 
     def leave(self, request_id: str) -> None:
         """It waits no longer; whoever does not wait is fine."""
-        account, num_tokens = self._waiting.pop(request_id, ("", -1))
+        names, num_tokens = self._waiting.pop(request_id, ((), -1))
         if num_tokens < 0:
             return
-        now, line = self._clock(), self._lines[account]
+        now = self._clock()
         self._all.remove(num_tokens, now)
-        line.remove(num_tokens, now)
-        if line.num_requests == 0:
-            del self._lines[account]
+        for name in names:
+            line = self._lines[name]
+            line.remove(num_tokens, now)
+            if line.num_requests == 0:
+                del self._lines[name]
 
     @contextmanager
-    def entered(self, requests: Sequence[InferenceRequest]) -> Iterator[None]:
+    def entered(self, requests: Sequence[InferenceRequest], lines: Sequence[LineLimit] = ()) -> Iterator[None]:
         """`enter` now, and `leave` at the end of the block for whoever still waits then."""
-        self.enter(requests)
+        self.enter(requests, lines=lines)
         try:
             yield
         finally:
@@ -94,11 +112,18 @@ class QueueGate:
             reason,
         )
 
-    def _check_account(self, account: str, num_requests: int, num_tokens: int, now: float) -> None:
-        limits, line = self._limits, self._lines.get(account)
+    def _check_line(
+        self,
+        name: str,
+        max_requests: int | None,
+        max_tokens: int | None,
+        num_requests: int,
+        num_tokens: int,
+        now: float,
+    ) -> None:
+        line = self._lines.get(name)
         if line is None:
             return
-        max_requests, max_tokens = limits.max_tenant_requests, limits.max_tenant_tokens
         excess = _excess(line, num_requests, num_tokens, max_requests, max_tokens)
         if excess == (0, 0):
             return

@@ -146,7 +146,12 @@ class AdapterResidency(Generic[V]):
     # -- messages ----------------------------------------------------------------------------------------------
 
     def load_finished(self, message: LoadFinished[V]) -> LoraServeError | None:
-        """Take in what a loader posted; the error if the adapter cannot be had."""
+        """Take in what a loader posted; the error if the adapter cannot be had.
+
+        A load that nobody here has asked for began before the tables were built anew: it is left out.
+        """
+        if message.digest not in self._in_flight:
+            return None
         adapter, submitted = self._in_flight.pop(message.digest)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")

@@ -106,6 +106,11 @@ class Scheduler:
             self._patience.settle(sequence, now)
             self._patience.is_cold(sequence, now)
 
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of all that were added and have not ended."""
+        return tuple(self._by_request)
+
     def fail_all(self, error: LoraServeError) -> list[Event]:
         """End every request: the engine stops, or failed in a way that leaves no block to be trusted."""
         self.prefix_cache.clear()

@@ -51,6 +51,8 @@ class SlotTurns:
         """
         sequence.slots = self._residency.acquire(sequence.refs)
         for _ in sequence.refs:
+            if self._residency.slots.must_make_room_itself(sequence.refs):
+                break
             if sequence.slots or (victim := self._victim(sequence)) is None:
                 break
             preempt(victim)
@@ -59,6 +61,8 @@ class SlotTurns:
 
     def passed_over(self, sequence: Sequence) -> None:
         """Its adapters are here, and there is no slot for them."""
+        if self._residency.slots.must_make_room_itself(sequence.refs):
+            return  # it waits for its owner's rows: others owe it nothing
         self._passed.append(sequence)
         waited_long = sequence.num_passed_over >= self._max_passes or sequence.waiting_since <= self._horizon
         if waited_long and self._leaving is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from lora_serve.adapters.eviction import create_policy
 from lora_serve.adapters.eviction.residents import Residents
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.errors import AdapterUnavailableError, ConflictError
+from lora_serve.core.commands import TenantBudget
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceQuotaError
 from lora_serve.core.stats import SlotInfo
 
 PROBE_SLOT = 0  # the probes' own, so that no adapter has to leave for one; adapters have 1, 2, 3, ...
@@ -43,6 +45,7 @@ class SlotTable:
         """`policy`: name of a file in adapters/eviction. `tenant_floor`: see `Residents`."""
         self._num_slots = num_slots
         self._residents = Residents(create_policy(policy), max_bytes, num_slots, tenant_floor)
+        self._has_budgets = False
         self._entries: dict[str, _Entry] = {}  # by digest
         self._evictable: set[str] = set()  # of those: each of many waiting rows asks at every step whether there is one
         self._free: list[int] = []  # a heap of indices that were given back
@@ -57,6 +60,11 @@ class SlotTable:
     @property
     def num_slots(self) -> int:
         return self._num_slots
+
+    @property
+    def num_indices(self) -> int:
+        """Indices ever given out, the probes' own among them."""
+        return len(self._generations)
 
     @property
     def max_bytes(self) -> int | None:
@@ -104,7 +112,10 @@ class SlotTable:
         return digest in self._entries and self._entries[digest].is_empty
 
     def check_possible(self, adapters: Sequence[AdapterRef]) -> None:
-        """Raise AdapterUnavailableError if these can never be here together, however long one waits."""
+        """Raise AdapterUnavailableError, or DeviceQuotaError if their owner's budget is why, if these can never be here
+        together, however long one waits.
+        """
+        self._check_budgets(adapters)
         wanted = {adapter.digest for adapter in adapters}
         pinned = [entry for digest, entry in self._entries.items() if entry.is_pinned and digest not in wanted]
         if len(pinned) + len(wanted) > self.num_slots:
@@ -125,7 +136,17 @@ class SlotTable:
     def has_free(self, adapter: AdapterRef) -> bool:
         """Whether an adapter that has no slot could be placed without another's going."""
         fits = self.max_bytes is None or self.num_bytes + adapter.num_bytes <= self.max_bytes
-        return len(self._entries) < self.num_slots and fits
+        return len(self._entries) < self.num_slots and fits and not self.must_make_room_itself((adapter,))
+
+    def must_make_room_itself(self, adapters: Sequence[AdapterRef]) -> bool:
+        """Whether an owner of these is at its maximum, so that no leaving of others' adapters would help."""
+        missing = _bytes_by_tenant(adapter for adapter in adapters if adapter.digest not in self._entries)
+        return any(self._residents.exceeds_maximum(tenant, num_bytes) for tenant, num_bytes in missing.items())
+
+    def set_budgets(self, budgets: Sequence[TenantBudget]) -> None:
+        """Of all tenants that have one."""
+        self._has_budgets = bool(budgets)
+        self._residents.set_budgets(budgets)
 
     def soonest(self, adapters: Sequence[AdapterRef], num_steps_left: Mapping[str, int]) -> frozenset[str]:
         """Who has to go so that these can come: the fewest that are done soonest.
@@ -219,6 +240,26 @@ class SlotTable:
                 entry.is_pinned,
             )
 
+    def _check_budgets(self, adapters: Sequence[AdapterRef]) -> None:
+        if not self._has_budgets:
+            return
+        wanted = {adapter.digest: adapter for adapter in adapters}
+        pinned = [entry.adapter for key, entry in self._entries.items() if entry.is_pinned and key not in wanted]
+        pinned_bytes, needed = _bytes_by_tenant(pinned), _bytes_by_tenant(wanted.values())
+        for tenant, num_bytes in needed.items():
+            at_most, held = self._residents.maximum(tenant), pinned_bytes.get(tenant, 0)
+            if at_most is not None and held + num_bytes > at_most:
+                raise DeviceQuotaError(
+                    f"The request's adapters need {num_bytes} bytes of device memory; their owner may have {at_most} "
+                    f"there (device_bytes_max), of which its pinned adapters hold {held}.",
+                    retry_after=30,
+                )
+        others = self._residents.guaranteed_to_others(needed)
+        if self.max_bytes is not None and others + sum(needed.values()) > self.max_bytes:
+            raise AdapterUnavailableError(
+                "The request's adapters do not fit on the device beside what is guaranteed to others.", retry_after=30
+            )
+
     def _note(self, digest: str) -> None:
         """Its rows or its pin changed."""
         (self._evictable.add if self._entries[digest].is_evictable else self._evictable.discard)(digest)
@@ -251,3 +292,11 @@ class SlotTable:
                 f"{len(pinned)} pinned adapters of {num_bytes} bytes are on the device, which the new limits would not "
                 "hold; unpin some first."
             )
+
+
+def _bytes_by_tenant(adapters: Iterable[AdapterRef]) -> Counter[str]:
+    """Of their owners."""
+    num_bytes: Counter[str] = Counter()
+    for adapter in adapters:
+        num_bytes[adapter.tenant] += adapter.num_bytes
+    return num_bytes

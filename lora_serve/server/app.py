@@ -10,6 +10,7 @@ from aiohttp.typedefs import Middleware
 from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
 from lora_serve.server.admin import (
+    audit,
     deletion,
     keys,
     limits,
@@ -20,6 +21,7 @@ from lora_serve.server.admin import (
     sharing,
     tenants,
     upload,
+    usage,
     vllm_lora,
 )
 from lora_serve.server.connections import CONNECTIONS, Connections
@@ -43,9 +45,11 @@ from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank
 from lora_serve.server.pooling.score import create_score
 from lora_serve.server.reconciler import Reconciler
+from lora_serve.server.residency_meter import metering
 from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
+from lora_serve.server.tenant_budgets import following_budgets
 from lora_serve.server.tracing import traced
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
@@ -59,7 +63,7 @@ def build_app(services: Services) -> web.Application:
         around.insert(1, traced(services.traces))
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS] = services, connections
-    app.cleanup_ctx.extend((_reconciling, noting_uses, connections.watching))
+    app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching))
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(add_security_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_adapter_routes(), *_tenant_routes(), *_admin_routes()])
@@ -146,6 +150,8 @@ def _admin_routes() -> list[web.RouteDef]:
         web.get("/admin/aliases", for_admin(routing.list_aliases)),
         web.put("/admin/aliases/{id:.+}", for_admin(routing.set_alias)),
         web.delete("/admin/aliases/{id:.+}", for_admin(routing.remove_alias)),
+        web.get("/admin/usage", for_managing(usage.get_usage)),
+        web.get("/admin/audit", for_managing(audit.get_audit)),
         web.get("/admin/engine", for_admin(listing.get_engine)),
         web.put("/admin/engine", for_admin(limits.put_engine)),
         web.post("/v1/load_lora_adapter", for_admin(vllm_lora.load_lora_adapter)),

@@ -11,10 +11,12 @@ from urllib.parse import quote
 from aiohttp import web
 
 from lora_serve.core.events import Timings
+from lora_serve.core.rate_limits import Standings
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.fallback import Fallback
+from lora_serve.server.rate_limit_headers import rate_limit_headers
 
 BASE_VERSION = "0"  # X-Adapter-Version of the base model
 BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
@@ -80,6 +82,15 @@ def _active(adapters: AdapterSet, requests: Sequence[InferenceRequest]) -> tuple
 
 
 @dataclass(slots=True)
+class AuditNote:
+    """What an admin act was about, where its URL does not say it: filled in by its handler."""
+
+    subject: str = ""
+    owner: str = ""  # the tenant whose it is
+    digest: str = ""
+
+
+@dataclass(slots=True)
 class RequestContext:
     """Filled in on the way through; times are seconds of `time.monotonic()`."""
 
@@ -92,6 +103,8 @@ class RequestContext:
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    rate_limits: Standings = field(default_factory=dict)  # of a limited caller, once they are known
+    audit: AuditNote = field(default_factory=AuditNote)
 
     def admitted(self, timings: Timings, fell_back: bool = False) -> None:
         """One of the sequences has its prompt computed, by the fallback if it `fell_back`."""
@@ -114,6 +127,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["X-Request-Id"] = context.request_id
     if context.answerer is not None:
         response.headers.update(context.answerer.headers())
+    response.headers.update(rate_limit_headers(context.rate_limits))
     if context.timings is not None:
         response.headers["Server-Timing"] = _server_timing(context.timings, context.decode)
 

@@ -4,6 +4,7 @@
 |---------------------------|--------|-----------------------|--------------------------|
 | InvalidRequestError       | 400    | invalid_request_error | its own                  |
 | AuthenticationError       | 401    | authentication_error  | invalid_api_key          |
+| QuotaExceededError        | 403    | permission_error      | quota_exceeded           |
 | ForbiddenError            | 403    | permission_error      | forbidden                |
 | AdapterNotFoundError      | 404    | invalid_request_error | model_not_found          |
 | NotFoundError             | 404    | invalid_request_error | not_found                |
@@ -13,7 +14,10 @@
 | InvalidAdapterError       | 422    | invalid_adapter       | invalid_adapter          |
 | QueueFullError            | 503    | server_error          | overloaded               |
 | TenantQueueFullError      | 429    | rate_limit_error      | rate_limit_exceeded      |
+| RateLimitedError          | 429    | rate_limit_error      | rate_limit_exceeded      |
+| DeviceQuotaError          | 429    | rate_limit_error      | rate_limit_exceeded      |
 | NotReadyError             | 503    | server_error          | not_ready                |
+| EngineLostError           | 503    | server_error          | engine_restarted         |
 | AdapterUnavailableError   | 503    | server_error          | adapter_unavailable      |
 | RequestTimeoutError       | 504    | timeout_error         | timeout                  |
 | anything else             | 500    | server_error          | internal_error           |
@@ -38,6 +42,7 @@ MAX_RETRY_AFTER = 120  # seconds
 _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidRequestError, 400, "invalid_request_error", None),
     (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
+    (errors.QuotaExceededError, 403, "permission_error", "quota_exceeded"),
     (errors.ForbiddenError, 403, "permission_error", "forbidden"),
     (errors.AdapterNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (errors.NotFoundError, 404, "invalid_request_error", "not_found"),
@@ -48,7 +53,10 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidAdapterError, 422, "invalid_adapter", "invalid_adapter"),
     (errors.QueueFullError, 503, "server_error", "overloaded"),
     (errors.TenantQueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.RateLimitedError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.DeviceQuotaError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.NotReadyError, 503, "server_error", "not_ready"),
+    (errors.EngineLostError, 503, "server_error", "engine_restarted"),
     (errors.AdapterUnavailableError, 503, "server_error", "adapter_unavailable"),
     (errors.CapacityError, 503, "server_error", "overloaded"),
     (errors.RequestTimeoutError, 504, "timeout_error", "timeout"),

@@ -34,6 +34,13 @@ class Lifecycle:
         if self.state is ServerState.STARTING:
             self.state, self.reason = ServerState.READY, ""
 
+    def restarting(self) -> None:
+        """The engine is lost and another one is being started. Nothing happens while the server drains."""
+        if self.state is ServerState.READY:
+            self.state = ServerState.STARTING
+        if self.state is ServerState.STARTING:
+            self.reason = "The engine is being restarted."
+
     def fail(self, reason: str) -> None:
         """The engine is dead; /health says so, and nothing is let in. `reason` is shown to callers."""
         self.state, self.reason = ServerState.FAILED, reason

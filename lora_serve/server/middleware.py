@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from lora_serve.core.errors import CapacityError
+from lora_serve.core.errors import CapacityError, RateLimitedError
 from lora_serve.core.log_context import logged_with
 from lora_serve.core.tenant import Caller
+from lora_serve.server.auditing import audited
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.log_fields import log_fields
@@ -31,7 +32,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     status = CLIENT_LEFT
     with logged_with(lambda: log_fields(context)):
         try:
-            response = await _respond(request, handler, context)
+            response = await audited(request, context, _respond(request, handler, context))
             status = response.status
             return response
         finally:
@@ -44,6 +45,8 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
     except Exception as error:
         if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             return web.Response(status=CLIENT_LEFT)  # nobody reads it, and aiohttp logs no traceback
+        if isinstance(error, RateLimitedError):
+            context.rate_limits = error.standings
         if isinstance(error, CapacityError):
             request.app[SERVICES].metrics.count_refusal(error.reason)
         return wire_error(error, context.request_id).response()
@@ -78,8 +81,9 @@ def for_inference(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
+        caller = request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
         with services.lifecycle.inside():
+            services.quotas.check(caller)
             services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
             return await handler(request)
 
@@ -114,8 +118,9 @@ def for_anybody(handler: Handler) -> Handler:
 
 def _for_role(handler: Handler, authenticate: Callable[[Authenticator, str | None], Caller]) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
-        authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].caller = authenticate(authenticator, request.headers.get("Authorization"))
+        authenticator, header = request.app[SERVICES].authenticator, request.headers.get("Authorization")
+        request[CONTEXT].caller = authenticator.anybody(header)  # whose act it is, if it is refused
+        request[CONTEXT].caller = authenticate(authenticator, header)
         return await handler(request)
 
     return guarded

@@ -23,8 +23,11 @@ from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.staging import Staging
+from lora_serve.tenancy.audit import AuditLog
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.quota import Quotas
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
@@ -51,6 +54,9 @@ class Services:
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    quotas: Quotas = field(default_factory=Quotas)
+    meter: Meter = field(default_factory=lambda: Meter(None))  # the default: in memory only
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
     async def edit(self, change: Call[T], name: str) -> T:
         """A short change of the catalog, to its end even if the caller leaves. Raises what `change` raises."""

@@ -31,6 +31,11 @@ class Directory:
         """What is known now."""
         return self.ledger.state
 
+    def quota_of(self, tenant: str) -> Quota:
+        """As it is now; no limits for a tenant without a record."""
+        known = self.snapshot.tenants.get(tenant)
+        return NO_LIMITS if known is None else known.quota
+
     def create_tenant(self, name: str, quota: Quota = NO_LIMITS, may_use_base: bool = True) -> Tenant:
         """Raises ConflictError."""
         tenant = Tenant(name, quota, may_use_base, self.clock())

@@ -11,7 +11,14 @@ import pytest
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, Route
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError, InvalidRequestError
+from lora_serve.core.errors import (
+    AdapterNotFoundError,
+    AdapterUnavailableError,
+    ConflictError,
+    InvalidRequestError,
+    QuotaExceededError,
+)
+from lora_serve.core.tenant import Quota
 from tests.catalog_versions import digest, version
 
 Reopen = Callable[[], Catalog]
@@ -324,3 +331,38 @@ def test_readers_on_other_threads_always_see_whole_states(catalog: Catalog) -> N
     done.set()
     reader.join()
     assert torn == []
+
+
+def test_owner_has_no_more_adapters_or_bytes_than_its_quota(catalog: Catalog) -> None:
+    quota = Quota(max_adapters=2, max_stored_bytes=3000)
+    catalog.add("acme/a", version("a"), quota=quota)
+    catalog.add("acme/a", version("b"), quota=quota)
+    catalog.add("globex/a", version("a"), quota=Quota(max_stored_bytes=1000))
+    catalog.add("acme/b", version("a"), quota=quota)  # the same content again: charged in full
+    with pytest.raises(QuotaExceededError, match="has 2 adapters"):
+        catalog.add("acme/c", version("c"), quota=quota)
+    with pytest.raises(QuotaExceededError, match="has 3000 bytes"):
+        catalog.add("acme/b", version("c"), quota=quota)
+    catalog.add("acme/a", version("b"), quota=quota)
+    assert sorted(catalog.snapshot.entries) == ["acme/a", "acme/b", "globex/a"]
+    catalog.remove("acme/a", 1)
+    catalog.add("acme/b", version("c"), quota=quota)
+
+
+def test_registrations_at_the_same_time_do_not_pass_a_quota_together(catalog: Catalog) -> None:
+    outcomes: list[bool] = []
+
+    def register(letter: str) -> None:
+        try:
+            catalog.add(f"acme/{letter}", version(letter), quota=Quota(max_adapters=3))
+        except QuotaExceededError:
+            outcomes.append(False)
+        else:
+            outcomes.append(True)
+
+    threads = [threading.Thread(target=register, args=(letter,)) for letter in "abcdef"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == [False] * 3 + [True] * 3

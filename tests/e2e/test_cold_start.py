@@ -18,6 +18,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.fetch import fetch_timed
 from lora_serve.adapters.loader import Loaded, Loader
 from lora_serve.adapters.registry import Registry
@@ -30,7 +31,8 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_trial import EngineTrial
+from lora_serve.engine_host.examiner import LocalExaminer
+from lora_serve.engine_host.trial import EngineTrial
 from lora_serve.model.build import build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
@@ -109,7 +111,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
 
     def fetch(ref: AdapterRef) -> Loaded[HostAdapter]:
         gates.wait(ref.digest)
-        saved, times = fetch_timed(store, parts.spec, ref)
+        saved, times = fetch_timed(StoredBlobs(store, store), parts.spec, ref)
         return Loaded(parts.fold(saved), times)
 
     with (
@@ -123,7 +125,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             mailbox,
             QueueGate(slices[0].queue),
         )
-        trial = EngineTrial(parts.fold, parts.undo, client, asyncio.get_running_loop())
+        trial = EngineTrial(LocalExaminer(parts.fold, parts.undo), client, asyncio.get_running_loop())
         registry = Registry(slices[1], parts.spec, catalog, store, trial, BaseTokens(text.vocabulary()))
         services = Services(
             client=client,

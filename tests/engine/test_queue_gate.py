@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import CapacityError, QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.engine.queue_gate import LineLimit, QueueGate
 
 
 class Clock:
@@ -179,3 +179,21 @@ def test_whatever_comes_and_goes_limits_hold_and_nothing_stays_counted(
     for number in range(10):
         gate.leave(f"r{number}")
     assert (gate.num_requests, gate.num_tokens, gate._lines) == (0, 0, {})
+
+
+def test_callers_own_lines_are_limited_beside_its_account() -> None:
+    gate = QueueGate(QueueLimits(100))
+    lines = (LineLimit("tenant:acme", 3), LineLimit("key:a", 1))
+    gate.enter((request("a"),), lines=lines)
+    with pytest.raises(TenantQueueFullError) as caught:
+        gate.enter((request("b"),), lines=lines)
+    assert caught.value.requests == (1, 0)
+    other_key = (LineLimit("tenant:acme", 3), LineLimit("key:b", 9))
+    gate.enter((request("c"), request("d")), lines=other_key)
+    with pytest.raises(TenantQueueFullError):
+        gate.enter((request("e"),), lines=other_key)
+    gate.enter((request("f", tenant="globex"),))
+    for name in "acdf":
+        gate.leave(name)
+    gate.enter((request("b"),), lines=lines)
+    assert (gate.num_requests, gate.num_tokens) == (1, 1)

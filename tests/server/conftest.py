@@ -169,7 +169,8 @@ async def services(
     config, keys = adapter_config, KeyTable(directory)
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
-    registry = Registry(config, spec, catalog, DiskStore(config.store), trial, BaseTokens(text_model.vocabulary()))
+    base_tokens = BaseTokens(text_model.vocabulary())
+    registry = Registry(config, spec, catalog, DiskStore(config.store), trial, base_tokens, directory.quota_of)
     made = Services(
         client=engine,
         catalog=catalog,

@@ -39,7 +39,8 @@ def test_whole_error_tree_has_a_status(kind: type[errors.LoraServeError]) -> Non
     if issubclass(kind, errors.RequestError) and kind is not errors.RequestError:
         assert 400 <= shown.status < 500
     if issubclass(kind, errors.CapacityError):
-        status = 429 if kind is errors.TenantQueueFullError else 503
+        limited = (errors.TenantQueueFullError, errors.RateLimitedError, errors.DeviceQuotaError)
+        status = 429 if issubclass(kind, limited) else 503
         assert (shown.status, shown.headers) == (status, {"Retry-After": "1"})
     if issubclass(kind, errors.InternalError):
         assert shown.status == 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import http.client
 import json
@@ -16,13 +17,14 @@ from unittest import mock
 
 from lora_serve import launch
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host import thread
 from lora_serve.model.build import ModelParts
 from tests.e2e.plain_http import Reply
 from tests.stateful.letters import BLOCK_SIZE, TEXT, LetterRunner, letter_parts
 
 BASE, KEY = "base", "admin-key-of-the-tests"
 PATIENCE = 20.0  # seconds for what must happen some time
-_here = threading.local()  # `.program`: whose wiring runs on this thread
+_here: contextvars.ContextVar[Program] = contextvars.ContextVar("program")  # whose wiring runs here
 
 
 class Program:
@@ -99,7 +101,7 @@ class Program:
         return connection.getresponse()
 
     def _run(self, listener: Any) -> None:
-        _here.program = self
+        _here.set(self)
         try:
             with listener:
                 asyncio.run(launch._serve(self.settings, listener))
@@ -120,13 +122,13 @@ def our_model() -> Iterator[None]:
 
     def on_signals(stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        _here.program._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        _here.get()._stop = lambda: loop.call_soon_threadsafe(stop.set)
 
     def build(*_: object) -> ModelParts:
-        return letter_parts(_here.program.runner)
+        return letter_parts(_here.get().runner)
 
     with (
-        mock.patch.object(launch, "_built_on_a_thread_of_its_own", build),
+        mock.patch.object(thread, "build_parts", build),
         mock.patch.object(launch.TextModel, "load", return_value=TEXT),
         mock.patch.object(launch, "_on_signals", on_signals),
     ):

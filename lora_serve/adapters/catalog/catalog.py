@@ -12,6 +12,7 @@ from io import FileIO
 from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog import edits, routes
+from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.entry import (
     Canary,
     CatalogEntry,
@@ -28,6 +29,7 @@ from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, note
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
 from lora_serve.core.adapter import AdapterRef, check_adapter_id
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
+from lora_serve.core.tenant import NO_LIMITS, Quota
 
 T = TypeVar("T")
 _PATIENCE = 2.0  # seconds without the journal, after which an unknown id may be one that we have not heard of
@@ -100,15 +102,19 @@ class Catalog:
         metadata: Mapping[str, Any] | None = None,
         activate: bool = True,
         holder: str = "",
+        quota: Quota = NO_LIMITS,
     ) -> tuple[CatalogEntry, VersionEntry, bool]:
         """Note a version, durably; `holder`'s hold of its blob ends. (entry, version, whether it is new.)
 
+        `quota`: of its owner, held even if several replicas register for it at once; raises QuotaExceededError.
         The number is chosen here. The same content keeps its old number. `pinned=False` and `metadata=None` leave an
         old entry's values; `activate=False` leaves what the id means.
         """
 
         def edit(state: CatalogState) -> tuple[Changes, tuple[CatalogEntry, VersionEntry, bool]]:
             _check_new(state, name, tenant, metadata)
+            owner = owner_of(state.snapshot, name, tenant)
+            check_allowance(state.snapshot, owner, name, version.digest, version.num_bytes, quota)
             old = state.snapshot.entries.get(name)
             if old is None:
                 entry = edits.new_entry(name, tenant_of(name, tenant), version, pinned, metadata)

@@ -57,8 +57,12 @@ class Departures:
         max_items: int | None,
         tenant_floor: float,
         newcomer: tuple[str, int] | None,
+        guaranteed: Mapping[str, int] | None = None,
     ) -> None:
-        """`held`: per tenant. `newcomer`: its tenant and bytes; None: the tier itself shrinks."""
+        """`held`: per tenant. `newcomer`: its tenant and bytes; None: the tier itself shrinks. `guaranteed`: bytes, by
+        tenant, that no newcomer of another one takes, whatever it means for the newcomer.
+        """
+        self._guaranteed = (guaranteed or {}) if newcomer else {}
         self._left = dict(held)
         self._max_bytes = max_bytes
         self._max_items = max_items
@@ -70,6 +74,7 @@ class Departures:
             total = total.plus(amount.num_bytes, amount.num_items)
         self._total = total
         self._chosen: list[Resident] = []
+        self._leaving_anyway: list[Resident] = []
 
     @property
     def fits(self) -> bool:
@@ -79,7 +84,13 @@ class Departures:
     @property
     def keys(self) -> tuple[str, ...]:
         """Who leaves, in the order of the choice."""
-        return tuple(resident.key for resident in self._chosen)
+        return tuple(resident.key for resident in (*self._leaving_anyway, *self._chosen))
+
+    def leave(self, residents: Iterable[Resident]) -> None:
+        """These go whatever room there is."""
+        for resident in residents:
+            self._move(resident, -1)
+            self._leaving_anyway.append(resident)
 
     def choose(self, candidates: Iterable[tuple[int, Resident]]) -> None:
         """Choose among (reluctance, entry), given in the order of going, as few as make room; all that may if none."""
@@ -107,9 +118,13 @@ class Departures:
 
     def _is_spared(self, resident: Resident, spared: Spared) -> bool:
         """Floors bind others only: a tenant's own entries may always go for its own newcomer."""
-        if spared is Spared.NOBODY or resident.tenant == self._tenant:
+        if resident.tenant == self._tenant:
             return False
         left = self._left[resident.tenant]
+        if left.num_bytes - resident.num_bytes < self._guaranteed.get(resident.tenant, 0):
+            return True
+        if spared is Spared.NOBODY:
+            return False
         if self._lacks_bytes:  # floors are in the unit that is short
             floor, now, part = self._part * (self._max_bytes or 0), left.num_bytes, resident.num_bytes
         else:

@@ -4,6 +4,9 @@ Tenants' floors: with budget B and k tenants present (the newcomer's counts), a 
 others cannot push it below `tenant_floor * B / k`. So one tenant's churn cannot flush the others. A tenant's own
 entries may always go for its own newcomer. Where entries are so large that nothing else would make room, first the
 entry that crosses its tenant's floor goes, then the policy's plain order decides: a newcomer that fits always gets in.
+
+Tenants' budgets, where they have one, stand above that. Bytes that are guaranteed to a tenant never give way to others'
+newcomers, and a tenant at its maximum makes room for its own newcomer among its own entries.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import replace
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
 from lora_serve.adapters.eviction.departures import Amount, Departures, Resident
+from lora_serve.core.commands import TenantBudget
 
 Reluctance = Callable[[str], int | None]  # 0: may go; 1: rather not; 2: only if nothing else is left; None: never
 
@@ -40,6 +44,31 @@ class Residents:
         self._tenant_floor = tenant_floor
         self._residents: dict[str, Resident] = {}
         self._held: dict[str, Amount] = {}  # by tenant
+        self._guaranteed: dict[str, int] = {}  # bytes by tenant
+        self._at_most: dict[str, int] = {}  # likewise
+
+    def set_budgets(self, budgets: Iterable[TenantBudget]) -> None:
+        """Of all tenants that have one. Nobody leaves for that."""
+        known = tuple(budgets)
+        self._guaranteed = {budget.tenant: budget.guaranteed for budget in known if budget.guaranteed}
+        self._at_most = {budget.tenant: budget.at_most for budget in known if budget.at_most is not None}
+
+    def maximum(self, tenant: str) -> int | None:
+        """Bytes that it may have; None: any number."""
+        return self._at_most.get(tenant)
+
+    def exceeds_maximum(self, tenant: str, num_bytes: int) -> bool:
+        """Whether so many bytes more are more than the tenant may have."""
+        at_most = self._at_most.get(tenant)
+        return at_most is not None and self._held.get(tenant, Amount()).num_bytes + num_bytes > at_most
+
+    def guaranteed_to_others(self, tenants: Collection[str]) -> int:
+        """Bytes here that only their owners' newcomers can push out."""
+        return sum(
+            min(held.num_bytes, self._guaranteed.get(tenant, 0))
+            for tenant, held in self._held.items()
+            if tenant not in tenants
+        )
 
     def add(self, key: str, tenant: str, num_bytes: int, load_seconds: float = 0.0) -> None:
         """A new entry; whether there is room for it is asked before, with `victims`."""
@@ -65,8 +94,13 @@ class Residents:
 
     def victims(self, tenant: str, num_bytes: int, reluctance: Reluctance = no_reluctance) -> tuple[str, ...] | None:
         """The fewest entries, in the order of going, whose leaving lets `tenant`'s newcomer in; None: not possible."""
+        own = self._leaving_for_own(tenant, num_bytes, reluctance)
+        if own is None:
+            return None
         departures = self._departures((tenant, num_bytes))
-        departures.choose(self._candidates(reluctance))
+        departures.leave(own)
+        leaving = {resident.key for resident in own}
+        departures.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
         return departures.keys if departures.fits else None
 
     def surplus(self, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
@@ -110,8 +144,23 @@ class Residents:
             if level is not None:
                 yield level, self._residents[key]
 
+    def _leaving_for_own(self, tenant: str, num_bytes: int, reluctance: Reluctance) -> list[Resident] | None:
+        """The tenant's own that must go so that it stays within its maximum; None: those that may are not enough."""
+        if not self.exceeds_maximum(tenant, num_bytes):
+            return []
+        excess = self._held.get(tenant, Amount()).num_bytes + num_bytes - self._at_most[tenant]
+        own = [candidate for candidate in self._candidates(reluctance) if candidate[1].tenant == tenant]
+        leaving: list[Resident] = []
+        for _, resident in sorted(own, key=lambda candidate: candidate[0]):
+            if excess <= 0:
+                break
+            leaving.append(resident)
+            excess -= resident.num_bytes
+        return leaving if excess <= 0 else None
+
     def _departures(self, newcomer: tuple[str, int] | None) -> Departures:
-        return Departures(self._held, self.max_bytes, self.max_items, self._tenant_floor, newcomer)
+        held, floor = self._held, self._tenant_floor
+        return Departures(held, self.max_bytes, self.max_items, floor, newcomer, self._guaranteed)
 
     def _held_by_others(self, tenant: str, besides: Collection[str]) -> dict[str, Amount]:
         held = {other: amount for other, amount in self._held.items() if other != tenant}

@@ -115,13 +115,16 @@ class DiskStore:
         Left out if there is no room for it. Not flushed: whoever reads it must see by itself whether it is whole.
         Raises OSError, also if there is no blob.
         """
+        with scratch_folder(self._tmp) as scratch:
+            (scratch / name).write_bytes(content)
+            self.take_beside(digest, scratch / name)
+
+    def take_beside(self, digest: str, file: Path) -> None:
+        """`keep_beside` of a file on the same file system, which is moved away under its own name."""
         with self.holding(digest):
-            if not self._table.grow(digest, len(content)):
-                return
-            with scratch_folder(self._tmp) as scratch:
-                (scratch / name).write_bytes(content)
-                (scratch / name).chmod(FILE_MODE)
-                (scratch / name).rename(self._blob(digest) / name)
+            if self._table.grow(digest, file.stat().st_size):
+                file.chmod(FILE_MODE)
+                file.rename(self._blob(digest) / file.name)
 
     def has(self, digest: str) -> bool:
         """See AdapterStore."""

@@ -13,7 +13,17 @@ from lora_serve.core.setting_types import Weights
 class EngineSettings(SettingsGroup):
     """How the engine runs: its host, its order, its kernels."""
 
-    engine: Literal["thread"] = Field("thread", description="where the engine runs")
+    engine: Literal["thread", "process"] = Field(
+        "thread", description="where the engine runs; process: in a child, which is started again if it crashes"
+    )
+    engine_step_timeout: float = Field(
+        300.0, ge=0, description="seconds without progress after which the engine counts as hung; 0: any number"
+    )
+    engine_max_restarts: int = Field(
+        5,
+        ge=0,
+        description="restarts of the engine within ten minutes, after which the server gives up and exits with 3",
+    )
     policy: Literal["fcfs", "affinity", "fair", "deadline", "priority"] = Field(
         "fcfs", description="order of waiting requests"
     )

@@ -32,6 +32,7 @@ async def create_key(request: web.Request) -> web.StreamResponse:
     key, secret = await services.edit(
         lambda: directory.create_key(tenant, fields.role, fields.label, expires, quota), f"making a key of {tenant}"
     )
+    request[CONTEXT].audit.subject = f"{tenant}/{key.id}"
     shown = {"secret": secret, **_card(services.keys, key)}
     return web.json_response(shown, status=201, headers={"Cache-Control": "no-store"})
 

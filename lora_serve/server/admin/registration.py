@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.entry import tenant_of
 from lora_serve.adapters.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
@@ -18,7 +19,7 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.listing import card_of
 from lora_serve.server.admin.residency import set_pinned
 from lora_serve.server.admin.tenant_rules import check_source, check_still_there, registration_for
-from lora_serve.server.context import CONTEXT
+from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
@@ -36,8 +37,9 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     fields = registration_for(services, caller, fields)
     check_new_id(services, fields.id)
     check_source(services, caller, fields.source)
-    services.catalog.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
-    return await complete_registration(services, fields, lambda: services.staging.stage(fields.source), caller)
+    services.registry.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
+    note = request[CONTEXT].audit
+    return await complete_registration(services, fields, lambda: services.staging.stage(fields.source), caller, note)
 
 
 def check_new_id(services: Services, adapter_id: str) -> None:
@@ -47,9 +49,14 @@ def check_new_id(services: Services, adapter_id: str) -> None:
 
 
 async def complete_registration(
-    services: Services, fields: RegisterFields, stage: Callable[[], Awaitable[Staged]], caller: Caller
+    services: Services,
+    fields: RegisterFields,
+    stage: Callable[[], Awaitable[Staged]],
+    caller: Caller,
+    note: AuditNote,
 ) -> web.StreamResponse:
     """Bring the files here, register them and answer with the card."""
+    note.subject, note.owner = fields.id, tenant_of(fields.id, fields.tenant)
 
     def register(staged: Staged) -> Registration:
         return services.registry.register_staged(
@@ -64,6 +71,7 @@ async def complete_registration(
         )
 
     registration, warnings = await register_and_pin(services, fields.id, stage, register)
+    note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     await check_still_there(services, caller, fields.id)
     card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]

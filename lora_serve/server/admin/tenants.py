@@ -26,6 +26,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
     fields = check_fields(CreateTenantFields, await read_json(request))
     if check_tenant_name(fields.name, "name") == ADMIN_CALLER.tenant:
         raise InvalidRequestError(f"`{fields.name}` is the name of whoever has the admin key.", param="name")
+    request[CONTEXT].audit.subject = request[CONTEXT].audit.owner = fields.name
     directory, quota = services.keys.directory, fields.quota.quota()
     tenant = await services.edit(
         lambda: directory.create_tenant(fields.name, quota, fields.may_use_base), f"making the tenant {fields.name}"

@@ -83,7 +83,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
         if upload.archive.exists():
             await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
         upload.is_handed_over = True
-        return await complete_registration(services, fields, upload.staged, caller)
+        return await complete_registration(services, fields, upload.staged, caller, request[CONTEXT].audit)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.admin.removal import remove_adapter
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.errors import WireError
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
@@ -28,13 +29,14 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
     """Unlike vLLM, loading the same content again is 200."""
     services = request.app[SERVICES]
     fields = check_fields(LoadLoraFields, await read_json(request))
-    name = fields.lora_name
+    name, note = fields.lora_name, request[CONTEXT].audit
+    note.subject = name
     if not name or not fields.lora_path:
         return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
     check_new_id(services, name)
     try:
-        services.catalog.check_new(name, None, None)
-        await register_and_pin(
+        services.registry.check_new(name, None, None)
+        registration, _ = await register_and_pin(
             services,
             name,
             lambda: services.staging.stage(fields.lora_path),
@@ -50,12 +52,14 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
         if error.param != "source":
             raise
         return _refused(404, _not_found(fields, error), "NotFoundError")
+    note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
 
 async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     name = check_fields(UnloadLoraFields, await read_json(request)).lora_name
+    request[CONTEXT].audit.subject = name
     if not name:
         return _refused(400, "'lora_name' needs to be provided to unload a LoRA adapter.", "InvalidUserInput")
     try:

@@ -15,6 +15,7 @@ from lora_serve.server.context import RequestContext
 from lora_serve.server.metrics import SequenceTimer
 from lora_serve.server.openai.answer import Admitted, Answer, Piece, StopRules
 from lora_serve.server.openai.merge import merge
+from lora_serve.server.permits import Permit, permitted
 from lora_serve.server.services import Services
 
 ChoiceEvents = AsyncGenerator[tuple[int, Admitted | Piece], None]
@@ -25,22 +26,27 @@ async def run_choices(
 ) -> ChoiceEvents:
     """(number of the choice, Admitted or Piece) as they come; each choice ends with a Piece with a finish_reason.
 
-    Either all choices may wait for their turn or none is begun: QueueFullError, TenantQueueFullError. Leaving early, or
-    an error of one choice, aborts all of them. The engine lets the same adapters answer all choices that may fall back;
-    should it ever not, no answer is given, as its headers could not tell who it is of.
+    Either all choices may wait for their turn or none is begun: RateLimitedError, QueueFullError, TenantQueueFullError.
+    Leaving early, or an error of one choice, aborts all of them. The engine lets the same adapters answer all choices
+    that may fall back; should it ever not, no answer is given, as its headers could not tell who it is of.
     """
-    sources = [_run_choice(services, context, request, rules) for request in requests]
     admitted_at: float | None = None
     outcomes: set[bool] = set()
-    with services.client.gate.entered(requests):
-        async with aclosing(merge(sources)) as events:
-            async for number, event in events:
-                if isinstance(event, Admitted):
-                    admitted_at = admitted_at or time.monotonic()
-                    yield number, note_admitted(context, event, outcomes)
-                else:
-                    context.num_output_tokens += len(event.token_ids)
-                    yield number, event
+    async with permitted(services, context, requests) as permit:
+        sources = [_run_choice(services, context, request, rules, permit) for request in requests]
+        with services.client.gate.entered(requests, permit.lines):
+            async with aclosing(merge(sources)) as events:
+                async for number, event in events:
+                    if isinstance(event, Admitted):
+                        admitted_at = admitted_at or time.monotonic()
+                        permit.use.admitted(number, event.timings, event.num_cached_tokens)
+                        yield number, note_admitted(context, event, outcomes)
+                    else:
+                        context.num_output_tokens += len(event.token_ids)
+                        permit.use.generated(len(event.token_ids))
+                        if event.finish_reason is not None:
+                            permit.use.ended(number)
+                        yield number, event
     context.decode = time.monotonic() - (admitted_at or time.monotonic())
 
 
@@ -55,13 +61,13 @@ def note_admitted(context: RequestContext, event: Admitted, outcomes: set[bool])
 
 
 async def _run_choice(
-    services: Services, context: RequestContext, request: InferenceRequest, rules: StopRules
+    services: Services, context: RequestContext, request: InferenceRequest, rules: StopRules, permit: Permit
 ) -> AsyncGenerator[Admitted | Piece, None]:
     adapter = request.adapters[0].ref if request.adapters else None  # one with tokens of its own is alone
     answer = Answer(services.text_of(adapter), request, rules, services.spec.eos_token_ids)
     with services.metrics.sequence(request.tenant, context.started, len(request.prompt_token_ids)) as timer:
         # Leaving the engine's iterator is the abort, so it must be closed here and now, not by the garbage collector.
-        async with aclosing(cast(AsyncGenerator[Event, None], services.client.infer(request))) as events:
+        async with permit.row(request), aclosing(_inferred(services, request)) as events:
             async for event in events:
                 made = _made_of(request, event, answer, timer)
                 yield made
@@ -69,6 +75,10 @@ async def _run_choice(
                     timer.finished(made.finish_reason)
                     return
     raise InternalError(f"The engine left {request.request_id} without an end.")
+
+
+def _inferred(services: Services, request: InferenceRequest) -> AsyncGenerator[Event, None]:
+    return cast(AsyncGenerator[Event, None], services.client.infer(request))
 
 
 def _made_of(request: InferenceRequest, event: Event, answer: Answer, timer: SequenceTimer) -> Admitted | Piece:

@@ -15,6 +15,7 @@ from lora_serve.server.context import RequestContext
 from lora_serve.server.openai.answer import Admitted
 from lora_serve.server.openai.generation import note_admitted
 from lora_serve.server.openai.merge import merge
+from lora_serve.server.permits import Permit, permitted
 from lora_serve.server.services import Services
 
 MAX_IN_FLIGHT = 256  # of one answer: more than a step takes, and not the whole queue of all callers
@@ -26,29 +27,33 @@ async def run_pooled(
     services: Services, context: RequestContext, requests: Sequence[InferenceRequest]
 ) -> tuple[list[bytes], bool]:
     """The vectors in the order of the requests (float32, little-endian), and whether the fallback made them."""
-    run = _Run(services, context)
     vectors: list[bytes] = [b""] * len(requests)
-    with services.client.gate.entered(requests):
-        async with aclosing(merge([run.one(request) for request in requests])) as events:
-            async for number, event in events:
-                if isinstance(event, Admitted):
-                    note_admitted(context, event, run.outcomes)
-                else:
-                    vectors[number] = event.values
+    async with permitted(services, context, requests) as permit:
+        run = _Run(services, context, permit)
+        with services.client.gate.entered(requests, permit.lines):
+            async with aclosing(merge([run.one(request) for request in requests])) as events:
+                async for number, event in events:
+                    if isinstance(event, Admitted):
+                        permit.use.admitted(number, event.timings, event.num_cached_tokens)
+                        note_admitted(context, event, run.outcomes)
+                    else:
+                        permit.use.ended(number)
+                        vectors[number] = event.values
     return vectors, True in run.outcomes
 
 
 class _Run:
     """`outcomes`: whether those with a fallback fell back; once one is known, all others are asked for the same."""
 
-    def __init__(self, services: Services, context: RequestContext) -> None:
+    def __init__(self, services: Services, context: RequestContext, permit: Permit) -> None:
         self._services = services
         self._context = context
+        self._permit = permit
         self._places = asyncio.Semaphore(MAX_IN_FLIGHT)
         self.outcomes: set[bool] = set()
 
     async def one(self, request: InferenceRequest) -> AsyncGenerator[Made, None]:
-        async with self._places:
+        async with self._places, self._permit.row(request):
             request = self._as_decided(request)
             # Leaving the engine's iterator is the abort, so it must be closed here and now.
             async with aclosing(self._events(request)) as made:

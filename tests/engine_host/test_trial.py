@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-import lora_serve.engine_trial as module
+import lora_serve.engine_host.trial as module
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedLinear
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Probe
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
-from lora_serve.engine_trial import AdaptersAtHand, EngineTrial
+from lora_serve.engine_host.examiner import AdaptersAtHand, LocalExaminer
+from lora_serve.engine_host.trial import EngineTrial
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 
 REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
@@ -31,7 +32,7 @@ def undo(saved: SavedAdapter, init: str) -> SavedAdapter:
 
 
 def trial_of(client: Any) -> EngineTrial:
-    return EngineTrial(fold, undo, client, asyncio.get_running_loop())
+    return EngineTrial(LocalExaminer(fold, undo), client, asyncio.get_running_loop())
 
 
 async def test_probe_goes_to_the_engine_and_comes_back() -> None:
@@ -61,12 +62,7 @@ async def test_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Monke
 
 async def test_bytes_are_those_after_folding() -> None:
     saved = SavedAdapter("sha256:a", "a", {"q": SavedLinear(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)})
-    assert trial_of(MockEngineClient(50)).num_bytes(saved) == 2 * 2 * 8 * 4
-
-
-async def test_conversion_is_that_of_the_model() -> None:
-    saved = SavedAdapter("sha256:a", "a", {})
-    assert trial_of(MockEngineClient(50)).converted(saved, "pissa").name == "without pissa"
+    assert LocalExaminer(fold, undo).num_bytes(saved) == 2 * 2 * 8 * 4
 
 
 def plain(name: str = "") -> HostAdapter:
@@ -82,9 +78,10 @@ async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() ->
             taken.append(at_hand.take(REF))
             return await super().adapters(command)
 
-    trial = EngineTrial(lambda saved: plain(), undo, Loading(50), asyncio.get_running_loop(), at_hand)
+    examiner = LocalExaminer(lambda saved: plain(), undo, at_hand)
+    trial = EngineTrial(examiner, Loading(50), asyncio.get_running_loop())
     for _ in range(2):
-        trial.num_bytes(SavedAdapter("sha256:a", "", {}))
+        examiner.num_bytes(SavedAdapter("sha256:a", "", {}))
         await asyncio.to_thread(trial.probe, REF, (1, 2))
     assert [adapter and (adapter.name, adapter.digest) for adapter in taken] == [("a", "sha256:a")] * 2
     assert at_hand.take(REF) is None

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lora_serve.adapters.dummy import dummy_adapter, dummy_adapter_ref
+from lora_serve.adapters.blobs import Blobs
+from lora_serve.adapters.checkpoint.zeros import dummy_adapter
+from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.adapters.fetch import fetch_timed
 from lora_serve.adapters.loader import Loaded
-from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.load_times import LoadTimes
@@ -32,17 +32,15 @@ class AdapterSource:
 
     def __init__(
         self,
-        store: AdapterStore,
-        disk: DiskStore,
+        blobs: Blobs,
         parts: ModelParts,
         at_hand: Callable[[AdapterRef], HostAdapter | None] = lambda adapter: None,
     ) -> None:
-        """`disk`: the part of `store` on this machine, where prepared files lie beside the blobs. `at_hand`: an adapter
-        that was read, checked and folded just now.
+        """Prepared files lie beside the blobs on this machine. `at_hand`: an adapter that was read, checked and folded
+        just now.
         """
         self._at_hand = at_hand
-        self._store = store
-        self._disk = disk
+        self._blobs = blobs
         self._parts = parts
         self._base = prepared.PreparedBase.of(parts.spec)
         self._dummy = dummy_adapter_ref(parts.spec).digest
@@ -62,9 +60,9 @@ class AdapterSource:
             return
         name = prepared.file_name(adapter, self._base)
         try:
-            with self._disk.open(adapter.digest) as blob:
+            with self._blobs.near(adapter.digest) as blob:
                 if not (blob / name).exists():
-                    self._disk.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
+                    self._blobs.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
         except AdapterUnavailableError:  # it was deleted meanwhile
             return
         except (OSError, MemoryError) as error:
@@ -72,7 +70,7 @@ class AdapterSource:
 
     def _prepared(self, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
         try:
-            with self._disk.open(adapter.digest) as blob:
+            with self._blobs.near(adapter.digest) as blob:
                 return self._read_prepared(blob / prepared.file_name(adapter, self._base), adapter)
         except (AdapterUnavailableError, OSError):  # the ordinary way tells what is wrong
             return None
@@ -95,7 +93,7 @@ class AdapterSource:
         return Loaded(value, LoadTimes("disk", fetched - start, verified - fetched, time.perf_counter() - verified))
 
     def _ordinary(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
-        saved, times = fetch_timed(self._store, self._parts.spec, adapter)
+        saved, times = fetch_timed(self._blobs, self._parts.spec, adapter)
         start = time.perf_counter()
         value = self._parts.fold(saved)
         return Loaded(value, dataclasses.replace(times, fold=time.perf_counter() - start))

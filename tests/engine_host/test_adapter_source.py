@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.adapter_source import AdapterSource
+from lora_serve.engine_host.adapter_source import AdapterSource
+from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.adapters.stores.base import AdapterStore
@@ -61,7 +62,7 @@ def house_of(engine: LocalEngine, model: Path, root: Path, **config: Any) -> Hou
     disk.put(digest, folder)
     ref = AdapterRef("default", "acme/a", 1, digest, 4, 1000)
     blob = root / "store" / "blobs" / digest.removeprefix("sha256:")
-    return House(AdapterSource(disk, disk, engine.parts), disk, ref, blob)
+    return House(AdapterSource(StoredBlobs(disk, disk), engine.parts), disk, ref, blob)
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def test_adapter_of_another_base_is_refused_with_a_prepared_file_too(house: Hous
 def test_tier_is_where_the_bytes_came_from(engine: LocalEngine, model: Path, tmp_path: Path, house: House) -> None:
     near = DiskStore(tmp_path / "near")
     far: AdapterStore = house.disk
-    source = AdapterSource(TieredStore(near, far, "redis"), near, engine.parts)
+    source = AdapterSource(StoredBlobs(TieredStore(near, far, "redis"), near), engine.parts)
     loaded = source.load(house.ref)
     assert loaded.times.tier == "redis"
     assert loaded.times.verify > 0

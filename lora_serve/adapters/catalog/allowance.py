@@ -1,0 +1,38 @@
+"""How many adapters, and how many bytes of them, a tenant may have."""
+
+from __future__ import annotations
+
+from lora_serve.adapters.catalog.entry import tenant_of
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.errors import QuotaExceededError
+from lora_serve.core.tenant import Quota
+
+
+def owner_of(snapshot: Snapshot, name: str, tenant: str | None) -> str:
+    """Whose an adapter is, or will be."""
+    known = snapshot.entries.get(name)
+    return tenant_of(name, tenant) if known is None else known.tenant
+
+
+def check_allowance(snapshot: Snapshot, owner: str, name: str, digest: str, num_bytes: int, quota: Quota) -> None:
+    """Whether `owner` may have a version of this content and size more. Raises QuotaExceededError.
+
+    Each of its versions counts with all of its bytes, whoever else has the same content: else a tenant could tell
+    from its own figures what others have. `digest` empty: the content is not known yet, only the id counts.
+    """
+    if quota.max_adapters is None and quota.max_stored_bytes is None:
+        return
+    own = [entry for entry in snapshot.entries.values() if entry.tenant == owner]
+    known = next((entry for entry in own if entry.name == name), None)
+    if known is None and quota.max_adapters is not None and len(own) >= quota.max_adapters:
+        raise QuotaExceededError(
+            f"The tenant `{owner}` has {len(own)} adapters and may have {quota.max_adapters}: delete one first."
+        )
+    if known is not None and digest in {version.digest for version in known.versions}:
+        return
+    held = sum(version.num_bytes for entry in own for version in entry.versions)
+    if digest and quota.max_stored_bytes is not None and held + num_bytes > quota.max_stored_bytes:
+        raise QuotaExceededError(
+            f"The tenant `{owner}` has {held} bytes of adapters and may have {quota.max_stored_bytes}; this version "
+            f"has {num_bytes}: delete some first."
+        )

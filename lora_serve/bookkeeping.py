@@ -1,0 +1,72 @@
+"""Opens what counts and notes: limits per minute, usage, the audit log; of this server, or shared by replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from lora_serve.adapters.catalog.opening import replica_name
+from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.tenancy.audit import AuditLog
+from lora_serve.tenancy.audit_journal import AuditJournal
+from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.quota import Quotas
+from lora_serve.tenancy.rate_counters import RateCounters
+from lora_serve.tenancy.rate_limiter import RateLimiter
+from lora_serve.tenancy.shared_counters import SharedCounters
+from lora_serve.tenancy.usage_journal import UsageJournal
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the web counts with and notes in."""
+
+    quotas: Quotas
+    meter: Meter
+    audit: AuditLog
+
+
+@asynccontextmanager
+async def open_books(config: AdapterConfig, accounting: AccountingConfig) -> AsyncIterator[Books]:
+    """For as long as the block lasts; the caller holds the store. What is left is written at its end.
+
+    Raises ConfigError.
+    """
+    replica = replica_name(config.store)
+    audit_journal = AuditJournal(config.store, replica)
+    try:
+        usage_journal = UsageJournal(config.store)
+    except BaseException:
+        audit_journal.close()
+        raise
+    books = _opened(config, accounting, replica, usage_journal, audit_journal)
+    if (broken := await asyncio.to_thread(audit_journal.first_broken)) is not None:
+        _log.error("audit log: line %d does not follow from the one before it: lines were changed or removed", broken)
+    books.audit.publish()  # what a crash, or Redis' absence, kept from the others
+    try:
+        yield books
+    finally:
+        await books.quotas.close()
+        await books.meter.close()
+        await books.audit.close()
+
+
+def _opened(
+    config: AdapterConfig, accounting: AccountingConfig, replica: str, usage: UsageJournal, audit: AuditJournal
+) -> Books:
+    if config.redis_url is None:
+        return Books(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
+    from lora_serve.tenancy.audit_exchange import AuditExchange
+    from lora_serve.tenancy.redis_counters import RedisCounters
+    from lora_serve.tenancy.usage_exchange import UsageExchange
+
+    url, prefix = config.redis_url, config.redis_prefix
+    counters: RateCounters = RedisCounters(url, prefix)
+    limiter = RateLimiter(SharedCounters(counters, accounting.counts_alone))
+    meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.keep_days), accounting)
+    return Books(Quotas(limiter), meter, AuditLog(audit, AuditExchange(url, prefix, replica)))

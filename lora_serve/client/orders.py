@@ -1,0 +1,47 @@
+"""Commands about adapters as records, one kind for each."""
+
+from __future__ import annotations
+
+from lora_serve.client.wire import (
+    DoEvict,
+    DoPin,
+    DoPrefetch,
+    DoProbe,
+    DoResize,
+    DoSetTenantBudgets,
+    DoTune,
+    DoUnpin,
+)
+from lora_serve.core.commands import (
+    AdapterCommand,
+    Evict,
+    Pin,
+    Prefetch,
+    Probe,
+    Resize,
+    SetTenantBudgets,
+    Tune,
+    Unpin,
+)
+
+Written = DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoProbe | DoTune
+
+
+def order_of(command: AdapterCommand) -> Written:
+    match command:
+        case Prefetch():
+            return DoPrefetch(command)
+        case Pin():
+            return DoPin(command)
+        case Unpin():
+            return DoUnpin(command)
+        case Evict():
+            return DoEvict(command)
+        case Resize():
+            return DoResize(command)
+        case SetTenantBudgets():
+            return DoSetTenantBudgets(command)
+        case Probe():
+            return DoProbe(command)
+        case Tune():
+            return DoTune(command)

@@ -1,0 +1,98 @@
+"""The real engine of an engine process: loads the model on a thread while the main thread listens, then serves."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from lora_serve.client import wire
+from lora_serve.client.faults import fault_of
+from lora_serve.core.errors import LoraServeError
+from lora_serve.engine_host.channel import Channel
+from lora_serve.engine_host.remote_blobs import RemoteBlobs
+from lora_serve.engine_host.service import EngineService
+from lora_serve.logs import configure_logging, timed
+from lora_serve.logs.redaction import Redaction
+from lora_serve.model.lean_imports import import_transformers
+
+REFUSED = 2  # exit code: a setting or the model is wrong
+FAILED = 1
+_log = logging.getLogger(__name__)
+
+
+class ChildEngine:
+    """See `child.Taker`."""
+
+    def __init__(self, configure: wire.Configure, channel: Channel) -> None:
+        self._configure = configure
+        self._channel = channel
+        self._blobs = RemoteBlobs(channel.send, configure.adapters.store / "tmp")
+        self._service: EngineService | None = None
+        threading.Thread(target=self._start, name="start", daemon=True).start()
+
+    def take(self, record: wire.ToEngine) -> None:
+        """Only errands' answers come before the parent was told that the engine is ready."""
+        if isinstance(record, wire.BlobGiven | wire.ErrandDone | wire.ErrandFailed):
+            self._blobs.answered(record)
+            return
+        if isinstance(record, wire.Settle):
+            _keep_what_is_here()
+        if self._service is not None:
+            self._service.take(record)
+
+    def stop(self) -> None:
+        """Loads that wait for the parent are not waited for: the process ends anyway."""
+        if self._service is not None:
+            self._service.stop()
+
+    def _start(self) -> None:
+        """The parent hears how it went; if badly, the process ends."""
+        try:
+            self._load()
+        except LoraServeError as error:
+            self._refuse(error, REFUSED)
+        except Exception as error:
+            _log.exception("the engine could not be started")
+            self._refuse(error, FAILED)
+
+    def _refuse(self, error: Exception, code: int) -> None:
+        if code == REFUSED:
+            self._channel.send(wire.Refused(fault_of(error)))
+        self._channel.close()
+        os._exit(code)
+
+    def _load(self) -> None:
+        configure = self._configure
+        import_transformers(configure.model.quantization, configure.model.model)
+        configure_logging(configure.log_format, redaction=_redaction(configure))
+        from lora_serve.engine_host.local import LocalEngine, build_parts
+        from lora_serve.model.threads import stand_aside
+
+        sys.setswitchinterval(0.0005)  # see launch.py
+        stand_aside()
+        with timed(f"model {configure.model.model}"):
+            parts = build_parts(configure.model, configure.engine, configure.adapters)
+        gc.freeze()
+        hosted = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
+        self._service = EngineService(hosted, self._channel.send, stand_aside)
+        self._channel.send(wire.Ready(parts.spec))
+
+
+def _redaction(configure: wire.Configure) -> Redaction:
+    """Nothing secret is here; where on this machine things lie is no one's business either."""
+    model = Path(configure.model.model)
+    places = {"store": configure.adapters.store, "cwd": Path.cwd(), **({"model": model} if model.exists() else {})}
+    return Redaction(places=places)
+
+
+def _keep_what_is_here() -> None:
+    """Without this, a full collection stops every thread for 0.2 s now and then."""
+    from lora_serve.model.allocator import return_freed_memory
+
+    gc.collect()
+    gc.freeze()
+    return_freed_memory()

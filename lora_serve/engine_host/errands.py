@@ -1,0 +1,95 @@
+"""The server's part of `remote_blobs.py`: holds adapters' folders open for the loaders of an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.stores.tiered import VerifiedBlob
+from lora_serve.client.faults import fault_of
+from lora_serve.client.record import Record
+from lora_serve.client.wire import BlobGiven, CloseBlob, Errand, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
+from lora_serve.core.errors import LoraServeError
+
+_log = logging.getLogger(__name__)
+Send = Callable[[Record], None]
+
+
+class Errands:
+    """`run` and `drop` are called on the event loop's thread; the stores are spoken to on threads."""
+
+    def __init__(self, blobs: StoredBlobs, num_threads: int) -> None:
+        self._blobs = blobs
+        self._threads = ThreadPoolExecutor(num_threads, "errands")
+        self._open: dict[int, ExitStack] = {}  # of the engine that runs now
+        self._life = 0  # errands of an earlier engine are nobody's
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, errand: Errand, send: Send) -> None:
+        """Do it, and `send` what came of it."""
+        task = asyncio.get_running_loop().create_task(self._run(errand, send, self._life))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop(self) -> None:
+        """The engine has ended: let go of what it held."""
+        self._life += 1
+        stacks, self._open = list(self._open.values()), {}
+        for stack in stacks:
+            self._threads.submit(stack.close)
+
+    async def close(self) -> None:
+        """After the engine has ended."""
+        self.drop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def _run(self, errand: Errand, send: Send, life: int) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(errand, CloseBlob):
+            stack = self._open.pop(errand.errand, None)
+            if stack is not None and life == self._life:
+                await loop.run_in_executor(self._threads, stack.close)
+            return
+        try:
+            send(await self._done(errand, life))
+        except Exception as error:
+            if not isinstance(error, LoraServeError | OSError):
+                _log.exception("an errand of the engine failed")
+            send(ErrandFailed(errand.errand, fault_of(error)))
+
+    async def _done(self, errand: OpenBlob | KeepBeside, life: int) -> Record:
+        loop = asyncio.get_running_loop()
+        if isinstance(errand, KeepBeside):
+            disk, digest, path = self._blobs.disk, errand.digest, Path(errand.path)
+            await loop.run_in_executor(self._threads, disk.take_beside, digest, path)
+            return ErrandDone(errand.errand)
+        stack = ExitStack()
+        source = self._near(errand.digest) if errand.is_near else self._blobs.verified(errand.digest)
+        blob = await loop.run_in_executor(self._threads, stack.enter_context, source)
+        if life != self._life:
+            self._threads.submit(stack.close)
+        else:
+            self._open[errand.errand] = stack
+        return BlobGiven(errand.errand, str(blob.folder), blob.tier, blob.fetch, blob.verify)
+
+    def _near(self, digest: str) -> AbstractContextManager[VerifiedBlob]:
+        return _Near(self._blobs.near(digest))
+
+
+class _Near(AbstractContextManager[VerifiedBlob]):
+    """A folder that was not looked at, in the form of one that was."""
+
+    def __init__(self, opened: AbstractContextManager[Path]) -> None:
+        self._opened = opened
+
+    def __enter__(self) -> VerifiedBlob:
+        return VerifiedBlob(self._opened.__enter__(), "disk", 0.0, 0.0)
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.__exit__(None, None, None)

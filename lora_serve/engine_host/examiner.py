@@ -1,0 +1,67 @@
+"""Looks at an adapter's values beside the model, and keeps what it made ready for the load that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from lora_serve.adapters.checkpoint.plain_lora import Undo
+from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.examination import undo_start, weigh
+from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.model.host_adapter import HostAdapter
+
+
+class LocalExaminer:
+    """See `Examiner`; with the model of this process."""
+
+    def __init__(
+        self, fold: Callable[[SavedAdapter], HostAdapter], undo: Undo, at_hand: AdaptersAtHand | None = None
+    ) -> None:
+        """`at_hand`: where the loader finds what was folded already; None: it reads the files again."""
+        self._fold = fold
+        self._undo = undo
+        self._at_hand = at_hand or AdaptersAtHand()
+
+    def make_plain(self, candidate: Candidate) -> None:
+        """See `Trial.make_plain`."""
+        undo_start(candidate, self._undo)
+
+    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+        """See `Trial.weigh`."""
+        return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
+
+    def num_bytes(self, saved: SavedAdapter) -> int:
+        """Host memory that it takes, folded; it is at hand from now on."""
+        folded = self._fold(saved)
+        self._at_hand.put(folded)
+        return folded.num_bytes
+
+    def forget(self) -> None:
+        """See `Examiner.forget`."""
+        self._at_hand.clear()
+
+
+class AdaptersAtHand:
+    """The adapter that is being registered, as it was folded from the very files whose digest it bears.
+
+    One at most: put by the registry's thread, taken by a loader's.
+    """
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, HostAdapter] = {}
+
+    def put(self, adapter: HostAdapter) -> None:
+        """In place of any other. Left out: what a load would make differently, of the rank that a card names."""
+        self.clear()
+        if adapter.is_plain:
+            self._adapters[adapter.digest] = adapter
+
+    def take(self, adapter: AdapterRef) -> HostAdapter | None:
+        """It is gone afterwards: whoever took it holds its memory alone."""
+        found = self._adapters.pop(adapter.digest, None)
+        return None if found is None else dataclasses.replace(found, name=adapter.name)
+
+    def clear(self) -> None:
+        self._adapters.clear()

@@ -1,0 +1,77 @@
+"""An engine with everything that must be in one process with it: model, loader threads, what examines adapters."""
+
+from __future__ import annotations
+
+import gc
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from lora_serve.adapters.blobs import Blobs
+from lora_serve.adapters.loader import Loader, Pace
+from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.engine.build import build_engine
+from lora_serve.engine.engine import Engine
+from lora_serve.engine.messages import Message
+from lora_serve.engine_host.adapter_source import AdapterSource
+from lora_serve.engine_host.examiner import AdaptersAtHand, LocalExaminer
+from lora_serve.model.build import ModelParts, build_model
+from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.threads import stand_aside
+
+
+class LocalEngine:
+    """Built in one go; `close` after the engine's thread has ended."""
+
+    def __init__(self, parts: ModelParts, engine: EngineConfig, adapters: AdapterConfig, blobs: Blobs) -> None:
+        self.spec: ModelSpec = parts.spec
+        self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._parts = parts
+        self._configs = engine, adapters
+        self._is_settled = False
+        at_hand = AdaptersAtHand()
+        self.examiner = LocalExaminer(parts.fold, parts.undo, at_hand)
+        source = AdapterSource(blobs, parts, at_hand.take)
+        self._loader: Loader[HostAdapter] = Loader(
+            source.load,
+            self.mailbox.put,
+            adapters.load_threads,
+            keep=source.keep,
+            pace=Pace(lambda: self.engine.is_busy and self._is_settled),  # warm-up is no one's loss
+            on_start=stand_aside,
+        )
+        self.engine = self.rebuild()
+
+    def rebuild(self) -> Engine:
+        """An engine with empty tables; it is the one from now on."""
+        parts = self._parts
+        self.engine: Engine = build_engine(
+            parts.runner, parts.spec, parts.num_blocks, *self._configs, self._loader.submit, memory=parts.memory
+        )
+        return self.engine
+
+    def settle(self) -> None:
+        """The warm-up is over: loads give way to steps from now on."""
+        self._is_settled = True
+
+    def close(self) -> None:
+        """Wait for the loads that have begun."""
+        self._loader.close()
+
+
+def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:
+    """On a thread of its own, whose team of threads ends with it (`model/threads.py`). Raises ModelError, ConfigError."""
+    with _without_collections(), ThreadPoolExecutor(1, "build") as thread:
+        return thread.submit(build_model, model, engine, adapters.max_loras, adapters.device_bytes).result()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is built here stays, so looking for garbage among it again and again is a loss of time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

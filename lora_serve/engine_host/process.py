@@ -1,0 +1,120 @@
+"""--engine process: model and engine in a child, which is started again when it crashes or hangs. No torch here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.client.engine_process import EngineProcess
+from lora_serve.client.process import ProcessEngineClient
+from lora_serve.client.wire import Configure, Forget, Settle
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.settings import Settings
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.engine.standing_orders import StandingOrders
+from lora_serve.engine_host.base import EngineHost, HostedModel
+from lora_serve.engine_host.errands import Errands
+from lora_serve.engine_host.trial import EngineTrial
+from lora_serve.weights import Weights
+
+COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
+T = TypeVar("T")
+
+
+def stand_aside() -> None:
+    """Nothing in this process computes in parallel."""
+
+
+@asynccontextmanager
+async def open_host(
+    settings: Settings, weights: Weights, command: Sequence[str] = COMMAND
+) -> AsyncIterator[EngineHost]:
+    """See `HostModule`. `command`: what to start, with the number of a socket as its last argument."""
+    errands = Errands(StoredBlobs(weights.store, weights.disk), settings.adapter_load_threads)
+    configure = configure_of(settings)
+    client = ProcessEngineClient(
+        lambda: EngineProcess.start(command, configure),
+        QueueGate(settings.engine_slice().queue),
+        StandingOrders(settings.max_loras),
+        errands.run,
+        errands.drop,
+    )
+    try:
+        await client.spawn()
+        yield ProcessHost(client)
+    finally:
+        await client.stop()
+        await errands.close()
+
+
+def configure_of(settings: Settings) -> Configure:
+    """What the engine's process must know; neither keys nor where anything but adapters' files is."""
+    adapters = replace(settings.adapter_slice(), redis_url=None, roots=(), urls=())
+    return Configure(settings.model_slice(), settings.engine_slice(), adapters, settings.log_format)
+
+
+class ProcessHost:
+    """See `EngineHost`."""
+
+    can_restart = True
+
+    def __init__(self, client: ProcessEngineClient) -> None:
+        self._client = client
+
+    async def load(self) -> HostedModel:
+        """See `EngineHost.load`."""
+        spec, loop = await self._client.load(), asyncio.get_running_loop()
+        return HostedModel(spec, self._client, EngineTrial(RemoteExaminer(self._client, loop), self._client, loop))
+
+    def settle(self) -> None:
+        """See `EngineHost.settle`."""
+        self._client.tell(Settle())
+
+    async def ping(self) -> None:
+        """See `EngineHost.ping`."""
+        await self._client.ping()
+
+    async def lost(self) -> str:
+        """See `EngineHost.lost`."""
+        return await self._client.lost()
+
+    def kill(self, reason: str) -> None:
+        """See `EngineHost.kill`."""
+        self._client.kill(reason)
+
+
+class RemoteExaminer:
+    """See `Examiner`: the engine's process reads the folder, which both see."""
+
+    def __init__(self, client: ProcessEngineClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def make_plain(self, candidate: Candidate) -> None:
+        """See `Trial.make_plain`."""
+        folder, digest = str(candidate.folder.absolute()), candidate.artifact.digest
+        self._await(self._client.make_plain(folder, digest, candidate.max_rank))
+
+    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+        """See `Trial.weigh`."""
+        folder, digest = str(candidate.folder.absolute()), candidate.artifact.digest
+        found = self._await(self._client.weigh(folder, digest, candidate.max_rank, allow_noop))
+        return AdapterSize(found.rank, found.num_bytes)
+
+    def forget(self) -> None:
+        """See `Examiner.forget`."""
+        self._loop.call_soon_threadsafe(self._client.tell, Forget())
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        """On the registry's thread. However long it takes: the engine's end, if it comes to that, ends the wait."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError:
+            raise AdapterUnavailableError("The server is shutting down.") from None

@@ -1,0 +1,78 @@
+"""--engine thread: model and engine in the server's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.client.thread import ThreadEngineClient
+from lora_serve.core.settings import Settings
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.engine_host.base import EngineHost, HostedModel
+from lora_serve.engine_host.local import LocalEngine, build_parts
+from lora_serve.engine_host.trial import EngineTrial
+from lora_serve.logs import timed
+from lora_serve.model.threads import stand_aside
+from lora_serve.weights import Weights
+
+__all__ = ["ThreadHost", "open_host", "stand_aside"]
+
+
+@asynccontextmanager
+async def open_host(settings: Settings, weights: Weights) -> AsyncIterator[EngineHost]:
+    """See `HostModule`."""
+    host = ThreadHost(settings, StoredBlobs(weights.store, weights.disk))
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+class ThreadHost:
+    """See `EngineHost`. A thread cannot be ended from outside, nor a model loaded twice: what is lost is lost."""
+
+    can_restart = False
+
+    def __init__(self, settings: Settings, blobs: StoredBlobs) -> None:
+        self._settings = settings
+        self._blobs = blobs
+        self._local: LocalEngine | None = None
+        self._client: ThreadEngineClient | None = None
+
+    async def load(self) -> HostedModel:
+        """See `EngineHost.load`."""
+        settings = self._settings
+        configs = settings.engine_slice(), settings.adapter_slice()
+        with timed(f"model {settings.model}"):
+            parts = await asyncio.to_thread(build_parts, settings.model_slice(), *configs)
+        local = self._local = LocalEngine(parts, *configs, self._blobs)
+        client = self._client = ThreadEngineClient(
+            local.engine, local.mailbox, QueueGate(configs[0].queue), local.rebuild
+        )
+        return HostedModel(local.spec, client, EngineTrial(local.examiner, client, asyncio.get_running_loop()))
+
+    def settle(self) -> None:
+        """See `EngineHost.settle`."""
+        if self._local is not None:
+            self._local.settle()
+
+    async def ping(self) -> None:
+        """See `EngineHost.ping`."""
+        if self._client is not None:
+            await self._client.ping()
+
+    async def lost(self) -> str:
+        """See `EngineHost.lost`."""
+        if self._client is not None:
+            await self._client.lost()
+        return "the engine's thread ended"
+
+    def kill(self, reason: str) -> None:
+        """See `EngineHost.kill`: it cannot be done."""
+
+    def close(self) -> None:
+        """After the engine's thread has ended: its loaders."""
+        if self._local is not None:
+            self._local.close()

@@ -1,0 +1,65 @@
+"""The engine is told what each tenant may have on the device: at its start, and whenever a quota changes anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from lora_serve.core.commands import SetTenantBudgets, TenantBudget
+from lora_serve.core.errors import LoraServeError
+from lora_serve.server.services import SERVICES, Services
+
+_RETRY = 1.0  # seconds until an engine that was not there is told again
+_NONE = SetTenantBudgets(())
+logger = logging.getLogger(__name__)
+
+
+def budgets_of(services: Services) -> SetTenantBudgets:
+    """As the directory has them now."""
+    tenants = services.keys.directory.snapshot.tenants
+    limited = {name: t.quota for name, t in tenants.items() if t.quota.device_bytes_guaranteed is not None}
+    limited |= {name: t.quota for name, t in tenants.items() if t.quota.device_bytes_max is not None}
+    return SetTenantBudgets(
+        tuple(
+            TenantBudget(name, limited[name].device_bytes_guaranteed or 0, limited[name].device_bytes_max)
+            for name in sorted(limited)
+        )
+    )
+
+
+async def following_budgets(app: web.Application) -> AsyncIterator[None]:
+    """While the application runs."""
+    task = asyncio.get_running_loop().create_task(_follow(app[SERVICES]), name="tenants' budgets")
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _follow(services: Services) -> None:
+    loop, changed, told = asyncio.get_running_loop(), asyncio.Event(), _NONE
+
+    def listener() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    ledger = services.keys.directory.ledger
+    ledger.listen(listener)
+    changed.set()
+    try:
+        while True:
+            await changed.wait()
+            changed.clear()
+            command = budgets_of(services)
+            if command == told:
+                continue
+            try:
+                await services.client.adapters(command)
+                told = command
+            except LoraServeError as error:  # no engine at present
+                logger.debug("the engine could not be told the tenants' budgets: %s", error)
+                await asyncio.sleep(_RETRY)
+                changed.set()
+    finally:
+        ledger.unlisten(listener)

@@ -1,0 +1,125 @@
+"""The audit log: one line per admin act, only ever appended, each holding the digest of the one before.
+
+    digest(n) = SHA-256(digest(n - 1) + line(n))
+
+So a line that was changed, or removed from the middle, shows. That lines are missing at the end shows only to whoever
+noted a later digest: it is in the server's log, and with a shared registry in Redis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_serve.tenancy.private_database import open_database, transaction
+
+FILE_NAME = "audit.sqlite3"
+FIRST = "0" * 64  # stands before the first line
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE audit (number INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, line TEXT NOT NULL, digest TEXT NOT NULL);
+CREATE INDEX audit_by_time ON audit (time_ms)
+"""
+_WHAT = "The audit log"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Who did what, to what, and what came of it."""
+
+    key: str  # id of the API key; "admin": the admin key
+    tenant: str  # the caller's
+    role: str
+    action: str  # "POST /admin/adapters/{id}/pin"
+    subject: str  # what the action was about: an adapter's id, a tenant, a key
+    owner: str  # the tenant whose it is, "" if it is nobody's or not known
+    digest: str  # of the content that came or went, "" if there is none
+    outcome: int  # the HTTP status; 499: the caller left before it was answered
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """One line as it is kept."""
+
+    replica: str
+    number: int  # 1, 2, 3, ... per replica
+    time_ms: int  # Unix milliseconds, never less than the line's before
+    line: str  # an Act as JSON
+    digest: str
+
+    @property
+    def id(self) -> str:
+        """Sorts as the lines do."""
+        return f"{self.time_ms:014d}-{self.replica[:8]}-{self.number:09d}"
+
+    @property
+    def act(self) -> dict[str, Any]:
+        act: dict[str, Any] = json.loads(self.line)
+        return act
+
+
+class AuditJournal:
+    """Called by any thread, one at a time."""
+
+    def __init__(self, store: Path, replica: str, clock: Callable[[], float] = time.time) -> None:
+        """Open or make the file in the store. Raises ConfigError."""
+        self._database = open_database(store / FILE_NAME, _SCHEMA, _VERSION)
+        self._replica = replica
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def append(self, act: Act) -> AuditLine:
+        """Durable on return. Raises AdapterUnavailableError."""
+        with self._lock, transaction(self._database, _WHAT):
+            last = self._database.execute("SELECT number, time_ms, digest FROM audit ORDER BY number DESC LIMIT 1")
+            number, time_ms, before = last.fetchone() or (0, 0, FIRST)
+            time_ms = max(time_ms, int(1000 * self._clock()))
+            line = json.dumps({"time_ms": time_ms, **asdict(act)}, sort_keys=True)
+            made = AuditLine(self._replica, number + 1, time_ms, line, chained(before, line))
+            self._database.execute("INSERT INTO audit VALUES (?, ?, ?, ?)", _record(made))
+        return made
+
+    def lines(self, after: int = 0, limit: int = 1000) -> list[AuditLine]:
+        """Those after number `after`, oldest first."""
+        return self._select("number > ? ORDER BY number LIMIT ?", (after, limit))
+
+    def latest(self, before: int | None = None, limit: int = 1000) -> list[AuditLine]:
+        """The newest, those before a number if it is given, newest first."""
+        bound = 2**62 if before is None else before
+        return self._select("number < ? ORDER BY number DESC LIMIT ?", (bound, limit))
+
+    def first_broken(self) -> int | None:
+        """The number of the first line that does not follow from the one before; None: all do."""
+        before, number = FIRST, 0
+        while page := self.lines(number):
+            for line in page:
+                number += 1
+                if line.number != number or line.digest != chained(before, line.line):
+                    return line.number
+                before = line.digest
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def _select(self, where: str, values: Sequence[object]) -> list[AuditLine]:
+        with self._lock:
+            query = f"SELECT number, time_ms, line, digest FROM audit WHERE {where}"  # noqa: S608 - our own text
+            return [AuditLine(self._replica, *row) for row in self._database.execute(query, values)]
+
+
+def chained(before: str, line: str) -> str:
+    """The digest of a line that follows the one with digest `before`."""
+    return hashlib.sha256(f"{before}{line}".encode()).hexdigest()
+
+
+def _record(line: AuditLine) -> tuple[int, int, str, str]:
+    return line.number, line.time_ms, line.line, line.digest

@@ -1,0 +1,153 @@
+"""Usage on its way to the journal: counted in memory, written in batches, and given to the other replicas.
+
+What a crash takes is what was counted since the last batch, `flush_seconds` at most. Nothing is ever counted twice: see
+usage_journal.py and usage_exchange.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lora_serve.core.config import AccountingConfig
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.tenancy.usage import Batch, UsageFigures, UsageKey, UsageRow, add_to
+from lora_serve.tenancy.usage_journal import UsageJournal, rows_of
+
+DAY = 86_400
+_log = logging.getLogger(__name__)
+
+
+class Exchange(Protocol):
+    """Where replicas tell one another their usage. Blocking; raises AdapterUnavailableError."""
+
+    def publish(self, journal: UsageJournal) -> None:
+        """Bring what changed in this replica's journal."""
+
+    def rows_of_others(self, start: int, end: int) -> list[UsageRow]:
+        """What the other replicas published of the buckets from `start` up to, not including, `end`."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+
+class Meter:
+    """`record` and `rows` on the event loop's thread; the journal is written on others."""
+
+    def __init__(
+        self,
+        journal: UsageJournal | None,
+        exchange: Exchange | None = None,
+        config: AccountingConfig | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`journal` None: counted in memory only. `exchange` None: there are no other replicas."""
+        self.config = config or AccountingConfig()
+        self._journal = journal
+        self._exchange = exchange
+        self._clock = clock
+        self._pending: Batch = {}
+        self._writing: Batch = {}  # taken out of `_pending` and not known to be written
+        self._number = journal.last_batch + 1 if journal is not None else 1
+        self._is_failing = False
+        self._is_exchange_away = False
+        self._lock = asyncio.Lock()
+        self._forgotten_on = 0  # the day on which old buckets were last removed
+
+    def record(self, key: UsageKey, figures: UsageFigures) -> None:
+        """Count. Never waits and never fails."""
+        add_to(self._pending, self._bucket(), key, figures)
+
+    async def keep_flushing(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self.config.flush_seconds)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what was counted so far, and tell the other replicas. What fails is tried again the next time."""
+        if self._journal is None:
+            return
+        async with self._lock:
+            await self._write(self._journal)
+            await self._publish(self._journal)
+            await self._forget(self._journal)
+
+    async def rows(self, start: int, end: int) -> tuple[list[UsageRow], bool]:
+        """All rows of the buckets from `start` up to, not including, `end`, and whether every replica's are there."""
+        own = [row for batch in (self._pending, self._writing) for row in rows_of(batch) if start <= row[0] < end]
+        if self._journal is None:
+            return own, True
+        async with self._lock:
+            own = [row for batch in (self._pending, self._writing) for row in rows_of(batch) if start <= row[0] < end]
+            own += await asyncio.to_thread(self._journal.rows, start, end)
+        if self._exchange is None:
+            return own, True
+        try:
+            return own + await asyncio.to_thread(self._exchange.rows_of_others, start, end), True
+        except AdapterUnavailableError:
+            return own, False
+
+    async def close(self) -> None:
+        """Write the rest. After that `record` counts in vain."""
+        await self.flush()
+        for part in (self._exchange, self._journal):
+            if part is not None:
+                part.close()
+
+    def _bucket(self) -> int:
+        return int(self._clock() // self.config.bucket_seconds) * self.config.bucket_seconds
+
+    async def _write(self, journal: UsageJournal) -> None:
+        """A batch that may have been written keeps its number and its content until that is known."""
+        if not self._writing:
+            self._writing, self._pending = self._pending, {}
+        if not self._writing:
+            return
+        try:
+            await asyncio.to_thread(journal.write, self._number, self._writing)
+        except AdapterUnavailableError as error:
+            if not self._is_failing:
+                _log.error("usage is counted in memory only until it can be written: %s", error)
+            self._is_failing = True
+            return
+        self._is_failing = False
+        self._writing = {}
+        self._number += 1
+
+    async def _publish(self, journal: UsageJournal) -> None:
+        if self._exchange is None:
+            return
+        try:
+            await asyncio.to_thread(self._exchange.publish, journal)
+        except AdapterUnavailableError as error:
+            if not self._is_exchange_away:
+                _log.warning("%s They are kept here and follow later.", error)
+            self._is_exchange_away = True
+        else:
+            self._is_exchange_away = False
+
+    async def _forget(self, journal: UsageJournal) -> None:
+        """Once a day."""
+        today = int(self._clock()) // DAY
+        if today == self._forgotten_on:
+            return
+        try:
+            await asyncio.to_thread(journal.forget, (today - self.config.keep_days) * DAY)
+        except AdapterUnavailableError:
+            return
+        self._forgotten_on = today
+
+
+def summed(
+    rows: Sequence[UsageRow], by: Callable[[int, UsageKey], tuple[str, ...]]
+) -> dict[tuple[str, ...], UsageFigures]:
+    """Sums of the rows by what `by` makes of bucket and key, in its order."""
+    sums: dict[tuple[str, ...], UsageFigures] = {}
+    for bucket, key, figures in rows:
+        group = by(bucket, key)
+        sums[group] = sums.get(group, UsageFigures()).plus(figures)
+    return dict(sorted(sums.items()))

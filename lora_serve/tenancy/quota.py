@@ -1,0 +1,89 @@
+"""What a caller's quotas mean for one request: the permit of row 4 in docs/DESIGN.md, section 2."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from lora_serve.core.rate_limits import Unit
+from lora_serve.core.tenant import Caller, Quota
+from lora_serve.engine.queue_gate import LineLimit
+from lora_serve.tenancy.rate_limiter import RateLimit, RateLimiter, Reservation
+from lora_serve.tenancy.running_places import PlaceLimit, RunningPlaces
+from lora_serve.tenancy.shared_counters import SharedCounters
+
+_UNITS: tuple[tuple[Unit, str], ...] = (("requests", "requests_per_minute"), ("tokens", "tokens_per_minute"))
+
+
+class Quotas:
+    """All on the event loop's thread. Callers without limits cost nothing."""
+
+    def __init__(self, limiter: RateLimiter | None = None, places: RunningPlaces | None = None) -> None:
+        self._limiter = limiter or RateLimiter(SharedCounters(None))
+        self.places = places or RunningPlaces()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check(self, caller: Caller) -> None:
+        """Raise RateLimitedError if the caller was refused a moment ago, before a body is read for nothing."""
+        self._limiter.check(rate_limits(caller))
+
+    async def reserve(self, caller: Caller, num_tokens: int) -> Reservation | None:
+        """One request with at most so many tokens; None: the caller has no limit per minute.
+
+        If the caller leaves meanwhile, nothing stays held. Raises RateLimitedError.
+        """
+        limits = rate_limits(caller)
+        if not limits:
+            return None
+        task = asyncio.ensure_future(self._limiter.reserve(limits, num_tokens))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._drop)  # a command on its way to Redis is not broken off
+            raise
+
+    def settle(self, reservation: Reservation | None, num_tokens: int) -> None:
+        """The request has ended and used so many tokens. Called exactly once for each reservation; never waits."""
+        if reservation is not None and reservation.tokens:
+            task = asyncio.ensure_future(self._limiter.settle(reservation, num_tokens))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """Wait until what was settled is written."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """After the last request has ended."""
+        await self.settled()
+        await self._limiter.close()
+
+    def _drop(self, task: asyncio.Task[Reservation]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.settle(task.result(), 0)
+
+
+def rate_limits(caller: Caller) -> tuple[RateLimit, ...]:
+    """The caller's limits per minute, its tenant's first."""
+    return tuple(
+        RateLimit(scope, unit, limit)
+        for scope, quota in _scopes(caller)
+        for unit, field in _UNITS
+        if (limit := getattr(quota, field)) is not None
+    )
+
+
+def place_limits(caller: Caller) -> tuple[PlaceLimit, ...]:
+    """How many of the caller's rows may run at once."""
+    return tuple(PlaceLimit(scope, q.max_running) for scope, q in _scopes(caller) if q.max_running is not None)
+
+
+def line_limits(caller: Caller) -> tuple[LineLimit, ...]:
+    """How many of the caller's requests may wait."""
+    return tuple(LineLimit(scope, q.max_queued) for scope, q in _scopes(caller) if q.max_queued is not None)
+
+
+def _scopes(caller: Caller) -> Iterator[tuple[str, Quota]]:
+    yield f"tenant:{caller.tenant}", caller.quota
+    if caller.key_id:
+        yield f"key:{caller.key_id}", caller.key_quota

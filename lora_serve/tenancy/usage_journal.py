@@ -1,0 +1,107 @@
+"""This server's own sums of usage, in a file of its store.
+
+A batch and its number are written in one transaction. So a batch that was written is never counted again, whether the
+server died before or after it knew of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from lora_serve.tenancy.private_database import open_database, transaction
+from lora_serve.tenancy.usage import FIGURES, KEY_FIELDS, Batch, UsageFigures, UsageKey, UsageRow
+
+FILE_NAME = "usage.sqlite3"
+_VERSION = 1
+_COLUMNS = ", ".join((*KEY_FIELDS, *FIGURES))
+_SCHEMA = f"""
+CREATE TABLE usage (
+  bucket INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in KEY_FIELDS)},
+  {", ".join(f"{name} NOT NULL" for name in FIGURES)}, is_published INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (bucket, {", ".join(KEY_FIELDS)})
+) WITHOUT ROWID;
+CREATE INDEX usage_to_publish ON usage (is_published) WHERE is_published = 0;
+CREATE TABLE last_batch (number INTEGER NOT NULL);
+INSERT INTO last_batch VALUES (0)
+"""  # noqa: S608 - names of fields
+_ADD = (
+    f"INSERT INTO usage (bucket, {_COLUMNS}) VALUES ({', '.join('?' * (1 + len(KEY_FIELDS) + len(FIGURES)))}) "  # noqa: S608 - names of fields
+    f"ON CONFLICT (bucket, {', '.join(KEY_FIELDS)}) DO UPDATE SET is_published = 0, "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in FIGURES)
+)
+_SELECT = f"SELECT bucket, {_COLUMNS} FROM usage WHERE "  # noqa: S608 - names of fields
+_MAX_PAGE = 1000
+_WHAT = "The usage journal"
+
+
+class UsageJournal:
+    """Called by any thread, one at a time."""
+
+    def __init__(self, store: Path) -> None:
+        """Open or make the file in the store. Raises ConfigError."""
+        self._database = open_database(store / FILE_NAME, _SCHEMA, _VERSION)
+        self._lock = threading.Lock()
+
+    @property
+    def last_batch(self) -> int:
+        """The number of the last batch that was written."""
+        with self._lock:
+            return int(self._database.execute("SELECT number FROM last_batch").fetchone()[0])
+
+    def write(self, number: int, batch: Batch) -> bool:
+        """Add a batch, durably; False: this one, or a later one, was written before. Raises AdapterUnavailableError."""
+        rows = [(bucket, *astuple(key), *astuple(figures)) for (bucket, key), figures in batch.items()]
+        with self._lock, transaction(self._database, _WHAT):
+            if self._database.execute("SELECT number FROM last_batch").fetchone()[0] >= number:
+                return False
+            self._database.executemany(_ADD, rows)
+            self._database.execute("UPDATE last_batch SET number = ?", (number,))
+        return True
+
+    def rows(self, start: int, end: int) -> list[UsageRow]:
+        """Of the buckets from `start` up to, not including, `end`; Unix seconds."""
+        with self._lock:
+            found = self._database.execute(f"{_SELECT} bucket >= ? AND bucket < ?", (start, end)).fetchall()
+        return [_row(row) for row in found]
+
+    def unpublished(self) -> list[UsageRow]:
+        """Some rows that changed since they were published."""
+        with self._lock:
+            found = self._database.execute(f"{_SELECT} is_published = 0 LIMIT {_MAX_PAGE}").fetchall()
+        return [_row(row) for row in found]
+
+    def published(self, rows: Sequence[UsageRow]) -> None:
+        """These, as they were given out, are known elsewhere. Raises AdapterUnavailableError."""
+        marks = [(bucket, *astuple(key), *astuple(figures)) for bucket, key, figures in rows]
+        same = " AND ".join(f"{name} = ?" for name in ("bucket", *KEY_FIELDS, *FIGURES))
+        with self._lock, transaction(self._database, _WHAT):
+            self._database.executemany(f"UPDATE usage SET is_published = 1 WHERE {same}", marks)  # noqa: S608
+
+    def publish_again(self, start: int) -> None:
+        """What was published of the buckets from `start` on is lost. Raises AdapterUnavailableError."""
+        with self._lock, transaction(self._database, _WHAT):
+            self._database.execute("UPDATE usage SET is_published = 0 WHERE bucket >= ?", (start,))
+
+    def forget(self, before: int) -> None:
+        """Buckets before `before`. Raises AdapterUnavailableError."""
+        with self._lock, transaction(self._database, _WHAT):
+            self._database.execute("DELETE FROM usage WHERE bucket < ?", (before,))
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+
+def _row(row: Sequence[object]) -> UsageRow:
+    split = 1 + len(KEY_FIELDS)
+    key = UsageKey(*map(str, row[1:split]))
+    figures = UsageFigures(*row[split:])  # type: ignore[arg-type]
+    return int(str(row[0])), key, figures
+
+
+def rows_of(batch: Batch) -> Iterable[UsageRow]:
+    """A batch that is not written yet."""
+    return [(bucket, key, figures) for (bucket, key), figures in batch.items()]

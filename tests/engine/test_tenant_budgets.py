@@ -1,0 +1,126 @@
+"""A tenant's bytes on the device: at most so many, and so many for sure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import Resize, SetTenantBudgets, TenantBudget
+from lora_serve.core.errors import AdapterUnavailableError, DeviceQuotaError, LoraServeError
+from lora_serve.core.events import ErrorEvent
+from lora_serve.engine.messages import Command
+from lora_serve.engine.slots import SlotTable
+from lora_serve.engine.standing_orders import StandingOrders
+from tests.engine.world import World, adapter
+
+
+def of(tenant: str, name: str, num_bytes: int = 10) -> AdapterRef:
+    return replace(adapter(name, num_bytes), tenant=tenant)
+
+
+def limited(world: World, *budgets: TenantBudget) -> None:
+    replies: list[object] = []
+    world.engine.command(Command(SetTenantBudgets(budgets), replies.append))
+    assert replies == [None]
+
+
+def on_device(world: World) -> set[str]:
+    return {info.name for info in world.engine.residency.slots.infos()}
+
+
+def test_tenant_at_its_maximum_evicts_its_own_while_others_stay() -> None:
+    world = World(max_loras=8)
+    limited(world, TenantBudget("acme", at_most=20))
+    world.add("other", [1], of("globex", "g"))
+    for number in range(6):
+        world.add(f"r{number}", [number], of("acme", f"a{number}"))
+    world.run()
+    world.check_answers()
+    assert "g" in on_device(world)
+    assert len(on_device(world) - {"g"}) == 2
+    world.check_nothing_held()
+
+
+def test_rows_of_a_tenant_at_its_maximum_wait_for_its_own_and_take_no_row_of_others() -> None:
+    world = World(max_loras=2, max_num_seqs=4, policy="fair")
+    limited(world, TenantBudget("acme", at_most=10))
+    world.add("long", [1], of("acme", "a1"), max_tokens=20)
+    world.add("other", [2], of("globex", "g"), max_tokens=20)
+    world.step()
+    world.add("next", [3], of("acme", "a2"), max_tokens=2)
+    for _ in range(10):
+        world.step()
+        assert on_device(world) == {"a1", "g"}
+    assert world.engine.stats().num_preemptions == 0
+    world.run()
+    world.check_answers()
+    assert on_device(world) == {"a2", "g"}
+
+
+def test_request_for_more_than_its_owner_may_have_is_told_so() -> None:
+    world = World()
+    limited(world, TenantBudget("acme", at_most=5))
+    world.add("large", [1], of("acme", "a"))
+    world.add("other", [1], of("globex", "g"))
+    world.run()
+    end = world.ends["large"]
+    assert isinstance(end, ErrorEvent)
+    assert isinstance(end.error, DeviceQuotaError)
+    assert not isinstance(world.ends["other"], ErrorEvent)
+
+
+def test_guaranteed_adapters_outlast_the_churn_of_others() -> None:
+    world = World(max_loras=3)
+    limited(world, TenantBudget("acme", guaranteed=20))
+    for name in ("a1", "a2"):
+        world.add(name, [1], of("acme", name))
+    world.run()
+    for number in range(8):
+        world.add(f"r{number}", [number], of("globex", f"g{number}"))
+    world.run()
+    world.check_answers()
+    assert {"a1", "a2"} < on_device(world)
+
+
+def test_what_can_never_stand_beside_a_guarantee_is_refused_instead_of_waiting_for_ever() -> None:
+    slots = SlotTable(8, max_bytes=30)
+    slots.set_budgets((TenantBudget("acme", guaranteed=20),))
+    for name in ("a1", "a2"):
+        assert slots.place(of("acme", name)) is not None
+    slots.check_possible([of("globex", "g")])
+    with pytest.raises(AdapterUnavailableError, match="guaranteed to others"):
+        slots.check_possible([of("globex", "g", 20)])
+    slots.check_possible([of("acme", "a3", 20)])
+
+
+def test_new_budgets_take_nothing_away_at_once_and_none_are_no_limits() -> None:
+    slots = SlotTable(8)
+    for name in ("a1", "a2"):
+        assert slots.place(of("acme", name)) is not None
+    slots.set_budgets((TenantBudget("acme", at_most=10),))
+    assert len(slots) == 2
+    placed = slots.place(of("acme", "a3"))
+    assert placed is not None
+    assert len(slots) == 1
+    slots.set_budgets(())
+    assert slots.has_free(of("acme", "a4"))
+
+
+def test_engine_that_is_built_anew_is_told_the_budgets_again() -> None:
+    orders, budgets = StandingOrders(4), SetTenantBudgets((TenantBudget("acme", at_most=10),))
+    orders.note(Resize(max_loras=2))
+    orders.note(budgets)
+    assert orders.limits() == [Resize(max_loras=2), budgets]
+    orders.note(SetTenantBudgets(()))
+    assert orders.limits() == [Resize(max_loras=2)]
+
+
+def test_pinned_adapters_count_against_the_maximum() -> None:
+    slots = SlotTable(8)
+    slots.set_budgets((TenantBudget("acme", at_most=15),))
+    assert slots.place(of("acme", "a1")) is not None
+    slots.set_pinned(adapter("a1").digest, True)
+    with pytest.raises(LoraServeError, match="pinned adapters hold 10"):
+        slots.check_possible([of("acme", "a2")])
