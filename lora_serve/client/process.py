@@ -231,7 +231,9 @@ class ProcessEngineClient:
                 answer.set_exception(self._lost_error())
         self._after_end()
         if not self._is_stopping:
-            _log.error("the engine's process %d is lost: %s; %d requests ended", process.pid, process.lost.result(), num_lost)
+            _log.error(
+                "the engine's process %d is lost: %s; %d requests ended", process.pid, process.lost.result(), num_lost
+            )
 
     def _lost_error(self) -> LoraServeError:
         if self._is_stopping:

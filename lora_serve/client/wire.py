@@ -257,15 +257,5 @@ class KeepBeside(Record):
 Answer = Nothing | Probed | Figures | Weighed | CallFailed
 Errand = OpenBlob | CloseBlob | KeepBeside
 FromEngine = (
-    Ready
-    | Refused
-    | Events
-    | Nothing
-    | Probed
-    | Figures
-    | Weighed
-    | CallFailed
-    | OpenBlob
-    | CloseBlob
-    | KeepBeside
+    Ready | Refused | Events | Nothing | Probed | Figures | Weighed | CallFailed | OpenBlob | CloseBlob | KeepBeside
 )

@@ -20,9 +20,7 @@ _GRACE = 1.0  # seconds in which the end of an engine shows after what it made f
 class Supervisor:
     """Runs on the event loop."""
 
-    def __init__(
-        self, host: EngineHost, lifecycle: Lifecycle, restarts: Restarts, step_timeout: float
-    ) -> None:
+    def __init__(self, host: EngineHost, lifecycle: Lifecycle, restarts: Restarts, step_timeout: float) -> None:
         """`step_timeout`: seconds without progress after which the engine counts as hung; 0: any number."""
         self._host = host
         self._lifecycle = lifecycle

@@ -51,9 +51,7 @@ class ThreadHost:
         client = self._client = ThreadEngineClient(
             local.engine, local.mailbox, QueueGate(configs[0].queue), local.rebuild
         )
-        return HostedModel(
-            local.spec, client, EngineTrial(local.examiner, client, asyncio.get_running_loop())
-        )
+        return HostedModel(local.spec, client, EngineTrial(local.examiner, client, asyncio.get_running_loop()))
 
     def settle(self) -> None:
         """See `EngineHost.settle`."""

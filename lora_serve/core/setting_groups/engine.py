@@ -20,7 +20,9 @@ class EngineSettings(SettingsGroup):
         300.0, ge=0, description="seconds without progress after which the engine counts as hung; 0: any number"
     )
     engine_max_restarts: int = Field(
-        5, ge=0, description="restarts of the engine within ten minutes, after which the server gives up and exits with 3"
+        5,
+        ge=0,
+        description="restarts of the engine within ten minutes, after which the server gives up and exits with 3",
     )
     policy: Literal["fcfs", "affinity", "fair", "deadline", "priority"] = Field(
         "fcfs", description="order of waiting requests"
