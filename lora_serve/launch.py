@@ -81,7 +81,8 @@ async def _serve(settings: Settings, listener: socket.socket, tls: ServerTls | N
             gc.freeze()
             if model is not None:
                 services = _build_services(settings, model, text, weights, sources, module.stand_aside)
-                supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout)
+                count = services.metrics.engine_restarts.inc
+                supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
                 await _run(services, settings, host, supervisor, listener, stop, tls)
     _log.info("stopped")
     return 0

@@ -20,7 +20,6 @@ from lora_serve.engine_host.errands import Errands
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 
 
-@dataclass
 class Counted(StoredBlobs):
     """How many folders are held."""
 
