@@ -61,7 +61,7 @@ class Supervisor:
             await start()
         except EngineLostError as error:
             return str(error)
-        lost = _task(self._host.lost())
+        lost: asyncio.Task[str] = _task(self._host.lost())
         hung = _task(until_hung(self._host.ping, self._step_timeout))
         work = _task(self._prepared(prepare, ready))
         try:

@@ -71,9 +71,12 @@ async def test_a_killed_engine_is_noticed_at_once_and_its_requests_are_told(clie
 
 
 @pytest.mark.parametrize(("token", "words"), [(CRASH, "SIGSEGV"), (EXIT, "code 7")])
-async def test_an_engine_that_ends_by_itself_ends_what_ran(client: ProcessEngineClient, token: int, words: str) -> None:
+async def test_an_engine_that_ends_by_itself_ends_what_ran(
+    client: ProcessEngineClient, token: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(EngineLostError):
         await tokens_of(client, request("r", prompt=[token]))
+    assert words in caplog.text
     with pytest.raises(NotReadyError, match="being started"):
         await client.stats()
     await client.start()

@@ -10,6 +10,7 @@ import pytest
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import Row, RowOutput
 from lora_serve.core.commands import Pin, Resize
 from lora_serve.core.errors import DeviceMemoryError, InternalError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent
@@ -173,6 +174,14 @@ def test_an_adapter_that_did_not_get_into_its_slot_is_tried_again(monkeypatch: p
             raise DeviceMemoryError("no memory for the slot")
         load(slot, value)
 
+    def refused(row: Row) -> RowOutput:
+        """As the real runner does, where a slot is not what the row was promised."""
+        if any(adapter.slot.index not in bench.world.runner.slots for adapter in row.adapters):
+            return RowOutput(row.sequence_id, None, error=InternalError("the slot does not hold it"))
+        return run_row(row)
+
+    run_row = bench.world.runner._row
+    monkeypatch.setattr(bench.world.runner, "_row", refused)
     monkeypatch.setattr(bench.world.runner, "load_slot", short_of_memory)
     bench.ask("r", adapter("a"))
     bench.ask("beside")
