@@ -7,26 +7,31 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import redis
 
 
 class RedisServer:
-    """Keeps its data in `folder`, with an append-only file if asked: then a killed server forgets nothing."""
+    """Keeps its data in `folder`, with an append-only file if asked: then a killed server forgets nothing.
 
-    def __init__(self, folder: Path, append_only: bool = False) -> None:
+    `more`: settings for redis-server's command line.
+    """
+
+    def __init__(self, folder: Path, append_only: bool = False, more: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._append_only = append_only
+        self._more = more
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         durable = ["--appendonly", "yes"] if self._append_only else []
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         with (self._folder / "log").open("a") as log:
-            self._process = subprocess.Popen([*command, "--save", "", *durable], stdout=log)
+            self._process = subprocess.Popen([*command, "--save", "", *durable, *self._more], stdout=log)
         self._wait()
 
     def kill(self) -> None:

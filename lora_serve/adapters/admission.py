@@ -78,9 +78,10 @@ def _opened(path: Path, roots: Sequence[Path] | None) -> Iterator[BinaryIO | Non
     except OSError:
         yield None
         return
+    real = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+    inside = roots is None or is_inside(real, roots)
+    if not inside or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # a folder cannot even be opened as a file
+        raise InvalidAdapterError([f"{path.name} is not a regular file in its folder"])
     with open(descriptor, "rb") as file:
-        real = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
-        inside = roots is None or is_inside(real, roots)
-        if not inside or not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidAdapterError([f"{path.name} is not a regular file in its folder"])
         yield file

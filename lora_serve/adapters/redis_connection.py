@@ -24,5 +24,9 @@ def connect(url: str, timeout: float) -> Any:
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
             health_check_interval=30,
         )
-    except ValueError as error:
-        raise ConfigError(f"--redis-url: {error}") from None
+    except (ValueError, TypeError) as error:
+        # Not what urllib says of a port that is none: with an unescaped `#` or `/` that is a part of the password.
+        known = (
+            str(error) if "scheme" in str(error) else "is not redis://user:password@host:port/db, rediss:// or unix://"
+        )
+        raise ConfigError(f"--redis-url: {known}") from None

@@ -39,7 +39,7 @@ def summary_of(
         "targets": sorted({module.rpartition(".")[2] for module in bound.modules}),
         "num_modules": len(bound.modules),
         "dtypes": sorted({tensor.dtype for tensor in artifact.tensors.values()}),
-        "base_model": config.base_model,
+        "base_model": _without_folder(config.base_model),
         "ignored_settings": list(config.ignored),
         "traits": dataclasses.asdict(traits),
         "probe": {"max_logit_change": round(probe.logit_change, 6), "max_logit": round(probe.logit_scale, 6)},
@@ -82,3 +82,8 @@ def base_warnings(artifact: Artifact, base_names: Iterable[str]) -> list[str]:
 
 def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _without_folder(name: str) -> str:
+    """A hub id as it is; of a path only its last part, as where the trainer's disk has it is nobody's business."""
+    return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", "file:")) else name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from lora_serve.core.request import Task
 from lora_serve.server import health, models, tokenize
@@ -22,13 +23,15 @@ from lora_serve.server.reconciler import Reconciler
 from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
+from lora_serve.server.tracing import traced
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
 
 def build_app(services: Services) -> web.Application:
-    """Run it with `handler_cancellation=True`, or a client's disconnect never reaches the handlers."""
-    app = web.Application(middlewares=[answer], client_max_size=services.config.max_body_bytes)
+    """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
+    around: list[Middleware] = [answer] if services.traces is None else [traced(services.traces), answer]
+    app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES] = services
     app.cleanup_ctx.append(_reconciling)
     app.on_response_prepare.append(add_headers)

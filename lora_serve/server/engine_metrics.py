@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import EngineStats, EvictionReason, TierStats
+from lora_serve.server.metric_names import may_read_names, without_names
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import SERVICES
 
@@ -27,7 +28,8 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
     except LoraServeError:
         stats = None
     registry = tuple(registry_families(services.catalog.snapshot.position.generation, services.catalog.is_away))
-    text = generate_latest(Scrape(services.metrics, stats, await services.store_tiers(), registry))
+    scrape = Scrape(services.metrics, stats, await services.store_tiers(), registry, names=may_read_names(request))
+    text = generate_latest(scrape)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -40,14 +42,23 @@ class Scrape(Collector):
         stats: EngineStats | None,
         store_tiers: Mapping[str, TierStats],
         registry: Sequence[Metric] = (),
+        *,
+        names: bool = True,
     ) -> None:
-        """`stats` None: the engine is dead. `store_tiers`: those that the engine does not own."""
+        """`stats` None: the engine is dead. `store_tiers`: those that the engine does not own.
+
+        Without `names`, tenants and adapters are added up.
+        """
+        self._names = names
         self._registry = registry
         self._metrics = metrics
         self._stats = stats
         self._tiers = {**(stats.tiers if stats else {}), **store_tiers}
 
     def collect(self) -> Iterator[Metric]:
+        return self._families() if self._names else without_names(self._families())
+
+    def _families(self) -> Iterator[Metric]:
         for family in self._metrics.registry.collect():
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family

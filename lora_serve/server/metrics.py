@@ -23,7 +23,9 @@ REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
 class Metrics:
     """One registry per application, so that two applications in one process do not add up."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, max_tenants: int = MAX_TENANT_LABELS) -> None:
+        """`max_tenants`: with series of their own."""
+        self._max_tenants = max_tenants
         self.registry = CollectorRegistry()
         self.labels = {"model_name": model_name, "engine": "0"}
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
@@ -71,8 +73,11 @@ class Metrics:
         self._success.labels(**self.labels, finished_reason=reason).inc()
 
     def _tenant_label(self, tenant: str) -> str:
-        """The tenant's name while there are few, so that no caller can grow the series without bound."""
-        if tenant not in self._tenants and len(self._tenants) >= MAX_TENANT_LABELS:
+        """The tenant's name while there are few, so that no caller can grow the series without bound.
+
+        Who has a series keeps it: a counter that changed its name would seem to fall.
+        """
+        if tenant not in self._tenants and len(self._tenants) >= self._max_tenants:
             return OTHER_TENANTS
         self._tenants.add(tenant)
         return tenant

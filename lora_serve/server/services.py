@@ -21,6 +21,7 @@ from lora_serve.server.background import BackgroundTasks, Call, WorkerThread
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.metrics import Metrics
+from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.staging import Staging
 from lora_serve.tenancy.authenticator import Authenticator
 from lora_serve.text.tokenizer import TextModel
@@ -43,6 +44,7 @@ class Services:
     authenticator: Authenticator
     metrics: Metrics
     store: StoreFigures | None = None  # None: the store's figures are not shown
+    traces: RequestTraces | None = None  # None: no request is traced
     limits: LiveLimits = field(default_factory=LiveLimits)
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)

@@ -7,13 +7,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NotReadyError, NumericalError
+from lora_serve.core.events import Timings
 from lora_serve.core.stats import BatchInfo, EngineStats, EvictionReason, TierStats
 from lora_serve.server.engine_metrics import engine_families, tier_families
-from lora_serve.server.metrics import MAX_TENANT_LABELS, Metrics
+from lora_serve.server.metrics import Metrics
 
 PROMISED = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:lora_requests_info",
@@ -169,19 +171,27 @@ def test_figures_of_every_tier_are_translated_and_what_is_not_known_is_left_out(
     assert ("lora_serve_adapter_count", "redis") not in found
 
 
-def test_tenants_cannot_grow_the_series_without_bound() -> None:
-    metrics = Metrics("base")
-    for number in range(MAX_TENANT_LABELS * 2):
-        with metrics.sequence(f"tenant-{number}", 0.0, 1):
-            pass
-    labels = {
-        sample.labels["tenant"]
+def test_ten_thousand_tenants_do_not_grow_the_series_without_bound() -> None:
+    metrics = Metrics("base", max_tenants=50)
+    for number in range(10_000):
+        with metrics.sequence(f"tenant-{number}", 0.0, 1) as timer:
+            timer.admitted(Timings(0.0, 0.0, 0.0))
+    series = {
+        sample.labels["tenant"]: sample.value
         for family in metrics.registry.collect()
         for sample in family.samples
-        if sample.name == "lora_serve_tenant_requests_total"
+        if sample.name == "lora_serve_tenant_tokens_total"
     }
-    assert len(labels) == MAX_TENANT_LABELS + 1
-    assert "other" in labels
+    assert len(series) == 51
+    assert series["other"] == 10_000 - 50
+    assert len(generate_latest(metrics.registry)) < 50_000
+
+
+def test_tenants_may_have_no_series_at_all() -> None:
+    metrics = Metrics("base", max_tenants=0)
+    with metrics.sequence("acme", 0.0, 1):
+        pass
+    assert metrics.registry.get_sample_value("lora_serve_tenant_requests_total", {"tenant": "other"}) == 1
 
 
 def test_two_applications_in_one_process_do_not_add_up() -> None:

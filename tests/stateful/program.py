@@ -104,7 +104,7 @@ class Program:
         _here.set(self)
         try:
             with listener:
-                asyncio.run(launch._serve(self.settings, listener, None))
+                asyncio.run(launch._serve(self.settings, listener, None, None))
         except BaseException as error:
             self._failure = error
 

@@ -1,0 +1,50 @@
+"""Around every request that is no probe: a span from its first to its last byte, and its id in every line of log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+
+from lora_serve.server.context import CONTEXT, RequestContext
+from lora_serve.server.log_fields import log_fields
+from lora_serve.server.middleware import CLIENT_LEFT, PROBES, Handler
+from lora_serve.server.request_traces import Outcome, RequestTraces
+
+
+def traced(traces: RequestTraces) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    """Around the middleware that answers: by then the context says everything."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in PROBES:
+            return await handler(request)
+        span = traces.begin(request.method, _route(request), request.headers)
+        status = CLIENT_LEFT
+        try:
+            with structlog.contextvars.bound_contextvars(trace_id=span.trace_id):
+                response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            span.end(_outcome(request[CONTEXT], status))
+
+    return middleware
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "" if resource is None else resource.canonical
+
+
+def _outcome(context: RequestContext, status: int) -> Outcome:
+    return Outcome(
+        status,
+        context.answerer.model if context.answerer else None,
+        log_fields(context),
+        context.num_prompt_tokens,
+        context.num_output_tokens,
+        context.timings,
+        context.decode,
+    )

@@ -1,0 +1,25 @@
+"""Opens what collects traces, if the settings name a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from lora_serve.core.errors import ConfigError
+from lora_serve.server.request_traces import RequestTraces
+
+
+@contextmanager
+def opened_traces(endpoint: str | None) -> Iterator[RequestTraces | None]:
+    """None without an endpoint. Raises ConfigError if the extra is missing."""
+    if endpoint is None:
+        yield None
+        return
+    try:
+        from lora_serve.otel import OtelTraces, exporter_for
+    except ImportError:
+        raise ConfigError(
+            "--otlp-traces-endpoint: needs OpenTelemetry, which is not installed: pip install 'lora-serve[otel]'"
+        ) from None
+    with closing(OtelTraces(exporter_for(endpoint))) as traces:
+        yield traces

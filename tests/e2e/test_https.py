@@ -1,0 +1,105 @@
+"""`serve` with a certificate, renewed while it runs; and where it refuses to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from openai import DefaultHttpxClient, OpenAI
+
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.settings import load_settings
+from lora_serve.server_process import HOST, ServerProcess
+from tests.certificates import make_certificate
+from tests.e2e.conftest import Site
+
+ELSEWHERE = """
+import socket, sys
+found = socket.getaddrinfo
+socket.getaddrinfo = lambda host, *more, **named: found("0.0.0.0" if host == "localhost" else host, *more, **named)
+from lora_serve.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class HttpsServer(ServerProcess):
+    """As its parent, behind a certificate of an authority that only we know."""
+
+    def __init__(self, arguments: list[str], log: Path, context: ssl.SSLContext) -> None:
+        super().__init__(arguments, log)
+        self.url = f"https://{HOST}:{self.port}"
+        self._context = context
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=5, context=self._context) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+def test_server_speaks_https_and_takes_a_renewed_certificate_on_sighup(site: Site, tmp_path: Path) -> None:
+    files = make_certificate(tmp_path / "tls")
+    flags = ["--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)]
+    context = files.client_context()
+    with HttpsServer([*site.arguments("https"), *flags], tmp_path / "log", context) as server:
+        server.wait_until_ready(600)
+        with (
+            DefaultHttpxClient(verify=context) as transport,
+            OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=transport, timeout=300) as client,
+        ):
+            assert (
+                client.completions.create(model="tiny", prompt="x", max_tokens=2).choices[0].finish_reason == "length"
+            )
+        before = ssl.get_server_certificate((HOST, server.port))
+        make_certificate(tmp_path / "tls", authority=files.authority)
+        os.kill(server.pid, signal.SIGHUP)
+        for _ in range(2400):
+            if "read anew" in server.log.read_text():
+                break
+            threading.Event().wait(0.05)
+        assert ssl.get_server_certificate((HOST, server.port)) != before
+        assert server.is_ready()
+        assert f"ready: {server.url}" in server.log.read_text()
+        assert str(tmp_path) not in server.log.read_text()
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(("auth", "code"), [([], 2), (["--auth", "auto"], 2)])
+def test_server_that_others_could_use_without_a_key_does_not_start(
+    site: Site, tmp_path: Path, auth: list[str], code: int
+) -> None:
+    flags = ["serve", *site.arguments("elsewhere"), "--host", "localhost", "--port", "0", *auth]
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE, *flags], capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, done.stderr
+    assert "lora-serve: error: --host: localhost is 0.0.0.0" in done.stderr
+    assert "--auth on, or --auth off" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ssl-keyfile", "{dir}/key"], "--ssl-certfile: is required"),
+        (["--ssl-cert-reqs", "2"], "--ssl-certfile: is required"),
+        (["--ssl-certfile", "{dir}/absent"], "--ssl-certfile: .* is not a file"),
+        (["--ssl-certfile", "{dir}/cert", "--ssl-cert-reqs", "2"], "--ssl-ca-certs: is required"),
+        (["--ssl-certfile", "{dir}/cert", "--ssl-cert-reqs", "3"], "--ssl-cert-reqs: .*less than or equal to 2"),
+        (["--otlp-traces-endpoint", "localhost:4318"], "--otlp-traces-endpoint: expected a URL"),
+        (["--metrics-tenants", "-1"], "--metrics-tenants"),
+        (["--metrics-names", "all"], "--metrics-names"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_in_words(tmp_path: Path, flags: list[str], words: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "cert").write_text("")
+    given = [flag.replace("{dir}", str(tmp_path)) for flag in flags]
+    with pytest.raises(ConfigError, match=words):
+        load_settings(["--model", str(tmp_path), *given])

@@ -1,0 +1,35 @@
+"""The house of tests/server and the site of tests/e2e, for tests that are about keeping tenants apart."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import site
+from tests.server.conftest import (
+    admin,
+    auth_required,
+    catalog,
+    house,
+    http,
+    make_adapter,
+    server_config,
+    services,
+    sources,
+    spec,
+    text_model,
+    trial,
+)
+
+__all__ = [
+    "admin",
+    "auth_required",
+    "catalog",
+    "house",
+    "http",
+    "make_adapter",
+    "server_config",
+    "services",
+    "site",
+    "sources",
+    "spec",
+    "text_model",
+    "trial",
+]

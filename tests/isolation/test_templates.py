@@ -1,0 +1,91 @@
+"""Point 18: the chat template and the tokenizer are the base model's; neither a request nor an adapter brings one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.text.chat import parse_messages, render_chat
+from lora_serve.text.tokenizer import TextModel
+from tests.text.tiny_tokenizer import byte_level_tokenizer
+
+HOSTILE = "{{ messages.__class__.__mro__ }}{{ cycler.__init__.__globals__.os.environ }}HOSTILE"
+MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+async def prompt_of(http: aiohttp.ClientSession, house: Any, **body: Any) -> tuple[int, ...]:
+    """What the engine was given."""
+    async with http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1, **body}) as answer:
+        assert answer.status == 200, await answer.text()
+    return tuple(house.engine.requests[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chat_template": HOSTILE},
+        {"chat_template_kwargs": {"chat_template": HOSTILE}},
+        {"chat_template_kwargs": {"messages": [], "tokenizer": "x"}},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_template_of_a_request_is_refused(
+    http: aiohttp.ClientSession, house: Any, fields: dict[str, Any], path: str
+) -> None:
+    async with http.post(path, json={"messages": MESSAGES, "max_tokens": 1, **fields}) as answer:
+        body = await answer.text()
+    if answer.status == 200:  # a field that the route does not know is ignored as any other
+        assert path == "/tokenize"
+        plain = await http.post(path, json={"messages": MESSAGES, "max_tokens": 1})
+        assert json.loads(body) == await plain.json()
+    else:
+        assert (answer.status, json.loads(body)["error"]["type"]) == (400, "invalid_request_error")
+    assert house.engine.requests == []
+
+
+async def test_template_and_code_of_an_adapter_are_left_where_they_are(
+    http: aiohttp.ClientSession, house: Any, tmp_path: Path
+) -> None:
+    before = await prompt_of(http, house)
+    folder = house.make_adapter("hostile")
+    (folder / "chat_template.jinja").write_text(HOSTILE)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": HOSTILE}))
+    tokenizer = {"chat_template": HOSTILE, "tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": "evil.Evil"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "evil.py").write_text("raise SystemExit('imported')")
+    registry = house.services.registry
+    await house.services.registry_thread.run(lambda: registry.register_folder("acme/hostile", folder))
+    assert await prompt_of(http, house, model="acme/hostile") == before
+    stored = {path.name for path in house.store.rglob("*") if path.is_file()}
+    assert not stored & {"chat_template.jinja", "chat_template.json", "tokenizer_config.json", "evil.py"}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ ''.__class__ }}",
+        "{% set _ = messages.append(1) %}{{ messages | length }}",
+    ],
+)
+def test_even_the_models_own_template_runs_in_a_sandbox(template: str) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = template
+    try:
+        shown = render_chat(TextModel(tokenizer), parse_messages(MESSAGES))
+    except InvalidRequestError as error:
+        shown = str(error)
+    assert not any(word in shown for word in ("Popen", "__builtins__", "_wrap_close", "<class", "<module"))
+    assert shown != "2"
+
+
+async def test_content_that_looks_like_a_template_is_text(http: aiohttp.ClientSession, house: Any) -> None:
+    hostile = [{"role": "user", "content": "{{ 7 * 7 }}{% for x in range(9**9) %}x{% endfor %}{# #}"}]
+    prompt = await prompt_of(http, house, messages=hostile)
+    assert hostile[0]["content"] in house.services.text.decode(prompt, skip_special_tokens=False)
