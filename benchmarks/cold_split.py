@@ -7,7 +7,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.stores.disk import DiskStore
@@ -15,6 +14,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.settings import Settings
+from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.model.build import build_model
 
 ROUNDS = 15

@@ -24,7 +24,6 @@ import torch
 
 from benchmarks.checkpoints import make_checkpoints
 from benchmarks.report import machine
-from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights import read_weights
@@ -37,6 +36,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.demo import DATA
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.simulate.costs import LearnedSteps
+from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.model.build import build_model
 
 MAX_ROWS = 16

@@ -1,4 +1,4 @@
-"""Imports transformers' tokenizers into a process that has no use for torch: a server whose engine is in another one."""
+"""Imports transformers' tokenizers without torch: for a server whose engine runs in another process."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lora_serve.client.faults import error_of
 from lora_serve.client.frames import FrameSplitter, frame_of, from_engine
@@ -71,7 +72,8 @@ class EngineProcess:
         Raises what it refused the model with (ModelError, ConfigError), EngineLostError.
         """
         self._receive = receive
-        await asyncio.wait({self._ready, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {self._ready, self.lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
             raise EngineLostError(f"The engine ended before it was ready ({self.lost.result()}).")
         return self._ready.result()
@@ -110,6 +112,7 @@ class EngineProcess:
             await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():  # it let go of its end: whatever it is doing, nobody hears of it
                 await asyncio.wait({exited}, timeout=READ_SECONDS)
+            if not exited.done():
                 self.kill("it hung up")
             code = await exited
             await asyncio.wait({closed}, timeout=READ_SECONDS)

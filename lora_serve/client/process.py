@@ -97,6 +97,7 @@ class ProcessEngineClient:
             spec = await self._ready(process)
             if self._spec is not None and spec.fingerprint != self._spec.fingerprint:
                 process.kill("the model is another one than before")
+                await process.lost
                 raise EngineLostError("The engine that was started again found another model than the one served.")
             self._process, self._spec = process, spec
             process.lost.add_done_callback(lambda task: self._lose(process))
@@ -175,6 +176,7 @@ class ProcessEngineClient:
             return await process.ready(lambda record: self._receive(process, record))
         except BaseException:
             process.kill("it was not waited for")
+            await asyncio.shield(process.lost)
             raise
 
     async def _repeat(self, order: AdapterCommand) -> None:
@@ -187,7 +189,8 @@ class ProcessEngineClient:
         """Send a call and wait for its answer. Raises what it failed with."""
         process = self._running()
         number = next(self._numbers)
-        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
         try:
             process.send(record(number))
             found = await answer

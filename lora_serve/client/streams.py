@@ -24,8 +24,9 @@ class EventStreams:
         submit: Callable[[InferenceRequest], None],
         abort: Callable[[str], None],
     ) -> AsyncIterator[Event]:
-        """See `EngineClient.infer`. `submit` and `abort` put a message into the mailbox; `submit` raises NotReadyError if
-        there is none.
+        """See `EngineClient.infer`. `submit` and `abort` put a message into the mailbox.
+
+        Raises what `submit` raises if there is no engine.
         """
         with gate.entered((request,)):
             events: asyncio.Queue[Event] = asyncio.Queue()

@@ -18,7 +18,7 @@ from lora_serve.core.stats import EngineStats
 # -- to the engine ---------------------------------------------------------------------------------------------
 
 
-class Configure(Record):
+class Configure(Record, frozen=True):
     """The first record of all: what to load. It holds no secret, as the engine needs none."""
 
     model: ModelConfig
@@ -27,70 +27,70 @@ class Configure(Record):
     log_format: str
 
 
-class Submit(Record):
+class Submit(Record, frozen=True):
     """Answered by events."""
 
     request: InferenceRequest
 
 
-class Abort(Record):
+class Abort(Record, frozen=True):
     """Nobody waits for it any more."""
 
     request_id: str
 
 
-class DoPrefetch(Record):
+class DoPrefetch(Record, frozen=True):
     command: Prefetch
 
 
-class DoPin(Record):
+class DoPin(Record, frozen=True):
     command: Pin
 
 
-class DoUnpin(Record):
+class DoUnpin(Record, frozen=True):
     command: Unpin
 
 
-class DoEvict(Record):
+class DoEvict(Record, frozen=True):
     command: Evict
 
 
-class DoResize(Record):
+class DoResize(Record, frozen=True):
     command: Resize
 
 
-class DoSetTenantBudgets(Record):
+class DoSetTenantBudgets(Record, frozen=True):
     command: SetTenantBudgets
 
 
-class DoProbe(Record):
+class DoProbe(Record, frozen=True):
     command: Probe
 
 
-class DoTune(Record):
+class DoTune(Record, frozen=True):
     command: Tune
 
 
-class Order(Record):
+class Order(Record, frozen=True):
     """A command about adapters; answered by Nothing, Probed or CallFailed."""
 
     call: int
     what: DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoProbe | DoTune
 
 
-class Stats(Record):
+class Stats(Record, frozen=True):
     """Answered by Figures."""
 
     call: int
 
 
-class Ping(Record):
+class Ping(Record, frozen=True):
     """Answered by Nothing, between two steps."""
 
     call: int
 
 
-class MakePlain(Record):
+class MakePlain(Record, frozen=True):
     """See `Trial.make_plain`; answered by Nothing or CallFailed."""
 
     call: int
@@ -99,7 +99,7 @@ class MakePlain(Record):
     max_rank: int | None
 
 
-class Weigh(Record):
+class Weigh(Record, frozen=True):
     """See `Trial.weigh`; answered by Weighed or CallFailed."""
 
     call: int
@@ -109,19 +109,19 @@ class Weigh(Record):
     allow_noop: bool
 
 
-class Forget(Record):
+class Forget(Record, frozen=True):
     """The adapter that was weighed was tried."""
 
 
-class Settle(Record):
+class Settle(Record, frozen=True):
     """The warm-up is over: from now on loads give way to steps."""
 
 
-class Stop(Record):
+class Stop(Record, frozen=True):
     """End; whoever still waits gets NotReadyError."""
 
 
-class BlobGiven(Record):
+class BlobGiven(Record, frozen=True):
     """OpenBlob's answer: a folder that stays until CloseBlob."""
 
     errand: int
@@ -131,13 +131,13 @@ class BlobGiven(Record):
     verify: float
 
 
-class ErrandDone(Record):
+class ErrandDone(Record, frozen=True):
     """KeepBeside's answer."""
 
     errand: int
 
 
-class ErrandFailed(Record):
+class ErrandFailed(Record, frozen=True):
     """Either's."""
 
     errand: int
@@ -164,79 +164,79 @@ ToEngine = (
 # -- from the engine -------------------------------------------------------------------------------------------
 
 
-class Ready(Record):
+class Ready(Record, frozen=True):
     """The model is loaded and has proved exact; requests are taken."""
 
     spec: ModelSpec
 
 
-class Refused(Record):
+class Refused(Record, frozen=True):
     """It cannot be loaded; the process ends."""
 
     fault: Fault
 
 
-class Started(Record):
+class Started(Record, frozen=True):
     event: StartedEvent
 
 
-class Prompt(Record):
+class Prompt(Record, frozen=True):
     event: PromptEvent
 
 
-class Token(Record):
+class Token(Record, frozen=True):
     event: TokenEvent
 
 
-class Pooled(Record):
+class Pooled(Record, frozen=True):
     event: PooledEvent
 
 
-class Finish(Record):
+class Finish(Record, frozen=True):
     event: FinishEvent
 
 
-class Failed(Record):
+class Failed(Record, frozen=True):
     """An ErrorEvent."""
 
     request_id: str
     fault: Fault
 
 
-class Events(Record):
+class Events(Record, frozen=True):
     """All of one step."""
 
     events: list[Token | Started | Prompt | Pooled | Finish | Failed]
 
 
-class Nothing(Record):
+class Nothing(Record, frozen=True):
     """Done; there is nothing to say."""
 
     call: int
 
 
-class Probed(Record):
+class Probed(Record, frozen=True):
     call: int
     value: ProbeResult
 
 
-class Figures(Record):
+class Figures(Record, frozen=True):
     call: int
     value: EngineStats
 
 
-class Weighed(Record):
+class Weighed(Record, frozen=True):
     call: int
     rank: int
     num_bytes: int
 
 
-class CallFailed(Record):
+class CallFailed(Record, frozen=True):
     call: int
     fault: Fault
 
 
-class OpenBlob(Record):
+class OpenBlob(Record, frozen=True):
     """Hold an adapter's folder. `is_near`: only what is on this machine, and unchecked; else fetched and verified."""
 
     errand: int
@@ -244,13 +244,13 @@ class OpenBlob(Record):
     is_near: bool
 
 
-class CloseBlob(Record):
+class CloseBlob(Record, frozen=True):
     """It was read."""
 
     errand: int
 
 
-class KeepBeside(Record):
+class KeepBeside(Record, frozen=True):
     """Move a file that the engine has written into the adapter's folder."""
 
     errand: int

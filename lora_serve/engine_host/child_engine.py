@@ -17,6 +17,7 @@ from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
 from lora_serve.logs.redaction import Redaction
+from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.lean_imports import import_transformers
 
 REFUSED = 2  # exit code: a setting or the model is wrong
@@ -91,8 +92,6 @@ def _redaction(configure: wire.Configure) -> Redaction:
 
 def _keep_what_is_here() -> None:
     """Without this, a full collection stops every thread for 0.2 s now and then."""
-    from lora_serve.model.allocator import return_freed_memory
-
     gc.collect()
     gc.freeze()
     return_freed_memory()

@@ -20,8 +20,18 @@ _GRACE = 1.0  # seconds in which the end of an engine shows after what it made f
 class Supervisor:
     """Runs on the event loop."""
 
-    def __init__(self, host: EngineHost, lifecycle: Lifecycle, restarts: Restarts, step_timeout: float) -> None:
-        """`step_timeout`: seconds without progress after which the engine counts as hung; 0: any number."""
+    def __init__(
+        self,
+        host: EngineHost,
+        lifecycle: Lifecycle,
+        restarts: Restarts,
+        step_timeout: float,
+        count: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`step_timeout`: seconds without progress after which the engine counts as hung; 0: any number. `count`:
+        called at each restart.
+        """
+        self._count = count
         self._host = host
         self._lifecycle = lifecycle
         self._restarts = restarts
@@ -41,6 +51,7 @@ class Supervisor:
             if delay is None:
                 return reason
             _log.warning("the engine is started again in %.1f s (%s)", delay, reason)
+            self._count()
             await asyncio.sleep(delay)
 
     async def _life(
@@ -50,7 +61,7 @@ class Supervisor:
             await start()
         except EngineLostError as error:
             return str(error)
-        lost = _task(self._host.lost())
+        lost: asyncio.Task[str] = _task(self._host.lost())
         hung = _task(until_hung(self._host.ping, self._step_timeout))
         work = _task(self._prepared(prepare, ready))
         try:

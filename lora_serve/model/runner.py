@@ -103,9 +103,10 @@ class ModelRunner:
                 self._slots.check(adapter.slot)
         except InternalError as error:
             return error
-        size = self._packer.vocab_size(row)
-        if size and max(row.token_ids) >= size:  # the base model's rows were checked at the door alone
-            return InvalidRequestError(f"The token ids must be below {size}, the adapter's vocabulary.", param="prompt")
+        # On a GPU an id beyond the table would end the whole process's use of it; the door checks the base's alone.
+        size = self._packer.vocab_size(row) or self._model.spec.vocab_size
+        if max(row.token_ids) >= size or min(row.token_ids) < 0:
+            return InvalidRequestError(f"The token ids must be below {size}, the vocabulary's size.", param="prompt")
         return None
 
     @torch.inference_mode()

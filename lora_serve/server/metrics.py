@@ -48,6 +48,9 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.engine_restarts = Counter(
+            "lora_serve_engine_restarts", "Times the engine was lost and started again.", registry=self.registry
+        )
         self._tenants: set[str] = set()
         for reason in ("stop", "length", "abort"):
             self._success.labels(**self.labels, finished_reason=reason)

@@ -104,7 +104,7 @@ class Program:
         _here.set(self)
         try:
             with listener:
-                asyncio.run(launch._serve(self.settings, listener))
+                asyncio.run(launch._serve(self.settings, listener, None, None))
         except BaseException as error:
             self._failure = error
 
@@ -120,7 +120,7 @@ class Program:
 def our_model() -> Iterator[None]:
     """The wiring builds letters in place of a base model, and is stopped by calls in place of signals."""
 
-    def on_signals(stop: asyncio.Event) -> None:
+    def on_signals(stop: asyncio.Event, *_: object) -> None:
         loop = asyncio.get_running_loop()
         _here.get()._stop = lambda: loop.call_soon_threadsafe(stop.set)
 

@@ -1,0 +1,181 @@
+"""What every engine client must do, wherever its engine runs: a thread, a child process; the mock where it applies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import pytest
+
+from lora_serve.client.base import EngineClient
+from lora_serve.client.mock import MockEngineClient
+from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, Resize, Tune, Unpin
+from lora_serve.core.config import QueueLimits
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InvalidRequestError,
+    NotReadyError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.request import FinishReason
+from lora_serve.engine.queue_gate import QueueGate
+from tests.engine.fake_runner import EXPLOSION, POISON, next_token
+from tests.engine.world import adapter
+from tests.engine_host.engine_clients import process_client, request, thread_client
+from tests.engine_host.fake_engine import SLOW
+
+PATIENCE = 60.0  # seconds for what must happen some time
+
+
+@pytest.fixture(params=["thread", "process", "mock"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    async with AsyncExitStack() as stack:
+        if request.param == "thread":
+            yield await stack.enter_async_context(thread_client())
+        elif request.param == "process":
+            found = await stack.enter_async_context(process_client())
+            await found.start()
+            yield found
+        else:
+            mock = MockEngineClient(500, gate=QueueGate(QueueLimits(1024)))
+            await mock.start()
+            yield mock
+
+
+@pytest.fixture(params=["thread", "process"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    """One with a real engine behind it."""
+    async with AsyncExitStack() as stack:
+        host = thread_client if request.param == "thread" else process_client
+        found: Any = await stack.enter_async_context(host())
+        await found.start()
+        yield found
+
+
+async def tokens_of(client: EngineClient, asked: Any) -> list[int]:
+    return [event.token_id async for event in client.infer(asked) if isinstance(event, TokenEvent)]
+
+
+def expected(digest: str | None, prompt: list[int], count: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(digest, history))
+    return history[len(prompt) :]
+
+
+async def test_events_come_in_order_and_end(client: EngineClient) -> None:
+    events = [event async for event in client.infer(request("r", adapter("a")))]
+    assert isinstance(events[0], PromptEvent)
+    assert [type(event) for event in events[1:]] == [TokenEvent] * 4 + [FinishEvent]
+    assert events[-1] == FinishEvent("r", FinishReason.LENGTH)
+
+
+async def test_start_of_one_that_runs_changes_nothing(client: EngineClient) -> None:
+    if not isinstance(client, MockEngineClient) and hasattr(client, "pid"):
+        before = client.pid
+        await client.start()
+        assert client.pid == before
+    assert len(await tokens_of(client, request("r"))) == 4
+
+
+async def test_who_ended_is_not_counted_as_waiting(client: EngineClient) -> None:
+    await tokens_of(client, request("r"))
+    assert (client.gate.num_requests, client.gate.num_tokens) == (0, 0)
+
+
+async def test_a_full_gate_refuses_before_anything_is_sent(client: EngineClient) -> None:
+    client.gate = QueueGate(QueueLimits(1))  # type: ignore[misc]
+    client.gate.enter((request("other"),))
+    with pytest.raises(QueueFullError):
+        await tokens_of(client, request("r"))
+    client.gate.leave("other")
+    assert len(await tokens_of(client, request("r"))) == 4
+
+
+async def test_pinned_adapters_are_resident_until_they_are_not(client: EngineClient) -> None:
+    await client.adapters(Pin(adapter("a")))
+    assert [(slot.digest, slot.pinned) for slot in (await client.stats()).slots] == [("sha256:a", True)]
+    await client.adapters(Unpin("sha256:a"))
+    await client.adapters(Evict("sha256:a"))
+    assert (await client.stats()).slots == ()
+
+
+async def test_a_probe_is_answered_with_its_result(client: EngineClient) -> None:
+    found = await client.adapters(Probe(adapter("a"), (1, 2, 3)))
+    assert found is not None
+    assert not found.is_noop
+
+
+async def test_limits_change_at_run_time(client: EngineClient) -> None:
+    await client.adapters(Resize(max_loras=2))
+    await client.adapters(Tune(max_num_seqs=3))
+    stats = await client.stats()
+    assert stats.max_loras == 2
+    assert stats.batcher is not None
+    assert stats.batcher.limits.max_num_seqs == 3
+
+
+async def test_after_stop_everything_is_refused(client: EngineClient) -> None:
+    await client.stop()
+    with pytest.raises(NotReadyError):
+        await tokens_of(client, request("r"))
+    assert client.gate.num_requests == 0
+
+
+async def test_many_at_once_get_their_own(engine: EngineClient) -> None:
+    asked = [request(f"r{index}", adapter("ab"[index % 2]), prompt=[index, 7]) for index in range(40)]
+    found = await asyncio.gather(*(tokens_of(engine, one) for one in asked))
+    assert found == [expected(f"sha256:{'ab'[index % 2]}", [index, 7], 4) for index in range(40)]
+
+
+async def test_leaving_the_loop_is_the_abort(engine: EngineClient) -> None:
+    events: Any = engine.infer(request("r", max_tokens=150, prompt=[SLOW]))
+    async with aclosing(events):
+        await anext(events)
+        assert (await engine.stats()).num_running == 1
+    stats = await engine.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_error_of_an_adapter_is_raised_to_its_caller_alone(engine: EngineClient) -> None:
+    with pytest.raises(AdapterUnavailableError, match="broken"):
+        await tokens_of(engine, request("r", adapter("broken")))
+    for command in (Pin(adapter("broken")), Prefetch(adapter("broken"), to="host"), Probe(adapter("broken"), (1,))):
+        with pytest.raises(AdapterUnavailableError, match="broken"):
+            await engine.adapters(command)
+    assert len(await tokens_of(engine, request("s"))) == 4
+
+
+async def test_a_refused_limit_says_which(engine: EngineClient) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await engine.adapters(Tune(max_num_seqs=4000))
+    assert caught.value.param == "max_num_seqs"
+
+
+@pytest.mark.parametrize("bad", [POISON, EXPLOSION])
+async def test_only_the_row_at_fault_ends(engine: EngineClient, bad: int) -> None:
+    rows = [request("bad", prompt=[1, bad]), *(request(f"r{index}", prompt=[index, 7]) for index in range(3))]
+    found = await asyncio.gather(*(tokens_of(engine, row) for row in rows), return_exceptions=True)
+    assert isinstance(found[0], Exception)
+    assert found[1:] == [expected(None, [index, 7], 4) for index in range(3)]
+
+
+async def test_deadline_wakes_an_idle_engine(engine: EngineClient) -> None:
+    late = request("r", adapter("slow"), deadline=time.monotonic() + 0.2)
+    with pytest.raises(RequestTimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            await tokens_of(engine, late)
+
+
+async def test_who_waits_at_the_stop_is_told(engine: EngineClient) -> None:
+    waiting = asyncio.create_task(tokens_of(engine, request("r", adapter("slow"))))
+    while (await engine.stats()).num_waiting == 0:
+        pass
+    await engine.stop()
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await waiting

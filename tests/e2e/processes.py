@@ -1,0 +1,53 @@
+"""What runs on this machine below a server: children, and whether they are alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE = 120.0  # seconds for what must happen some time
+
+
+def _status(pid: int) -> list[str]:
+    """The fields behind the name: state, parent, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not."""
+    try:
+        return _status(pid)[0] != "Z"
+    except OSError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if int(_status(int(folder.name))[1]) == pid and is_alive(int(folder.name)):
+                    found.append(int(folder.name))
+            except OSError:
+                continue  # it has just ended
+    return found
+
+
+def eventually(is_so: Callable[[], bool], words: str) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline, words
+        time.sleep(0.01)
+
+
+def engine_of(pid: int) -> int:
+    """The engine's process below a server."""
+    eventually(lambda: len(children_of(pid)) == 1, "there is no engine")
+    return children_of(pid)[0]
+
+
+def loads_torch(pid: int) -> bool:
+    """Whether torch's library is mapped."""
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()

@@ -1,0 +1,133 @@
+"""An engine's process without a model: the real service over the fake runner. Started with a socket's number.
+
+What a request's prompt holds decides what becomes of the process: see the constants.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.client import wire
+from lora_serve.client.faults import fault_of
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import Batch, RowOutput
+from lora_serve.core.errors import AdapterUnavailableError, ModelError
+from lora_serve.engine.build import build_engine
+from lora_serve.engine.engine import Engine
+from lora_serve.engine.messages import Message
+from lora_serve.engine_host.child import open_channel, run
+from lora_serve.engine_host.service import EngineService
+from tests.engine.fake_runner import FakeRunner
+from tests.engine.world import World
+
+SLOW, CRASH, HANG, EXIT, BUG = 701, 702, 703, 704, 705  # tokens of a prompt
+REFUSED = "a picture"  # a model of this name is refused
+COMMAND = (sys.executable, str(Path(__file__).resolve()))
+
+
+@dataclass
+class FaultyRunner(FakeRunner):
+    """Each step with a SLOW row takes 10 ms."""
+
+    def run(self, batch: Batch) -> list[RowOutput]:
+        tokens = {token for row in batch.rows for token in row.token_ids}
+        self.slow = getattr(self, "slow", False) or SLOW in tokens
+        if self.slow:
+            time.sleep(0.01)
+        if CRASH in tokens:
+            ctypes.string_at(0)
+        if EXIT in tokens:
+            os._exit(7)
+        if HANG in tokens:
+            threading.Event().wait()
+        if BUG in tokens:
+            return []  # the scheduler counts on one output per row
+        return super().run(batch)
+
+
+class FakeExaminer:
+    """Knows no tensors."""
+
+    def make_plain(self, candidate: Candidate) -> None:
+        """Nothing is done."""
+
+    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+        return AdapterSize(1, 100)
+
+    def forget(self) -> None:
+        """There is nothing."""
+
+
+class FakeHosted:
+    """Adapters load at once, one named "broken" never; one named "slow" when the process ends."""
+
+    def __init__(self) -> None:
+        self._world = World(max_num_seqs=4)
+        self._runner = FaultyRunner(self._world.settings.block_size)
+        self.spec = wire_spec()
+        self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.examiner = FakeExaminer()
+        self.is_settled = False
+        self.engine = self.rebuild()
+
+    def rebuild(self) -> Engine:
+        settings = self._world.settings
+        slices = settings.engine_slice(), settings.adapter_slice()
+        return build_engine(self._runner, self.spec, self._world.num_blocks, *slices, self._submit)
+
+    def settle(self) -> None:
+        self.is_settled = True
+
+    def _submit(self, ref: AdapterRef) -> None:
+        if ref.name == "slow":
+            return
+        error = AdapterUnavailableError("it is broken") if ref.name == "broken" else None
+        self.mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
+
+
+def wire_spec():  # type: ignore[no-untyped-def]
+    from lora_serve.core.model_spec import LinearShape, ModelSpec
+
+    return ModelSpec("fake", "Fake", 2000, 200, (1000,), 1, {"q": LinearShape(4, 4)}, 0, "float32", "cpu")
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.service: EngineService | None = None
+
+    def take(self, record: wire.ToEngine) -> None:
+        assert self.service is not None
+        self.service.take(record)
+
+    def stop(self) -> None:
+        assert self.service is not None
+        self.service.stop()
+
+
+def main() -> int:
+    channel, records = open_channel()
+    configure = next(records)
+    assert isinstance(configure, wire.Configure)
+    if configure.model.model == REFUSED:
+        channel.send(wire.Refused(fault_of(ModelError("It is a picture."))))
+        channel.close()
+        return 2
+    engine, hosted = FakeEngine(), FakeHosted()
+    engine.service = EngineService(hosted, channel.send)
+    channel.send(wire.Ready(hosted.spec))
+    return run(engine, channel, records)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Loaders of an engine's process read folders that the server's process holds open for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.client.record import Record
+from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.engine_host.errands import Errands
+from lora_serve.engine_host.remote_blobs import RemoteBlobs
+
+
+class Counted(StoredBlobs):
+    """How many folders are held."""
+
+    def __init__(self, disk: DiskStore) -> None:
+        super().__init__(disk, disk)
+        self.num_open = 0
+
+    @contextmanager
+    def near(self, digest: str) -> Iterator[Path]:
+        with super().near(digest) as folder:
+            self.num_open += 1
+            try:
+                yield folder
+            finally:
+                self.num_open -= 1
+
+
+@dataclass
+class Pair:
+    """Both ends, in one process: what crosses is handed over as it is."""
+
+    remote: RemoteBlobs
+    errands: Errands
+    blobs: Counted
+    disk: DiskStore
+    digest: str
+    blob: Path
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    digest = adapter_digest(folder)
+    disk = DiskStore(tmp_path / "store")
+    disk.put(digest, folder)
+    blobs, loop = Counted(disk), asyncio.get_running_loop()
+    errands = Errands(blobs, 2)
+
+    def answer(record: Record) -> None:
+        assert isinstance(record, BlobGiven | ErrandDone | ErrandFailed)
+        remote.answered(record)
+
+    def send(record: Record) -> None:
+        assert isinstance(record, OpenBlob | CloseBlob | KeepBeside)
+        loop.call_soon_threadsafe(errands.run, record, answer)
+
+    remote = RemoteBlobs(send, tmp_path / "store" / "tmp")
+    blob = tmp_path / "store" / "blobs" / digest.removeprefix("sha256:")
+    yield Pair(remote, errands, blobs, disk, digest, blob)
+    await errands.close()
+
+
+def read(pair: Pair, *, near: bool = False) -> bytes:
+    if near:
+        with pair.remote.near(pair.digest) as folder:
+            assert pair.blobs.num_open == 1
+            return (folder / "adapter_model.safetensors").read_bytes()
+    with pair.remote.verified(pair.digest) as blob:
+        assert blob.tier == "disk"
+        return (blob.folder / "adapter_model.safetensors").read_bytes()
+
+
+async def test_a_folder_is_open_as_long_as_it_is_read(pair: Pair) -> None:
+    assert await asyncio.to_thread(read, pair, near=True) == b"weights"
+    assert await asyncio.to_thread(read, pair) == b"weights"
+    await pair.errands.close()
+    assert pair.blobs.num_open == 0
+
+
+async def test_a_corrupt_blob_is_refused_on_the_other_side(pair: Pair) -> None:
+    (pair.blob / "adapter_model.safetensors").write_bytes(b"others'")
+    with pytest.raises(InvalidAdapterError, match="corrupt"):
+        await asyncio.to_thread(read, pair)
+
+
+async def test_a_missing_blob_is_unavailable_on_the_other_side(pair: Pair) -> None:
+    pair.disk.delete(pair.digest)
+    for near in (True, False):
+        with pytest.raises(AdapterUnavailableError, match="does not have"):
+            await asyncio.to_thread(read, pair, near=near)
+
+
+async def test_a_file_is_kept_beside_the_blob_and_nothing_stays_behind(pair: Pair, tmp_path: Path) -> None:
+    await asyncio.to_thread(pair.remote.keep_beside, pair.digest, "prepared-1", b"ready")
+    assert (pair.blob / "prepared-1").read_bytes() == b"ready"
+    assert list((tmp_path / "store" / "tmp").iterdir()) == []
+    assert adapter_digest(pair.blob) == pair.digest
+
+
+async def test_a_file_for_a_blob_that_is_gone_is_an_error_of_the_system(pair: Pair, tmp_path: Path) -> None:
+    pair.disk.delete(pair.digest)
+    with pytest.raises(OSError, match="No such file"):
+        await asyncio.to_thread(pair.remote.keep_beside, pair.digest, "prepared-1", b"ready")
+    assert list((tmp_path / "store" / "tmp").iterdir()) == []
+
+
+async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
+    given: list[Record] = []
+    pair.errands.run(OpenBlob(1, pair.digest, True), given.append)
+    while not given:
+        await asyncio.sleep(0)
+    assert pair.blobs.num_open == 1
+    pair.errands.drop()
+    late: list[Record] = []
+    pair.errands.run(OpenBlob(1, pair.digest, True), late.append)
+    while not late:
+        await asyncio.sleep(0)
+    await pair.errands.close()
+    assert pair.blobs.num_open == 0
+
+
+async def test_many_threads_get_each_its_own(pair: Pair) -> None:
+    found = await asyncio.gather(*(asyncio.to_thread(read, pair) for _ in range(20)))
+    assert found == [b"weights"] * 20
