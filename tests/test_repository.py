@@ -27,6 +27,7 @@ SCRIPTS = (
     "scripts/check",
     "scripts/adapters_table",
     "scripts/step_guard",
+    "scripts/reliability",
     "scripts/gpu_check",
     ".ci/run",
 )
@@ -119,6 +120,7 @@ def _top_level_imports(file: Path) -> set[str]:
         "docs/DESIGN.md",
         "docs/adapters.md",
         "docs/performance.md",
+        "docs/reliability.md",
         "docs/security.md",
         "docs/simulation.md",
         "CHANGELOG.md",

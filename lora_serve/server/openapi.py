@@ -16,6 +16,7 @@ from lora_serve.server.schemas.admin import AliasFields, LimitFields, RegisterFi
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
+from lora_serve.server.schemas.tenants import ChangeTenantFields, CreateKeyFields, CreateTenantFields
 from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeTextFields
 
 _BODIES: Mapping[tuple[str, str], type[BaseModel]] = {
@@ -31,6 +32,9 @@ _BODIES: Mapping[tuple[str, str], type[BaseModel]] = {
     ("PUT", "/admin/adapters/{id}/route"): RouteFields,
     ("PUT", "/admin/aliases/{id}"): AliasFields,
     ("PUT", "/admin/engine"): LimitFields,
+    ("POST", "/admin/tenants"): CreateTenantFields,
+    ("PATCH", "/admin/tenants/{tenant}"): ChangeTenantFields,
+    ("POST", "/admin/tenants/{tenant}/keys"): CreateKeyFields,
 }
 _OPEN = ("/health", "/ping", "/ready", "/version", "/metrics", "/openapi.json", "/docs")
 _REFS = "#/components/schemas/{model}"
