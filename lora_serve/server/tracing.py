@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.log_fields import log_fields
@@ -13,7 +12,7 @@ from lora_serve.server.middleware import CLIENT_LEFT, PROBES, Handler
 from lora_serve.server.request_traces import Outcome, RequestTraces
 
 
-def traced(traces: RequestTraces) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def traced(traces: RequestTraces) -> Middleware:
     """Around the middleware that answers: by then the context says everything."""
 
     @web.middleware
