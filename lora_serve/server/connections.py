@@ -12,19 +12,18 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ConnectionLimits
 from lora_serve.server.http_runner import HttpConnection
 
 RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
 _log = logging.getLogger(__name__)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 _ERROR = {
     "message": "The server has as many connections as it may have; try again.",
     "type": "server_error",
