@@ -15,9 +15,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
@@ -93,9 +93,8 @@ async def _serve(
     with open_weights(config) as weights, open_directory(config) as directory:
         books = open_books(config, settings.accounting_slice())
         async with books as opened, module.open_host(settings, weights) as host:
-            with _without_collections():
-                text = TextModel.load(settings.model)
-                model = await _unless_stopped(load_patiently(host, restarts), stop)
+            text = TextModel.load(settings.model)
+            model = await _unless_stopped(load_patiently(host, restarts), stop)
             gc.freeze()
             if model is not None:
                 services = _build_services(
@@ -227,16 +226,6 @@ async def _listening(services: Services, listener: socket.socket, tls: ServerTls
         yield
     finally:
         await runner.cleanup()
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """What is built here stays, so looking for garbage among it again and again is a loss of time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
