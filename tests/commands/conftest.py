@@ -45,6 +45,7 @@ class Ended:
 
 
 Adapters = Callable[..., Awaitable[Ended]]
+Run = Callable[..., Awaitable[Ended]]
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,20 @@ def adapters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     async def run(*arguments: str) -> Ended:
         capsys.readouterr()
         code = await asyncio.to_thread(main, ["adapters", *arguments])
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def run(house: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:  # noqa: F811
+    """run("tenants", "list") -> Ended, at the house and with its key."""
+    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
+    monkeypatch.setenv("LORA_SERVE_URL", house.url)
+
+    async def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        code = await asyncio.to_thread(main, list(arguments))
         return Ended(code, *capsys.readouterr())
 
     return run

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lora_serve.cli import main
-from tests.commands.conftest import Adapters, Ended
-from tests.server.conftest import KEY
+from tests.commands.conftest import Adapters, Run
 
-Run = Callable[..., Awaitable[Ended]]
 SECRET = re.compile(r"ls-([a-z0-9]{12})-[A-Za-z0-9_-]{43}\n")
 
 
 @pytest.fixture
 def auth_required() -> bool:
     return True
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], house: Any) -> Run:
-    """run("tenants", "list") -> Ended"""
-    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
-    monkeypatch.setenv("LORA_SERVE_URL", house.url)
-
-    async def run(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = await asyncio.to_thread(main, list(arguments))
-        return Ended(code, *capsys.readouterr())
-
-    return run
 
 
 async def test_tenant_lives_by_the_commands(run: Run) -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lora_serve.cli import main
 from lora_serve.server.services import Services
 from lora_serve.tenancy.audit import AuditLog
 from lora_serve.tenancy.audit_journal import AuditJournal
 from lora_serve.tenancy.usage import UsageFigures, UsageKey
-from tests.commands.conftest import Ended
-from tests.server.conftest import ADMIN, KEY
-
-Run = Callable[..., Awaitable[Ended]]
+from tests.commands.conftest import Run
+from tests.server.conftest import ADMIN
 
 
 @pytest.fixture
@@ -29,19 +25,6 @@ async def services(services: Services) -> AsyncIterator[Services]:
     yield made
     await made.background.close()
     await made.audit.close()
-
-
-@pytest.fixture
-def run(house: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", KEY)
-    monkeypatch.setenv("LORA_SERVE_URL", house.url)
-
-    async def call(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = await asyncio.to_thread(main, list(arguments))
-        return Ended(code, *capsys.readouterr())
-
-    return call
 
 
 def record(services: Services, tenant: str, requests: int) -> None:
