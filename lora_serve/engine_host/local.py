@@ -42,12 +42,12 @@ class LocalEngine:
             pace=Pace(lambda: self.engine.is_busy and self._is_settled),  # warm-up is no one's loss
             on_start=stand_aside,
         )
-        self.engine = self.rebuild()
+        self.engine: Engine = self.rebuild()
 
     def rebuild(self) -> Engine:
         """An engine with empty tables; it is the one from now on."""
         parts = self._parts
-        self.engine: Engine = build_engine(
+        self.engine = build_engine(
             parts.runner, parts.spec, parts.num_blocks, *self._configs, self._loader.submit, memory=parts.memory
         )
         return self.engine

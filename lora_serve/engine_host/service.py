@@ -41,7 +41,9 @@ class HostedEngine(Protocol):
 
     spec: ModelSpec
     engine: Engine
-    examiner: Examiner
+
+    @property
+    def examiner(self) -> Examiner: ...
 
     @property
     def mailbox(self) -> queue.SimpleQueue[messages.Message]: ...
