@@ -196,7 +196,7 @@ async def _listening(services: Services, listener: socket.socket, tls: ServerTls
     runner = HttpRunner(app, shutdown_timeout=5.0)
     await runner.setup()
     try:
-        site = GuardedSite(runner, listener, app[CONNECTIONS], ssl_context=tls and tls.context, backlog=1024)
+        site = GuardedSite(runner, listener, app[CONNECTIONS], ssl_context=tls.context if tls else None, backlog=1024)
         await site.start()
         yield
     finally:

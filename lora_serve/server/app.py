@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from aiohttp import web
 
@@ -53,10 +54,10 @@ _COMPARING = (Task.CLASSIFY, Task.EMBED)
 def build_app(services: Services) -> web.Application:
     """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
     connections = Connections(services.config.connections)
-    traces = [] if services.traces is None else [traced(services.traces)]
-    app = web.Application(
-        middlewares=[connections.middleware, *traces, answer], client_max_size=services.config.max_body_bytes
-    )
+    around: list[Any] = [connections.middleware, answer]
+    if services.traces is not None:
+        around.insert(1, traced(services.traces))
+    app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS] = services, connections
     app.cleanup_ctx.extend((_reconciling, noting_uses, connections.watching))
     app.on_response_prepare.append(add_headers)

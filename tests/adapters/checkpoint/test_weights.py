@@ -82,7 +82,7 @@ def test_corrupt_files_are_never_served(make_adapter: MakeAdapter, spec: ModelSp
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1  # one bit of one weight: the file is still well formed
     weights.write_bytes(content)
-    with pytest.raises(InvalidAdapterError, match="corrupt"):
+    with pytest.raises(AdapterUnavailableError, match="corrupt"):
         load_adapter(folder, ref, spec)
 
 
