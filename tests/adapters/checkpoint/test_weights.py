@@ -12,7 +12,7 @@ from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.values import _is_finite, is_zero
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.model_spec import ModelSpec
 from tests.loading import fetch_adapter, load_adapter
 
@@ -82,7 +82,7 @@ def test_corrupt_files_are_never_served(make_adapter: MakeAdapter, spec: ModelSp
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1  # one bit of one weight: the file is still well formed
     weights.write_bytes(content)
-    with pytest.raises(InvalidAdapterError, match="corrupt"):
+    with pytest.raises(AdapterUnavailableError, match="corrupt"):
         load_adapter(folder, ref, spec)
 
 
