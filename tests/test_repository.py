@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,20 @@ def test_links_and_paths_named_in_documents_exist(document: str) -> None:
 
 def test_every_flag_in_the_readme_is_a_setting() -> None:
     from lora_serve.core.settings import Settings
+    from lora_serve.core.tenant import Quota
 
     commands = {"--port", "--once", "--help", "--model", "--build", "--quick", "--build-arg", "--gpus", "--version"}
-    commands |= {"--json", "--wait", "--url", "--no-activate", "--from", "--to"}  # of `adapters` and `registry`
+    commands |= {
+        "--json",
+        "--wait",
+        "--url",
+        "--no-activate",
+        "--from",
+        "--to",
+        "--with",
+    }  # of `adapters` and `registry`
+    commands |= {"--label", "--by"}  # of `keys` and `usage`
+    commands |= {"--" + field.name.replace("_", "-") for field in fields(Quota)}  # of `tenants`
     known = {"--" + name.replace("_", "-") for name in Settings.model_fields} | commands
     known |= set(re.findall(r"--[a-z][a-z-]+", read("lora_serve/commands/bench/flags.py")))
     known |= {"--no-" + n.replace("_", "-") for n, field in Settings.model_fields.items() if field.annotation is bool}

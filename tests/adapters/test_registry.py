@@ -214,7 +214,7 @@ def test_pickle_beside_safetensors_is_passed_over(registry: Registry, make_adapt
 def test_file_exchanged_after_the_copy_cannot_slip_in(
     registry: Registry, make_adapter: MakeAdapter, store: DiskStore, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lora_serve.adapters import registry as module
+    from lora_serve.adapters import examination as module
 
     folder, evil = make_adapter("good"), make_adapter("evil", seed=9)
     check = module.check_values

@@ -26,6 +26,7 @@ from lora_serve import launch
 from lora_serve.adapters.loader import Loader
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
+from lora_serve.engine_host import local, thread
 from lora_serve.model.build import ModelParts
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState
@@ -35,13 +36,13 @@ from tests.canary.questions import BASE, TENANTS, World
 T = TypeVar("T")
 KEY = "admin-key-of-the-tests"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
-CAUGHT = {  # what the wiring calls -> our name for what it gets
-    "build_model": "parts",
-    "build_engine": "engine",
-    "build_app": "app",
-    "Loader": "loader",
-    "Services": "services",
-}
+CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our name for what it gets
+    (thread, "build_parts", "parts"),
+    (local, "build_engine", "engine"),
+    (local, "Loader", "loader"),
+    (launch, "build_app", "app"),
+    (launch, "Services", "services"),
+)
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
 
 
@@ -130,8 +131,8 @@ class House:
         interval = sys.getswitchinterval()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "_on_signals", self._take_stop)
-            for name, attribute in CAUGHT.items():
-                patch.setattr(launch, name, self._catching(getattr(launch, name), attribute))
+            for module, name, attribute in CAUGHT:
+                patch.setattr(module, name, self._catching(getattr(module, name), attribute))
             try:
                 yield
             finally:

@@ -169,6 +169,8 @@ MANAGING = [
     ("GET", "/admin/tenants/acme/keys", None),
     ("POST", "/admin/tenants/acme/keys", {}),
     ("DELETE", "/admin/tenants/acme/keys/aaaaaaaaaaaa", None),
+    ("GET", "/admin/usage", None),
+    ("GET", "/admin/audit", None),
 ]
 
 
