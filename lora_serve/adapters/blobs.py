@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.checkpoint.digest import check_digest
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob
-from lora_serve.core.errors import InvalidAdapterError
 
 
 class Blobs(Protocol):
@@ -21,7 +20,7 @@ class Blobs(Protocol):
     def verified(self, digest: str) -> AbstractContextManager[VerifiedBlob]:
         """Fetched from wherever it is, and what its digest says.
 
-        Raises AdapterUnavailableError, InvalidAdapterError if it is corrupt, OSError.
+        Raises AdapterUnavailableError, also if it is corrupt: that is not the caller's fault; OSError.
         """
 
     def near(self, digest: str) -> AbstractContextManager[Path]:
@@ -49,9 +48,7 @@ class StoredBlobs:
         start = time.perf_counter()
         with self._store.open(digest) as folder:
             opened = time.perf_counter()
-            found = adapter_digest(folder)
-            if found != digest:
-                raise InvalidAdapterError([f"the stored files are corrupt: their digest is {found}, not {digest}"])
+            check_digest(folder, digest)
             yield VerifiedBlob(folder, "disk", opened - start, time.perf_counter() - opened)
 
     def near(self, digest: str) -> AbstractContextManager[Path]:

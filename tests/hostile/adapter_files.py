@@ -246,7 +246,6 @@ CONFIGS: dict[str, Any] = {
     "trained_tokens_negative": {"trainable_token_indices": {"embed_tokens": [-1]}},
     "invocation_negative": {"alora_invocation_tokens": [-1]},
     "invocation_huge": {"alora_invocation_tokens": [10**9]},
-    "parameters": {"target_parameters": ["no.such.weight"]},
     "dora_text": {"use_dora": "yes"},
     "rslora_number": {"use_rslora": 5},
     "unknown_setting": {"run_this": "import os"},

@@ -86,7 +86,10 @@ def test_any_bytes_on_a_socket_end_in_a_4xx_or_in_silence(house: House, start: b
 
 @pytest.fixture(scope="module")
 def sound(world: World) -> Files:
-    return files_of(world.adapters["acme/a"])
+    """Its config says nothing of this machine, so that what is said of it does not either."""
+    files = files_of(world.adapters["acme/a"])
+    config = json.loads(files[CONFIG]) | {"base_model_name_or_path": "base"}
+    return {**files, CONFIG: json.dumps(config).encode()}
 
 
 @steady

@@ -6,6 +6,7 @@ What is shown already is not repeated here: tests/server/test_framing.py, tests/
 from __future__ import annotations
 
 import json
+import re
 import socket
 from contextlib import suppress
 
@@ -120,7 +121,7 @@ def answers(house: House, data: bytes) -> list[int]:
             connection.sendall(data)
             while part := connection.recv(2**16):
                 content += part
-    return [int(part.split()[0]) for part in content.split(b"HTTP/1.1 ")[1:]]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", content)]
 
 
 def test_second_request_hidden_in_a_body_is_never_answered(house: House) -> None:

@@ -73,6 +73,8 @@ class _Binder:
             self.reasons += check_resized(bound, spec)
         if config.invocation_tokens and not bound.is_additive:
             self.reasons.append("alora_invocation_tokens: an activated LoRA may only hold plain LoRA of linear layers")
+        if any(token >= (self._vocab_size or spec.vocab_size) for token in config.invocation_tokens):
+            self.reasons.append("alora_invocation_tokens: a token is beyond the vocabulary, so it could never act")
         return bound
 
     # -- names -------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from lora_serve.core.errors import AdapterUnavailableError
+
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that add tokens
@@ -29,3 +31,14 @@ def content_names(folder: Path) -> tuple[str, ...]:
     """The files that are an adapter's content, and its digest, in that order."""
     has_tokens = (folder / ADDED_TOKENS_NAME).is_file()
     return CONFIG_NAME, WEIGHTS_NAME, *((ADDED_TOKENS_NAME,) if has_tokens else ())
+
+
+def check_digest(folder: Path, digest: str) -> None:
+    """The folder holds what `digest` names. Raises AdapterUnavailableError, OSError: it is not the caller's fault."""
+    found = adapter_digest(folder)
+    if found != digest:
+        raise AdapterUnavailableError(
+            f"The adapter's stored files are corrupt and were not used (their digest is {found}, not {digest}); "
+            "register the adapter again.",
+            retry_after=30,
+        )

@@ -19,24 +19,13 @@ from lora_serve.adapters.checkpoint.binding import (
     BoundTokens,
 )
 from lora_serve.adapters.checkpoint.conversion import convert
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest
+from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.expert_weights import stack_experts
 from lora_serve.adapters.checkpoint.host_tensors import HOST_DTYPES, copy_of
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear, SavedTokens
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
-
-
-def check_digest(folder: Path, adapter: AdapterRef) -> None:
-    """The folder holds what `adapter` names. Raises AdapterUnavailableError, OSError: it is not the caller's fault."""
-    found = adapter_digest(folder)
-    if found != adapter.digest:
-        raise AdapterUnavailableError(
-            f"The stored files of {adapter.label} are corrupt and were not used (their digest is {found}, not "
-            f"{adapter.digest}); register the adapter again.",
-            retry_after=30,
-        )
 
 
 def read_checked(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 from pydantic import (
@@ -108,7 +107,7 @@ def as_template_values(value: Any) -> dict[str, Any]:
 def _as_bias(key: str, bias: Any) -> tuple[int, float]:
     if not (key.isascii() and key.isdigit() and len(key) <= 10):
         raise ValueError(f"{key[:32]!r} is not a token id")
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(min(bias, 0.0)):
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or bias != bias:  # noqa: PLR0124 (NaN; an int may be too large for math.isnan)
         raise ValueError(f"the bias of token {key} must be a number")
     return int(key), float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
 
