@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, SetTenantBudgets, Tune, Unpin
-from lora_serve.core.errors import DeviceMemoryError, InternalError, InvalidAdapterError, LoraServeError
+from lora_serve.core.errors import DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.blocks import BlockManager
@@ -259,9 +259,9 @@ class Engine:
             return self._runner.probe(RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids)
         except LoraServeError:
             raise
-        except Exception:  # nobody else's rows are in this pass, and nobody else's fault is it
+        except Exception:  # nobody else's rows are in this pass
             _log.exception("%s could not be tried", ref.label)
-            raise InvalidAdapterError(["the base model fails with it"]) from None
+            raise InternalError("The adapter could not be tried.") from None
         finally:
             self._runner.clear_slot(spare.index)
 

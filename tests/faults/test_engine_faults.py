@@ -152,27 +152,6 @@ def test_slot_that_could_not_be_loaded_is_loaded_again_for_the_next_request(
         assert ask(house).status == 200
 
 
-def test_bug_of_the_scheduler_ends_the_requests_of_the_moment_and_the_loop_goes_on(
-    house: House, canaries: Canaries
-) -> None:
-    scheduler: Any = house.engine.scheduler
-    sound, left = scheduler.schedule, [RuntimeError("injected")]
-
-    def schedule(now: float) -> Any:
-        if scheduler.waiting and left:
-            raise left.pop()
-        return sound(now)
-
-    scheduler.schedule = schedule
-    try:
-        reply = ask(house)
-    finally:
-        del scheduler.schedule
-    assert reply.status == 500
-    with watching(house, canaries):
-        assert ask(house).status == 200
-
-
 def test_bug_in_an_answers_way_out_ends_that_answer_only(
     house: House, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
