@@ -28,7 +28,7 @@ BYTES = 10
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog = open_catalog(tmp_path)
     for name in "abcdef":
-        catalog.add(name, VersionEntry(0, f"sha256:{name}", 4, BYTES, {}, "test", 0.0))
+        catalog.add(name, VersionEntry(0, f"sha256:{name * 64}", 4, BYTES, {}, "test", 0.0))
     yield catalog
     catalog.close()
 
@@ -50,7 +50,7 @@ def keeper(engine: MockEngineClient, catalog: Catalog, store: Path, **limits: in
 
 
 def digests(text: str) -> tuple[str, ...]:
-    return tuple(f"sha256:{name}" for name in text)
+    return tuple(f"sha256:{name * 64}" for name in text)
 
 
 def warmed(engine: MockEngineClient) -> list[tuple[str, str]]:
@@ -174,9 +174,9 @@ async def test_what_is_hot_is_noted_at_the_end(
 
 
 def test_the_most_asked_for_stands_first() -> None:
-    slots = tuple(SlotInfo(index, 1, f"sha256:{name}", name, 1, 0, False) for index, name in enumerate("abc", 1))
+    slots = tuple(SlotInfo(index, 1, f"sha256:{name * 64}", name, 1, 0, False) for index, name in enumerate("abc", 1))
     uses = {"a": AdapterCounters(hits=2), "b": AdapterCounters(hits=1, misses=3), "d": AdapterCounters(misses=1)}
-    adapters = {f"sha256:{name}": counters for name, counters in uses.items()}
+    adapters = {f"sha256:{name * 64}": counters for name, counters in uses.items()}
     stats = EngineStats(0, 0, (), (), 4, 1, 1, 1, 0, slots, digests("abde"), (), adapters=adapters)
     assert WarmSet.of(stats, frozenset(digests("abcde"))) == WarmSet(digests("bac"), digests("de"))
 
@@ -233,7 +233,7 @@ async def test_noted_adapter_that_is_deleted_is_forgotten_at_once(
                 await written.wait()
             for name in "ab":
                 catalog.remove(name)
-                while f"sha256:{name}" in (tmp_path / FILE_NAME).read_text():
+                while f"sha256:{name * 64}" in (tmp_path / FILE_NAME).read_text():
                     written.clear()
                     await written.wait()
 
@@ -246,7 +246,10 @@ async def test_run_that_ends_before_it_was_warm_does_not_forget_what_was_hot(
     async with keeper(engine, catalog, tmp_path).keeping():
         pass
     assert read_warm_set(tmp_path / FILE_NAME) == before
-    assert json.loads((tmp_path / FILE_NAME).read_text())["adapters"][0] == {"digest": "sha256:a", "tier": "device"}
+    assert json.loads((tmp_path / FILE_NAME).read_text())["adapters"][0] == {
+        "digest": "sha256:" + "a" * 64,
+        "tier": "device",
+    }
 
 
 async def test_warm_up_off_neither_warms_nor_notes(tmp_path: Path, engine: MockEngineClient, catalog: Catalog) -> None:

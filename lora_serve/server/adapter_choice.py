@@ -36,7 +36,9 @@ class AdapterChooser:
         """
         named, key = _explicit(fields, headers), self._sticky_key(fields.user)
         if named is None:
-            return self._permitted(_set_of([(self.find(fields.model or self.base_name, key), 1.0)]), fields)
+            return self._permitted(
+                _set_of([(self.find(self.base_name if fields.model is None else fields.model, key), 1.0)]), fields
+            )
         found = [(self.find(name, key), scale) for name, scale in named]
         if fields.adapters is not None and any(ref is None for ref, _ in found):
             message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."

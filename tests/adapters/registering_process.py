@@ -23,11 +23,13 @@ import redis
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.examination import weigh
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
+from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
@@ -39,11 +41,18 @@ NUM_IDS = 40
 class Trial:
     """No base model here: every adapter has an effect."""
 
-    def num_bytes(self, saved: SavedAdapter) -> int:
-        return 1000 * len(saved.linears)
+    def make_plain(self, candidate: Candidate) -> None:
+        raise AssertionError("nothing here is to be converted")
+
+    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+        return weigh(candidate, _num_bytes, allow_noop=allow_noop)
 
     def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
         return ProbeResult(1.0, 0.0, 1.0)
+
+
+def _num_bytes(saved: SavedAdapter) -> int:
+    return 1000 * len(saved.linears)
 
 
 def open_registry(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Registry, Catalog, AdapterStore]:

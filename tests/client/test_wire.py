@@ -61,6 +61,7 @@ REQUEST = InferenceRequest(
     SAMPLING,
     USES,
     "acme",
+    "acme since 7",
     "key-1",
     -3,
     12.5,

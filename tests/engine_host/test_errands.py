@@ -15,7 +15,7 @@ from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.engine_host.errands import Errands
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 
@@ -94,7 +94,7 @@ async def test_a_folder_is_open_as_long_as_it_is_read(pair: Pair) -> None:
 
 async def test_a_corrupt_blob_is_refused_on_the_other_side(pair: Pair) -> None:
     (pair.blob / "adapter_model.safetensors").write_bytes(b"others'")
-    with pytest.raises(InvalidAdapterError, match="corrupt"):
+    with pytest.raises(AdapterUnavailableError, match="corrupt"):
         await asyncio.to_thread(read, pair)
 
 

@@ -109,9 +109,9 @@ async def test_ids_are_checked_against_the_adapters_vocabulary(
 async def test_nobody_with_another_vocabulary_answers_while_the_adapter_is_cold(
     http: aiohttp.ClientSession, services: Services, tickets: AdapterRef, on_cold: str
 ) -> None:
-    plain = VersionEntry(0, "sha256:plain", 2, 10, {}, "test", 0.0)
+    plain = VersionEntry(0, "sha256:" + "1" * 64, 2, 10, {}, "test", 0.0)
     services.catalog.add("acme/tickets", plain)
-    newest = replace(services.catalog.entry("acme/tickets").versions[0], digest="sha256:newest")
+    newest = replace(services.catalog.entry("acme/tickets").versions[0], digest="sha256:" + "2" * 64)
     services.catalog.add("acme/tickets", newest)
     status, body = await post(http, "/v1/completions", model="acme/tickets", prompt="x", on_cold=on_cold)
     assert (status, body["error"]["param"]) == (400, "on_cold")

@@ -82,7 +82,7 @@ def with_name(value: Any, name: str) -> Any:
 async def test_foreign_unknown_and_deleted_are_the_same_404_to_the_byte(
     tenancy: Tenancy, key: str, method: str, path: str, body: Any
 ) -> None:
-    before = tenancy.house.services.catalog.snapshot
+    before = tenancy.house.services.catalog.snapshot.entries
     seen = []
     for name in (FOREIGN, UNKNOWN, DELETED):
         reply = await tenancy.call(key, method, path.replace("NAME", name), with_name(body, name))
@@ -90,7 +90,7 @@ async def test_foreign_unknown_and_deleted_are_the_same_404_to_the_byte(
     assert seen[0][0] == 404
     assert b"model_not_found" in seen[0][1]
     assert seen[0] == seen[1] == seen[2]
-    assert tenancy.house.services.catalog.snapshot == before
+    assert tenancy.house.services.catalog.snapshot.entries == before
     assert (await tenancy.ask("globex", FOREIGN)).status == 200
 
 
