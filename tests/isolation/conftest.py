@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.e2e.conftest import site
 from tests.server.conftest import (
+    adapter_config,
     admin,
     auth_required,
     catalog,
@@ -20,6 +21,7 @@ from tests.server.conftest import (
 )
 
 __all__ = [
+    "adapter_config",
     "admin",
     "auth_required",
     "catalog",
