@@ -10,10 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.commands.failure import EXIT_CODES
-from lora_serve.commands.flags import CommandParser, add_common_flags, count
+from lora_serve.commands.flags import count
 from lora_serve.commands.output import plain
-from lora_serve.commands.verb import Call, Verb, run_verb
+from lora_serve.commands.verb import Call, Verb, run_alone
 
 PROGRAM = "lora-serve audit"
 DEFAULT_LIMIT = 100
@@ -23,15 +22,9 @@ COLUMNS = ("time", "key", "tenant", "role", "action", "subject", "owner", "outco
 
 def run(arguments: list[str]) -> int:
     """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
-    verb = Verb("audit", "Show the audit log.", (), _add_flags, show_audit)
-    return run_verb(verb, audit_parser().parse_args(arguments))
-
-
-def audit_parser() -> CommandParser:
-    parser = CommandParser(PROGRAM, "Show the audit log: who did what, newest first.", EXIT_CODES)
-    _add_flags(parser)
-    add_common_flags(parser)
-    return parser
+    return run_alone(
+        Verb(PROGRAM, "Show the audit log: who did what, newest first.", (), _add_flags, show_audit), arguments
+    )
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

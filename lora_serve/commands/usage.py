@@ -9,10 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.commands.failure import EXIT_CODES
-from lora_serve.commands.flags import CommandParser, add_common_flags
 from lora_serve.commands.output import plain
-from lora_serve.commands.verb import Call, Verb, run_verb
+from lora_serve.commands.verb import Call, Verb, run_alone
 
 PROGRAM = "lora-serve usage"
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "generated_tokens")
@@ -21,15 +19,7 @@ SECONDS = ("queue_seconds", "load_seconds", "compute_seconds", "residency_byte_s
 
 def run(arguments: list[str]) -> int:
     """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
-    verb = Verb("usage", "Show what tenants used.", (), _add_flags, show_usage)
-    return run_verb(verb, usage_parser().parse_args(arguments))
-
-
-def usage_parser() -> CommandParser:
-    parser = CommandParser(PROGRAM, "Show what tenants used, as it was metered.", EXIT_CODES)
-    _add_flags(parser)
-    add_common_flags(parser)
-    return parser
+    return run_alone(Verb(PROGRAM, "Show what tenants used, as it was metered.", (), _add_flags, show_usage), arguments)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lora_serve.commands.failure import CommandError, ExitCode
-from lora_serve.commands.flags import DEFAULT_TIMEOUT, environment_urls
+from lora_serve.commands.failure import EXIT_CODES, CommandError, ExitCode
+from lora_serve.commands.flags import DEFAULT_TIMEOUT, CommandParser, add_common_flags, environment_urls
 from lora_serve.commands.output import Output
 from lora_serve.core.errors import ConfigError
 
@@ -60,6 +60,14 @@ def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
         output.note("interrupted")
         return ExitCode.INTERRUPTED
     return ExitCode.OK
+
+
+def run_alone(verb: Verb, arguments: list[str]) -> int:
+    """A command that is one verb, named as the program is called. The exit code. Raises ConfigError."""
+    parser = CommandParser(verb.name, verb.summary, EXIT_CODES)
+    verb.add_flags(parser)
+    add_common_flags(parser)
+    return run_verb(verb, parser.parse_args(arguments))
 
 
 async def _run(verb: Verb, flags: argparse.Namespace, output: Output, timeout: float) -> None:

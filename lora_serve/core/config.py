@@ -66,15 +66,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HostConfig:
-    """Where the engine runs, and when it counts as lost."""
-
-    engine: str  # name of a file in engine_host
-    step_timeout: float  # seconds without progress; 0: any number
-    max_restarts: int  # within ten minutes
-
-
-@dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """Where adapters are kept, and how many bytes each tier may hold."""
 

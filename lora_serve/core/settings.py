@@ -23,7 +23,6 @@ from lora_serve.core.config import (
     BatchLimits,
     ConnectionLimits,
     EngineConfig,
-    HostConfig,
     ModelConfig,
     QueueLimits,
     RequestLimits,
@@ -149,9 +148,6 @@ class Settings(
             self.share_base_prefixes,
             self.memory_limit,
         )
-
-    def host_slice(self) -> HostConfig:
-        return HostConfig(self.engine, self.engine_step_timeout, self.engine_max_restarts)
 
     def adapter_slice(self) -> AdapterConfig:
         return AdapterConfig(

@@ -87,10 +87,6 @@ class Caller:
     sees_all: bool = False  # may use and list every tenant's adapters
     since: float = 0.0  # Unix seconds when the tenant was made; 0: it has no record
 
-    def may_see(self, owner: str, shared_with: Collection[str] = ()) -> bool:
-        """Whether an adapter of tenant `owner`, shared with those tenants, exists at all for this caller."""
-        return is_visible(owner, shared_with, self.scope)
-
     @property
     def cache_scope(self) -> str:
         """Not the same for a tenant that was deleted and made again, which finds nothing of the one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.core.errors import AuthenticationError
-from lora_serve.core.tenant import Caller
+from lora_serve.core.tenant import Caller, is_visible
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 
@@ -58,6 +58,6 @@ def test_admin_needs_the_key_even_where_inference_is_open(header: str | None) ->
 
 
 def test_tenant_sees_its_own_adapters_only() -> None:
-    assert Caller("acme").may_see("acme")
-    assert not Caller("acme").may_see("globex")
-    assert Caller("default", sees_all=True).may_see("globex")
+    assert is_visible("acme", (), Caller("acme").scope)
+    assert not is_visible("globex", (), Caller("acme").scope)
+    assert is_visible("globex", (), Caller("default", sees_all=True).scope)
