@@ -26,6 +26,7 @@ from lora_serve.server.admin import (
 )
 from lora_serve.server.connections import CONNECTIONS, Connections
 from lora_serve.server.context import add_headers
+from lora_serve.server.docs_page import get_docs
 from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.key_uses import noting_uses
 from lora_serve.server.middleware import (
@@ -39,7 +40,7 @@ from lora_serve.server.middleware import (
 )
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
-from lora_serve.server.openapi import get_docs, get_openapi
+from lora_serve.server.openapi import get_openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank

@@ -1,4 +1,4 @@
-"""A request's body as a checked value; whatever is wrong with it is a 4xx that says what."""
+"""A request's body, or query, as a checked value; whatever is wrong with it is a 4xx that says what."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
+
+
+def check_query(model: type[M], request: web.Request) -> M:
+    """What stands behind the `?`. Raises InvalidRequestError."""
+    return check_fields(model, dict(request.query))
 
 
 def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits | None = None) -> M:

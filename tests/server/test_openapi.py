@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 
 from lora_serve.server.app import build_app
-from lora_serve.server.openapi import document_of, page_of
+from lora_serve.server.docs_page import page_of
+from lora_serve.server.openapi import document_of
 from lora_serve.server.schemas.completion import CompletionFields
 
 
@@ -28,6 +29,31 @@ async def test_body_of_a_call_is_the_schema_that_checks_it(services: Any) -> Non
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
     assert set(document["components"]["schemas"][name]["properties"]) == set(CompletionFields.model_fields)
     assert document["components"]["schemas"][name]["required"] == ["prompt"]
+
+
+WITHOUT_BODY = {"pin", "unpin", "prefetch", "evict", "rollback", "ping"}
+
+
+async def test_every_call_that_takes_a_body_says_which(services: Any) -> None:
+    paths = document_of(build_app(services))["paths"]
+    bare = {
+        path.rpartition("/")[2]
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if method in ("post", "put", "patch") and "requestBody" not in operation
+    }
+    assert bare == WITHOUT_BODY
+
+
+async def test_queries_are_the_schemas_that_check_them(admin: aiohttp.ClientSession, services: Any) -> None:
+    operation = document_of(build_app(services))["paths"]["/admin/usage"]["get"]
+    fields = {item["name"]: item["schema"] for item in operation["parameters"]}
+    assert set(fields) == {"tenant", "adapter", "version", "key", "from", "to", "by", "format"}
+    assert fields["format"]["enum"] == ["json", "csv"]
+    for query in ("format=xml", "by=colour", "from=soon", "from=9&to=1"):
+        async with admin.get(f"/admin/usage?{query}") as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["param"] == query.partition("=")[0]
 
 
 async def test_references_lead_somewhere_and_ids_are_given_once(services: Any) -> None:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.admin.query import limit_in
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_query
+from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit_journal import AuditLine
-
-_ID = re.compile(r"\d{14}-[0-9A-Za-z]{1,8}-\d{9,18}\Z")
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:
     """?limit=&after=&tenant= ; `after`: the `last_id` of the page before. A tenant-admin sees its own tenant's acts."""
-    services, query = request.app[SERVICES], request.query
-    caller, after = request[CONTEXT].caller, query.get("after")
-    assert caller is not None, "the route stands behind a guard of middleware.py"
-    if after is not None and not _ID.match(after):
-        raise InvalidRequestError("`after` must be the `last_id` of an earlier answer.", param="after")
-    scopes = tuple(name for name in (caller.scope, query.get("tenant")) if name is not None)
+    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AuditQuery, request)
+    scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
 
     def matches(line: AuditLine) -> bool:
         act = line.act
         return all(scope in (act["tenant"], act["owner"]) for scope in scopes)
 
-    page = await services.audit.page(limit_in(request), after, matches)
+    page = await services.audit.page(query.limit, query.after, matches)
     return web.json_response(
         {
             "object": "list",

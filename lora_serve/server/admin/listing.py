@@ -8,16 +8,16 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.core.adapter import AdapterState
-from lora_serve.core.errors import InvalidRequestError, LoraServeError
+from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import EngineStats
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.batcher import batcher_card
 from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
 from lora_serve.server.admin.ownership import entry_for
-from lora_serve.server.admin.query import limit_in
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.schemas.queries import AdaptersQuery
 from lora_serve.server.services import SERVICES, Services
 
 PAGE = 1000  # entries looked at between two looks at their state
@@ -25,16 +25,15 @@ PAGE = 1000  # entries looked at between two looks at their state
 
 async def list_adapters(request: web.Request) -> web.StreamResponse:
     """?tenant=&state=&limit=&after= ; by name, with `has_more` and `last_id` for the next page."""
-    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), request.query
-    limit, state = limit_in(request), _state(query.get("state"))
+    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AdaptersQuery, request)
     stats = await _stats_for(services, caller)
-    found = _matching(services, query.get("tenant"), caller.scope, query.get("after"), state, stats, limit + 1)
-    page = found[:limit]
+    found = _matching(services, query, caller.scope, stats, query.limit + 1)
+    page = found[: query.limit]
     return web.json_response(
         {
             "object": "list",
             "data": [_card(services, entry, stats, caller) for entry in page],
-            "has_more": len(found) > limit,
+            "has_more": len(found) > query.limit,
             "last_id": page[-1].name if page else None,
         }
     )
@@ -84,27 +83,14 @@ async def engine_stats(services: Services) -> EngineStats | None:
 
 
 def _matching(
-    services: Services,
-    tenant: str | None,
-    seen_by: str | None,
-    after: str | None,
-    state: AdapterState | None,
-    stats: EngineStats | None,
-    count: int,
+    services: Services, query: AdaptersQuery, seen_by: str | None, stats: EngineStats | None, count: int
 ) -> list[CatalogEntry]:
     found: list[CatalogEntry] = []
+    state, after = query.state, query.after
     while len(found) < count:
-        page = services.catalog.entries(tenant, after, PAGE, seen_by)
+        page = services.catalog.entries(query.tenant, after, PAGE, seen_by)
         found += [entry for entry in page if state is None or state_of(entry.default.digest, stats) is state]
         if len(page) < PAGE:
             break
         after = page[-1].name
     return found[:count]
-
-
-def _state(text: str | None) -> AdapterState | None:
-    if text is None:
-        return None
-    if text not in set(AdapterState):
-        raise InvalidRequestError(f"`state` must be one of {', '.join(AdapterState)}.", param="state")
-    return AdapterState(text)

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError, NotFoundError
 from lora_serve.core.tenant import ADMIN_CALLER, Tenant, check_tenant_name
-from lora_serve.server.admin.query import limit_in
 from lora_serve.server.admin.tenant_deletion import delete_all_of
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.json_body import check_fields, check_query, read_json
 from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.schemas.tenants import ChangeTenantFields, CreateTenantFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.documents import limits_of
@@ -37,7 +37,8 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
 async def list_tenants(request: web.Request) -> web.StreamResponse:
     """?limit=&after= ; by name. A tenant's admin sees its own."""
     services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
-    limit, after = limit_in(request), request.query.get("after", "")
+    query = check_query(PageQuery, request)
+    limit, after = query.limit, query.after or ""
     tenants = services.keys.directory.snapshot.tenants
     names = sorted(name for name in tenants if name > after and caller.scope in (None, name))
     adapters = _num_adapters(services)

@@ -31,6 +31,7 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, parse_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
+from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
 
@@ -40,7 +41,6 @@ MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
 FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
-TEXT_FIELDS = ("tenant", "pin", "metadata", "allow_noop", "activate")
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Upload:
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
     is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
-    fields: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
     async def staged(self) -> Staged:
         """What is to be registered."""
@@ -76,10 +76,9 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
     check_new_id(services, wanted.id)
     async with _staged(services) as upload:
-        upload.fields.update({name: text for name, text in request.query.items() if name in TEXT_FIELDS})
+        upload.fields.update(request.query)
         await _receive(request, upload)
-        given = {"id": wanted.id, "source": "upload", **_typed(upload.fields)}
-        fields = registration_for(services, caller, check_fields(RegisterFields, given))
+        fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
             await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
         upload.is_handed_over = True
@@ -151,7 +150,7 @@ async def _receive_part(part: BodyPartReader, upload: Upload) -> None:
         await _write(upload.folder / target, _chunks(part), upload)
     elif name.endswith(ARCHIVE_ENDINGS):
         await _write(upload.archive, _chunks(part), upload)
-    elif part.name in TEXT_FIELDS and part.filename is None:
+    elif part.name in UploadFields.model_fields and part.filename is None:
         upload.fields[part.name] = await _read_text(part)
     else:
         raise InvalidRequestError(
@@ -189,16 +188,8 @@ def _new_file(path: Path) -> BinaryIO:
         raise InvalidRequestError(f"The upload holds {path.name} twice.") from None
 
 
-def _typed(fields: dict[str, str]) -> dict[str, Any]:
-    """Form texts -> the types of RegisterFields. Raises InvalidRequestError."""
-    typed: dict[str, Any] = {}
-    for name, text in fields.items():
-        if name == "tenant":
-            typed[name] = text
-        elif name == "metadata":
-            typed[name] = parse_json(text.encode("utf-8", "surrogatepass"))
-        elif text.lower() in ("true", "1", "false", "0"):
-            typed[name] = text.lower() in ("true", "1")
-        else:
-            raise InvalidRequestError(f"`{name}` must be true or false.", param=name)
-    return typed
+def _typed(name: str, fields: UploadFields) -> RegisterFields:
+    """As a body in JSON would have had it. Raises InvalidRequestError."""
+    metadata = None if fields.metadata is None else parse_json(fields.metadata.encode("utf-8", "surrogatepass"))
+    rest = fields.model_dump(exclude_none=True) | ({} if metadata is None else {"metadata": metadata})
+    return check_fields(RegisterFields, {"id": name, "source": "upload", **rest})
