@@ -47,8 +47,8 @@ def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
 
 def _body_schema(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
     """Of the first form in which the body may come."""
-    content = operation.get("requestBody", {"content": {}})["content"]
-    schema: dict[str, Any] = next(iter(content.values()), {}).get("schema", {})
+    kinds = [*operation.get("requestBody", {}).get("content", {}).values()]
+    schema: dict[str, Any] = kinds[0].get("schema", {}) if kinds else {}
     return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
