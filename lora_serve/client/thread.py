@@ -46,7 +46,8 @@ class ThreadEngineClient:
         self._ended = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the engine's thread."""
+        """Start the engine's thread; once."""
+        assert self._thread is None, "two threads would share one engine"
         loop = asyncio.get_running_loop()
 
         def emit(events: Sequence[StepEvent]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -34,25 +34,25 @@ PATIENCE = 60.0  # seconds for what must happen some time
 
 @pytest.fixture(params=["thread", "process", "mock"])
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
-    async with AsyncExitStack() as stack:
-        if request.param == "thread":
-            yield await stack.enter_async_context(thread_client())
-        elif request.param == "process":
-            found = await stack.enter_async_context(process_client())
-            await found.start()
+    if request.param == "mock":
+        mock = MockEngineClient(500, gate=QueueGate(QueueLimits(1024)))
+        await mock.start()
+        yield mock
+    else:
+        async with started(request.param) as found:
             yield found
-        else:
-            mock = MockEngineClient(500, gate=QueueGate(QueueLimits(1024)))
-            await mock.start()
-            yield mock
 
 
 @pytest.fixture(params=["thread", "process"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     """One with a real engine behind it."""
-    async with AsyncExitStack() as stack:
-        host = thread_client if request.param == "thread" else process_client
-        found: Any = await stack.enter_async_context(host())
+    async with started(request.param) as found:
+        yield found
+
+
+@asynccontextmanager
+async def started(host: str) -> AsyncIterator[EngineClient]:
+    async with thread_client() if host == "thread" else process_client() as found:
         await found.start()
         yield found
 

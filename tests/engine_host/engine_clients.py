@@ -37,6 +37,7 @@ def request(
 
 @asynccontextmanager
 async def thread_client(limits: QueueLimits = LIMITS) -> AsyncIterator[ThreadEngineClient]:
+    """Not started yet."""
     world, mailbox = World(max_num_seqs=4), queue.SimpleQueue[Message]()
 
     def submit(ref: AdapterRef) -> None:
@@ -46,7 +47,6 @@ async def thread_client(limits: QueueLimits = LIMITS) -> AsyncIterator[ThreadEng
 
     world.residency._submit = submit
     client = ThreadEngineClient(world.engine, mailbox, QueueGate(limits))
-    await client.start()
     try:
         yield client
     finally:
