@@ -3,11 +3,11 @@
     python -m benchmarks.reliability [--answers 20000] [--disconnects 5000] [--soak-minutes 10] [--out FILE] [--no-docs]
 
 Every answer is compared with transformers (one adapter merged at a time) and PEFT. Each part runs a server of its own
-on a tiny random model: the races with 1, 2 and 4 slots for 64 adapters while ids are registered and deleted; the storm
-of clients that hang up at any moment; ten times the requests that may wait; and a soak of races and disconnects during
-which memory, descriptors and threads are read every few seconds: their slope is that of a least-squares line through
-the second half. Exit code 1 if one answer was wrong, something stayed behind, or memory grew. The figures go into FILE
-and, between two marks, into docs/reliability.md.
+on a tiny random model: the races with 1, 2 and 4 slots for 64 adapters (the engine in the server and in a process of
+its own) while ids are registered and deleted; the storm of clients that hang up at any moment; ten times the requests
+that may wait; and a soak of races and disconnects during which memory, descriptors and threads are read every few
+seconds: their slope is that of a least-squares line through the second half. Exit code 1 if one answer was wrong,
+something stayed behind, or memory grew. The figures go into FILE and, between two marks, into docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 KEY = "admin-key-of-the-tests"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
-SLOTS = (1, 2, 4)
+RACES = (("thread", 1), ("thread", 2), ("thread", 4), ("process", 2))  # --engine, --max-loras
 NUM_ADAPTERS = 64
 SAMPLE_SECONDS = 5.0
 MAX_SLOPE = 1.0  # MiB of memory per minute; a leak of 1 KiB per request is several times that
@@ -74,13 +74,14 @@ def make_site(root: Path) -> Site:
 
 
 def races(site: Site, num_answers: int) -> list[dict[str, Any]]:
-    """One race for each number of slots; the answers are shared out evenly."""
+    """The answers are shared out evenly."""
     results = []
-    for slots in SLOTS:
-        with site.server(f"race-{slots}", "--max-loras", str(slots), "--max-cpu-loras", "6") as process:
-            outcome = asyncio.run(race(process.url, ADMIN, site.runners, -(-num_answers // len(SLOTS)), seed=slots))
+    for engine, slots in RACES:
+        flags = ("--engine", engine, "--max-loras", str(slots), "--max-cpu-loras", "6")
+        with site.server(f"race-{engine}-{slots}", *flags) as process:
+            outcome = asyncio.run(race(process.url, ADMIN, site.runners, -(-num_answers // len(RACES)), seed=slots))
             evictions = asyncio.run(_get(process, "/admin/engine"))["tiers"]["device"]["evictions"]
-        results.append({"slots": slots, **_figures(outcome), "evictions": evictions})
+        results.append({"engine": engine, "slots": slots, **_figures(outcome), "evictions": evictions})
         print(f"race: {results[-1]}", flush=True)
     return results
 
@@ -263,7 +264,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 def failures(report: dict[str, Any]) -> list[str]:
     """What must not be; empty: the server withstood it all."""
-    found = [f"{part['wrong']} wrong answers on {part['slots']} slots" for part in report["races"] if part["wrong"]]
+    found = [f"wrong answers: {part}" for part in report["races"] if part["wrong"]]
     storm, flood, long = report["disconnects"], report["overload"], report["soak"]
     if storm["canary_faults"] or storm["descriptors"][1] > storm["descriptors"][0] + 8:
         found.append(f"disconnects: {storm}")
@@ -279,8 +280,8 @@ def table(report: dict[str, Any]) -> str:
     storm, flood, long = report["disconnects"], report["overload"], report["soak"]
     rows = [
         _row(
-            f"{part['answers']} answers, {NUM_ADAPTERS} adapters on {part['slots']} slots, {part['registrations']} "
-            f"registrations and {part['deletions']} deletions meanwhile",
+            f"{part['answers']} answers (`--engine {part['engine']}`), {NUM_ADAPTERS} adapters on {part['slots']} "
+            f"slots, {part['registrations']} registrations and {part['deletions']} deletions meanwhile",
             f"{part['wrong']} wrong, {part['evictions']} evictions, {part['seconds']:.0f} s",
         )
         for part in report["races"]
