@@ -25,6 +25,6 @@ def test_every_stated_default_is_the_settings_own() -> None:
 
 
 def test_the_page_has_its_place_for_figures() -> None:
-    from benchmarks.reliability import BEGIN, END
+    from benchmarks.reliability.page import BEGIN, END
 
     assert PAGE.index(BEGIN) < PAGE.index(END)

@@ -1,0 +1,1 @@
+"""Races, storms and a soak: what the server withstands."""

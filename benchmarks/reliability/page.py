@@ -1,0 +1,68 @@
+"""The figures in docs/reliability.md, and what must not be among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reliability.site import NUM_ADAPTERS
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+MAX_SLOPE = 1.0  # MiB of memory per minute; a leak of 1 KiB per request is several times that
+
+
+def failures(report: dict[str, Any]) -> list[str]:
+    """What must not be; empty: the server withstood it all."""
+    found = [f"wrong answers: {part}" for part in report["races"] if part["wrong"]]
+    storm, flood, long = report["disconnects"], report["overload"], report["soak"]
+    if storm["canary_faults"] or storm["descriptors"][1] > storm["descriptors"][0] + 8:
+        found.append(f"disconnects: {storm}")
+    if flood["canary_faults"] or set(flood["statuses"]) - {"200", "429", "503"}:
+        found.append(f"overload: {flood}")
+    if long["wrong"] or long["memory_slope_mib_per_minute"] > MAX_SLOPE or long["descriptor_slope_per_minute"] > 1:
+        found.append(f"soak: { {name: value for name, value in long.items() if name != 'samples'} }")
+    return found
+
+
+def table(report: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    storm, flood, long = report["disconnects"], report["overload"], report["soak"]
+    rows = [
+        _row(
+            f"{part['answers']} answers (`--engine {part['engine']}`), {NUM_ADAPTERS} adapters on {part['slots']} "
+            f"slots, {part['registrations']} registrations and {part['deletions']} deletions meanwhile",
+            f"{part['wrong']} wrong, {part['evictions']} evictions, {part['seconds']:.0f} s",
+        )
+        for part in report["races"]
+    ]
+    before, after = storm["descriptors"]
+    rows.append(
+        _row(
+            f"{storm['clients']} clients that hang up, in {storm['seconds']:.0f} s",
+            f"{storm['canary_answers']} canary answers, {len(storm['canary_faults'])} wrong; descriptors "
+            f"{before:.0f} before, {after:.0f} after",
+        )
+    )
+    statuses = ", ".join(f"{count} x {status}" for status, count in flood["statuses"].items())
+    rows.append(_row(f"{flood['requests']} requests at once where 64 may wait", statuses))
+    (first, last), (fewest, most) = long["memory_mib"], long["threads"]
+    rows.append(
+        _row(
+            f"soak of {long['minutes']:g} minutes: races and hang-ups",
+            f"{long['answers']} answers, {long['wrong']} wrong; memory {first:.0f} to {last:.0f} MiB, slope "
+            f"{long['memory_slope_mib_per_minute']:+.2f} MiB/min; threads {fewest:.0f} to {most:.0f}",
+        )
+    )
+    return "\n".join(["| what | came of it |", "|---|---|", *rows])
+
+
+def _row(what: str, came: str) -> str:
+    return f"| {what} | {came} |"
+
+
+def write_page(report: dict[str, Any]) -> None:
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\n{table(report)}\n{END}{tail}")
