@@ -231,7 +231,7 @@ def model() -> Iterator[None]:
 @pytest.mark.timeout(900)
 def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path) -> None:
     RegistryMachine.folder = tmp_path
-    run_state_machine_as_test(RegistryMachine, settings=_settings(25, 50))
+    run_state_machine_as_test(RegistryMachine, settings=_settings(15, 40))
 
 
 @pytest.mark.timeout(900)
