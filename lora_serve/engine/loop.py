@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.commands import AdapterCommand, Evict, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
 from lora_serve.core.events import ErrorEvent, Event, StepEvent
 from lora_serve.engine.engine import Engine
@@ -122,19 +123,28 @@ class EngineLoop:
     # -- after a bug -------------------------------------------------------------------------------------------
 
     def _recover(self) -> list[StepEvent]:
-        """Every request ends, every command is answered, and the tables are empty."""
+        """Every request ends, every command is answered, and the tables are empty.
+
+        What was to leave has left with them: it is not among those that are fetched again.
+        """
         error = InternalError(FAILURE)
         if self._rebuild is None:
             return [*self._engine.scheduler.fail_all(error)]
         old = self._engine
         request_ids = old.scheduler.request_ids
-        old.end_commands(error)
+        leaving = old.end_commands(error, but=(Evict, Unpin))
         old.clear_slots()
         self._engine = self._rebuild()
-        for order in (*self._orders.limits(), *self._orders.residents()):
-            self._engine.command(self._noted(Command(order, _say_if_refused)))
+        self._repeat(self._orders.limits())
+        for command in leaving:
+            self._engine.command(command)
+        self._repeat(self._orders.residents())
         _log.warning("the engine's tables were built anew; %d requests ended", len(request_ids))
         return [ErrorEvent(request_id, error) for request_id in request_ids]
+
+    def _repeat(self, orders: Iterable[AdapterCommand]) -> None:
+        for order in orders:
+            self._engine.command(self._noted(Command(order, _say_if_refused)))
 
     def _noted(self, message: Command) -> Command:
         """The same command; once it is done, it is among the standing orders."""
