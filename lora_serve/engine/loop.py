@@ -57,7 +57,7 @@ class EngineLoop:
     def _messages(self, is_busy: bool) -> list[StepEvent]:
         try:
             return self._drain(is_busy)
-        except Exception:
+        except BaseException:  # SystemExit too: nobody would notice that this thread is gone
             _log.exception("the mailbox could not be read")
             return self._recover()
 
@@ -65,7 +65,7 @@ class EngineLoop:
         """A step that survives a bug: then all requests end with an error and the loop goes on."""
         try:
             return self._engine.step()
-        except Exception:
+        except BaseException:
             _log.exception("the step failed")
             return False, self._recover()
 
@@ -91,7 +91,7 @@ class EngineLoop:
         """Handle one message; a bug in that ends all requests, and the loop goes on."""
         try:
             return [*self._handle(message)]
-        except Exception:
+        except BaseException:
             _log.exception("a %s could not be handled", type(message).__name__)
         events = self._recover()
         error = InternalError(FAILURE)

@@ -69,10 +69,16 @@ class Bench:
         return {e.request_id: e for e in self.events if isinstance(e, FinishEvent | ErrorEvent)}
 
 
-def test_a_bug_in_a_step_ends_every_request_once_and_the_next_ones_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", [ZeroDivisionError("bug"), SystemExit("bug"), KeyboardInterrupt("bug")], ids=repr)
+def test_a_bug_in_a_step_ends_every_request_once_and_the_next_ones_are_right(
+    monkeypatch: pytest.MonkeyPatch, bug: BaseException
+) -> None:
+    def broken(*_: object) -> None:
+        raise bug
+
     bench = Bench()
     with monkeypatch.context() as patch:
-        patch.setattr(bench.engine.scheduler, "update", lambda *_: 1 / 0)
+        patch.setattr(bench.engine.scheduler, "update", broken)
         bench.ask("r")
         bench.ask("s", adapter("a"))
         bench.run()

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lora_serve.adapters import registry
 from lora_serve.server_process import ServerProcess
 from tests.canary.asking import Canaries, Verdict
 from tests.canary.house import ADMIN, KEY, House
@@ -87,6 +88,27 @@ def test_bug_in_a_handler_is_that_requests_500_and_tells_nothing(
     assert reply.status == 500
     assert b"secret" not in reply.body
     assert reply.headers["X-Request-Id"] in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize("end", [SystemExit("injected"), KeyboardInterrupt("injected")], ids=repr)
+def test_end_of_the_registrys_thread_is_that_operations_500_and_the_next_ones_work(
+    house: House, canaries: Canaries, folder: Path, end: BaseException
+) -> None:
+    def ending(*_: object, **__: object) -> Any:
+        raise end
+
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected", "request"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registry, "read_artifact", ending)
+            body = {"id": "victim/x", "source": str(folder)}
+            assert as_admin(house, "POST", "/admin/adapters", body).status == 500
+        register_victim(house, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(house.services.registry, "delete", ending)
+            assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 500
+        assert ask(house).status == 200
+        assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
 
 
 def test_threads_beside_the_event_loop_that_are_all_busy_delay_no_answer(house: House, canaries: Canaries) -> None:
