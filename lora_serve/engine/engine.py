@@ -242,7 +242,7 @@ class Engine:
                 self.residency.unpin(command.digest)
                 is_done = True
             elif isinstance(command, SetTenantBudgets):
-                self.residency.slots.set_budgets(command.budgets)
+                self.residency.set_budgets(command.budgets)
                 is_done = True
             elif isinstance(command, Resize):
                 self.residency.resize(command)
