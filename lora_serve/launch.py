@@ -53,12 +53,15 @@ from lora_serve.warm_up import Preparation
 from lora_serve.weights import Weights, open_weights
 
 GAVE_UP = 3  # exit code: the engine was lost for good
+CUT = 4  # exit code: told to stop, and requests still ran when --shutdown-timeout was over
 FAILED_SECONDS = 5.0  # that /health says so before the process ends
 _log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until SIGTERM or SIGINT; the exit code. Raises ConfigError and ModelError before it listens."""
+    """Run the server until SIGTERM or SIGINT; the exit code, 0 or CUT. Raises ConfigError and ModelError, then it never
+    listened.
+    """
     _keep_to_oneself()
     configure_logging(settings.log_format, redaction=log_redaction(settings))
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
@@ -89,7 +92,7 @@ async def _serve(
     _on_signals(stop, tls)
     sources = build_sources(settings.adapter_slice())
     restarts = Restarts(settings.engine_max_restarts)
-    config = settings.adapter_slice()
+    config, code = settings.adapter_slice(), 0
     with open_weights(config) as weights, open_directory(config) as directory:
         books = open_books(config, settings.accounting_slice())
         async with books as opened, module.open_host(settings, weights) as host:
@@ -102,9 +105,9 @@ async def _serve(
                 )
                 count = services.metrics.engine_restarts.inc
                 supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
-                await _run(services, settings, host, supervisor, listener, stop, tls)
+                code = await _run(services, settings, host, supervisor, listener, stop, tls)
     _log.info("stopped")
-    return 0
+    return code
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, HostedModel], stop: asyncio.Event) -> HostedModel | None:
@@ -167,8 +170,10 @@ async def _run(
     listener: socket.socket,
     stop: asyncio.Event,
     tls: ServerTls | None,
-) -> None:
-    """Until the server is told to stop, or the engine is lost for good: then the process ends here, with GAVE_UP."""
+) -> int:
+    """Until the server is told to stop; the exit code. If the engine is lost for good the process ends here, with
+    GAVE_UP.
+    """
     preparation = Preparation(services, settings)
 
     def ready() -> None:
@@ -188,7 +193,7 @@ async def _run(
             await asyncio.wait({life, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
                 await _give_up(services.lifecycle, life.result(), stopped)
-            await _drain(services.lifecycle, settings.shutdown_timeout)
+            return await _drain(services.lifecycle, settings.shutdown_timeout)
         finally:
             for task in (life, stopped):
                 task.cancel()
@@ -200,10 +205,12 @@ async def _run(
             await asyncio.to_thread(services.registry_thread.close)
 
 
-async def _drain(lifecycle: Lifecycle, timeout: float) -> None:
+async def _drain(lifecycle: Lifecycle, timeout: float) -> int:
     _log.info("draining %d requests", lifecycle.num_inside)
-    if not await lifecycle.drain(timeout):
-        _log.warning("%d requests did not end in time", lifecycle.num_inside)
+    if await lifecycle.drain(timeout):
+        return 0
+    _log.warning("%d requests did not end in time; exit code %d", lifecycle.num_inside, CUT)
+    return CUT
 
 
 async def _give_up(lifecycle: Lifecycle, reason: str, stopped: asyncio.Future[Any]) -> None:

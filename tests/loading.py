@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.blobs import StoredBlobs
-from lora_serve.adapters.checkpoint.digest import check_digest
+from lora_serve.adapters.checkpoint.content import read_content
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
-from lora_serve.adapters.checkpoint.weights import read_checked
+from lora_serve.adapters.checkpoint.weights import parse_checked
 from lora_serve.adapters.fetch import fetch_timed
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import ModelSpec
@@ -16,8 +16,7 @@ from lora_serve.core.model_spec import ModelSpec
 
 def load_adapter(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
     """From a folder that holds what `adapter` names."""
-    check_digest(folder, adapter.digest)
-    return read_checked(folder, adapter, spec)
+    return parse_checked(read_content(folder, adapter.digest), adapter, spec)
 
 
 def fetch_adapter(store: Any, spec: ModelSpec, adapter: AdapterRef) -> SavedAdapter:

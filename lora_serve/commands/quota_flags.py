@@ -20,6 +20,7 @@ _HELP = {
     "max_stored_bytes": "bytes of all registered versions (as 512MiB)",
     "device_bytes_guaranteed": "bytes of device memory that others cannot take (as 512MiB)",
     "device_bytes_max": "bytes of device memory at most (as 512MiB)",
+    "registrations_per_minute": "uploads and registrations that may begin within a minute",
 }
 
 

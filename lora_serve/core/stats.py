@@ -17,7 +17,7 @@ class EvictionReason(enum.StrEnum):
     CAPACITY = "capacity"  # a newcomer needed the room
     ADMIN = "admin"  # asked for by the admin API
     DELETED = "deleted"  # nothing names it any more
-    SHRUNK = "shrunk"  # the tier's budget was made smaller
+    SHRUNK = "shrunk"  # the tier's budget, or its owner's maximum, was made smaller
     CORRUPT = "corrupt"  # its bytes were not what its digest says
 
 

@@ -40,6 +40,7 @@ class Quota:
     max_stored_bytes: int | None = None
     device_bytes_guaranteed: int | None = None
     device_bytes_max: int | None = None
+    registrations_per_minute: int | None = None  # uploads too
 
 
 NO_LIMITS = Quota()

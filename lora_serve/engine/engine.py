@@ -10,7 +10,17 @@ from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import Pin, Prefetch, Probe, ProbeResult, Resize, SetTenantBudgets, Tune, Unpin
+from lora_serve.core.commands import (
+    AdapterCommand,
+    Pin,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    Resize,
+    SetTenantBudgets,
+    Tune,
+    Unpin,
+)
 from lora_serve.core.errors import DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
@@ -117,11 +127,13 @@ class Engine:
         self._settle_commands()
         self._load_slots()
 
-    def end_commands(self, error: LoraServeError) -> None:
-        """Answer every command that still waits with `error`."""
+    def end_commands(self, error: LoraServeError, but: tuple[type[AdapterCommand], ...] = ()) -> list[Command]:
+        """Answer every command that still waits with `error`, `but` those of some kinds, which are given back."""
         commands, self._commands = self._commands, []
         for command in commands:
-            command.reply(error)
+            if not isinstance(command.command, but):
+                command.reply(error)
+        return [command for command in commands if isinstance(command.command, but)]
 
     def clear_slots(self) -> None:
         """The device's slots hold nothing any more; another engine is to use the runner."""
@@ -230,7 +242,7 @@ class Engine:
                 self.residency.unpin(command.digest)
                 is_done = True
             elif isinstance(command, SetTenantBudgets):
-                self.residency.slots.set_budgets(command.budgets)
+                self.residency.set_budgets(command.budgets)
                 is_done = True
             elif isinstance(command, Resize):
                 self.residency.resize(command)

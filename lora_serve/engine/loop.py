@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.commands import AdapterCommand, Evict, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
 from lora_serve.core.events import ErrorEvent, Event, StepEvent
 from lora_serve.engine.engine import Engine
@@ -56,7 +57,7 @@ class EngineLoop:
     def _messages(self, is_busy: bool) -> list[StepEvent]:
         try:
             return self._drain(is_busy)
-        except Exception:
+        except BaseException:  # SystemExit too: nobody would notice that this thread is gone
             _log.exception("the mailbox could not be read")
             return self._recover()
 
@@ -64,7 +65,7 @@ class EngineLoop:
         """A step that survives a bug: then all requests end with an error and the loop goes on."""
         try:
             return self._engine.step()
-        except Exception:
+        except BaseException:
             _log.exception("the step failed")
             return False, self._recover()
 
@@ -90,7 +91,7 @@ class EngineLoop:
         """Handle one message; a bug in that ends all requests, and the loop goes on."""
         try:
             return [*self._handle(message)]
-        except Exception:
+        except BaseException:
             _log.exception("a %s could not be handled", type(message).__name__)
         events = self._recover()
         error = InternalError(FAILURE)
@@ -122,19 +123,28 @@ class EngineLoop:
     # -- after a bug -------------------------------------------------------------------------------------------
 
     def _recover(self) -> list[StepEvent]:
-        """Every request ends, every command is answered, and the tables are empty."""
+        """Every request ends, every command is answered, and the tables are empty.
+
+        What was to leave has left with them: it is not among those that are fetched again.
+        """
         error = InternalError(FAILURE)
         if self._rebuild is None:
             return [*self._engine.scheduler.fail_all(error)]
         old = self._engine
         request_ids = old.scheduler.request_ids
-        old.end_commands(error)
+        leaving = old.end_commands(error, but=(Evict, Unpin))
         old.clear_slots()
         self._engine = self._rebuild()
-        for order in (*self._orders.limits(), *self._orders.residents()):
-            self._engine.command(self._noted(Command(order, _say_if_refused)))
+        self._repeat(self._orders.limits())
+        for command in leaving:
+            self._engine.command(command)
+        self._repeat(self._orders.residents())
         _log.warning("the engine's tables were built anew; %d requests ended", len(request_ids))
         return [ErrorEvent(request_id, error) for request_id in request_ids]
+
+    def _repeat(self, orders: Iterable[AdapterCommand]) -> None:
+        for order in orders:
+            self._engine.command(self._noted(Command(order, _say_if_refused)))
 
     def _noted(self, message: Command) -> Command:
         """The same command; once it is done, it is among the standing orders."""

@@ -12,7 +12,7 @@ from lora_serve.adapters.host_cache import HostCache
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.commands import Resize
+from lora_serve.core.commands import Resize, TenantBudget
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
 from lora_serve.engine.counters import CacheCounters
@@ -237,6 +237,11 @@ class AdapterResidency(Generic[V]):
         for slot in self.slots.resize(num_slots, device_bytes):
             self._drop(slot, EvictionReason.SHRUNK)
         self._left_host(self.host.resize(host_bytes, host_items, self._reluctance), EvictionReason.SHRUNK)
+
+    def set_budgets(self, budgets: Sequence[TenantBudget]) -> None:
+        """What each tenant may have on the device; what is beyond that goes, at once or with its last row."""
+        for slot in self.slots.set_budgets(budgets):
+            self._drop(slot, EvictionReason.SHRUNK)
 
     # -- figures -----------------------------------------------------------------------------------------------
 

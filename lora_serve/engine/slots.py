@@ -24,7 +24,7 @@ class _Entry:
     adapter: AdapterRef
     num_rows: int = 0  # rows that run on it: while there are any, it stays
     is_pinned: bool = False  # by the admin
-    is_leaving: bool = False  # the table shrank: no new row, and it goes with its last one
+    is_leaving: bool = False  # the table, or its owner's maximum, shrank: no new row, and it goes with its last one
     is_empty: bool = False  # its weights could not be put there: likewise, pinned or not
 
     @property
@@ -143,10 +143,13 @@ class SlotTable:
         missing = _bytes_by_tenant(adapter for adapter in adapters if adapter.digest not in self._entries)
         return any(self._residents.exceeds_maximum(tenant, num_bytes) for tenant, num_bytes in missing.items())
 
-    def set_budgets(self, budgets: Sequence[TenantBudget]) -> None:
-        """Of all tenants that have one."""
+    def set_budgets(self, budgets: Sequence[TenantBudget]) -> tuple[SlotRef, ...]:
+        """Of all tenants that have one. Returns the slots emptied where there is more than a maximum; what is in use
+        goes with its last row, as after `resize`.
+        """
         self._has_budgets = bool(budgets)
         self._residents.set_budgets(budgets)
+        return self._plan_departures()
 
     def soonest(self, adapters: Sequence[AdapterRef], num_steps_left: Mapping[str, int]) -> frozenset[str]:
         """Who has to go so that these can come: the fewest that are done soonest.

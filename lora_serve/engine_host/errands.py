@@ -14,6 +14,7 @@ from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, Errand, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
+from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
 
 _log = logging.getLogger(__name__)
@@ -67,11 +68,11 @@ class Errands:
         loop = asyncio.get_running_loop()
         if isinstance(errand, KeepBeside):
             disk, digest, path = self._blobs.disk, errand.digest, Path(errand.path)
-            await loop.run_in_executor(self._threads, disk.take_beside, digest, path)
+            await loop.run_in_executor(self._threads, contained, lambda: disk.take_beside(digest, path))
             return ErrandDone(errand.errand)
         stack = ExitStack()
         source = self._near(errand.digest) if errand.is_near else self._blobs.verified(errand.digest)
-        blob = await loop.run_in_executor(self._threads, stack.enter_context, source)
+        blob = await loop.run_in_executor(self._threads, contained, lambda: stack.enter_context(source))
         if life != self._life:
             self._threads.submit(stack.close)
         else:

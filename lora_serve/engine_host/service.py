@@ -16,6 +16,7 @@ from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
 from lora_serve.core.commands import ProbeResult
+from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import (
     ErrorEvent,
@@ -99,7 +100,7 @@ class EngineService:
 
     def _examine(self, record: wire.MakePlain | wire.Weigh) -> None:
         try:
-            self._send(self._examined(record))
+            self._send(contained(lambda: self._examined(record)))
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("an adapter could not be examined")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from lora_serve.core.containment import contained
 from lora_serve.core.errors import NotReadyError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,11 @@ class WorkerThread:
         self._executor = ThreadPoolExecutor(1, name, initializer=on_start)
 
     async def run(self, call: Call[T]) -> T:
-        """Run `call` on the thread. Raises what it raises, NotReadyError after `close`."""
+        """Run `call` on the thread. Raises what it raises, InternalError for what would end the thread, NotReadyError
+        after `close`.
+        """
         try:
-            future = self._executor.submit(call)
+            future = self._executor.submit(contained, call)
         except RuntimeError as error:
             raise NotReadyError("The server is shutting down.") from error
         return await asyncio.wrap_future(future)

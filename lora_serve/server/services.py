@@ -14,6 +14,7 @@ from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
+from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats
@@ -59,8 +60,10 @@ class Services:
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
     async def edit(self, change: Call[T], name: str) -> T:
-        """A short change of the catalog, to its end even if the caller leaves. Raises what `change` raises."""
-        return await self.background.complete(asyncio.to_thread(change), name)
+        """A short change of the catalog, to its end even if the caller leaves. Raises what `change` raises,
+        InternalError for what would end its thread.
+        """
+        return await self.background.complete(asyncio.to_thread(contained, change), name)
 
     def text_of(self, adapter: AdapterRef | None) -> TextModel:
         """The base's tokenizer, with the tokens that the adapter adds to it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.core.containment import contained
 from lora_serve.core.errors import AdapterUnavailableError, NotReadyError
 
 NUM_TRANSFERS = 4  # at once; more wait their turn
@@ -45,7 +46,7 @@ class Staging:
         After an error nothing stays behind, nor if the caller is cancelled meanwhile.
         """
         try:
-            future = self._executor.submit(self._fetch, source)
+            future = self._executor.submit(contained, lambda: self._fetch(source))
         except RuntimeError as error:
             raise NotReadyError(_CLOSING) from error
         try:

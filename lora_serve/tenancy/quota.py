@@ -13,6 +13,7 @@ from lora_serve.tenancy.running_places import PlaceLimit, RunningPlaces
 from lora_serve.tenancy.shared_counters import SharedCounters
 
 _UNITS: tuple[tuple[Unit, str], ...] = (("requests", "requests_per_minute"), ("tokens", "tokens_per_minute"))
+_REGISTRATIONS: tuple[tuple[Unit, str], ...] = (("registrations", "registrations_per_minute"),)
 
 
 class Quotas:
@@ -32,7 +33,15 @@ class Quotas:
 
         If the caller leaves meanwhile, nothing stays held. Raises RateLimitedError.
         """
-        limits = rate_limits(caller)
+        return await self._reserved(rate_limits(caller), num_tokens)
+
+    async def begin_registration(self, caller: Caller) -> None:
+        """One upload or registration, whatever becomes of it; before its bytes are read. Raises RateLimitedError."""
+        limits = registration_limits(caller)
+        self._limiter.check(limits)
+        await self._reserved(limits, 0)
+
+    async def _reserved(self, limits: tuple[RateLimit, ...], num_tokens: int) -> Reservation | None:
         if not limits:
             return None
         task = asyncio.ensure_future(self._limiter.reserve(limits, num_tokens))
@@ -64,11 +73,20 @@ class Quotas:
 
 
 def rate_limits(caller: Caller) -> tuple[RateLimit, ...]:
-    """The caller's limits per minute, its tenant's first."""
+    """The caller's limits of inference per minute, its tenant's first."""
+    return _limits(caller, _UNITS)
+
+
+def registration_limits(caller: Caller) -> tuple[RateLimit, ...]:
+    """The caller's limits of registrations per minute, its tenant's first."""
+    return _limits(caller, _REGISTRATIONS)
+
+
+def _limits(caller: Caller, units: tuple[tuple[Unit, str], ...]) -> tuple[RateLimit, ...]:
     return tuple(
         RateLimit(scope, unit, limit)
         for scope, quota in _scopes(caller)
-        for unit, field in _UNITS
+        for unit, field in units
         if (limit := getattr(quota, field)) is not None
     )
 

@@ -1,4 +1,4 @@
-"""Requests and tokens per minute: reserved before a request begins, and corrected to what it used when it ended."""
+"""Requests, tokens and registrations per minute: reserved before one begins, tokens corrected when it has ended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class RateLimiter:
         """`clock`: Unix seconds, so that replicas mean the same minute."""
         self._counters = counters
         self._clock = clock
-        self._refusals: dict[str, tuple[float, RateLimitedError]] = {}  # by a requests limit's name: until when
+        # By the name of a limit, which is not one on tokens: until when.
+        self._refusals: dict[str, tuple[float, RateLimitedError]] = {}
 
     def check(self, limits: Sequence[RateLimit]) -> None:
         """Raise the refusal that a caller just got, if another request would get it too: cheap, and nothing is done."""
@@ -65,7 +66,7 @@ class RateLimiter:
 
         To be run to its end, and settled. Raises RateLimitedError, and nothing is held, if a limit does not allow it.
         """
-        costs = {limit: 1 if limit.unit == "requests" else max(1, min(num_tokens, limit.limit)) for limit in limits}
+        costs = {limit: max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1 for limit in limits}
         minute, elapsed = self._now()
         amounts = {limit.name: cost for limit, cost in costs.items()}
         counters, counts = await self._add(amounts, minute)
@@ -128,7 +129,7 @@ class RateLimiter:
             f"{limit.scope.partition(':')[0]}_{limit.unit}_per_minute",
             _standings(windows),
         )
-        if limit.unit == "requests":
+        if limit.unit != "tokens":
             self._refusals[limit.name] = (self._clock() + min(_REMEMBERED, waits[limit]), error)
         return error
 

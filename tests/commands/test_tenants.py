@@ -25,6 +25,10 @@ async def test_tenant_lives_by_the_commands(run: Run) -> None:
     assert shown["quota"] == {"max_running": 4, "max_stored_bytes": 10 * 2**20}
     assert not shown["may_use_base"]
     assert (await run("tenants", "set", "acme", "--base", "--max-running", "none", "--max-queued", "7")).code == 0
+    assert (await run("tenants", "set", "acme", "--registrations-per-minute", "30")).code == 0
+    shown = (await run("tenants", "show", "acme", "--json")).document
+    assert shown["quota"].pop("registrations_per_minute") == 30
+    assert (await run("tenants", "set", "acme", "--registrations-per-minute", "none")).code == 0
     shown = (await run("tenants", "show", "acme", "--json")).document
     assert (shown["may_use_base"], shown["quota"]) == (True, {"max_queued": 7, "max_stored_bytes": 10 * 2**20})
     table = (await run("tenants", "list")).out

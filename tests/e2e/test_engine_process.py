@@ -255,6 +255,27 @@ def test_sigterm_lets_two_hundred_streams_end_uncut(site: Site, engine: str) -> 
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site, engine: str) -> None:
+    arguments = [
+        *site.arguments(f"cut-{engine}", "--engine", engine, "--warmup", "off"),
+        "--max-num-seqs", "1", "--shutdown-timeout", "0.1",
+    ]  # fmt: skip
+    with ServerProcess(arguments, site.root / f"cut-{engine}-log") as process:
+        process.wait_until_ready(PATIENCE)
+        children = [engine_of(process.pid)] if engine == "process" else []
+        streams = [Stream(process) for _ in range(100)]  # one after the other
+        eventually(lambda: any(stream.events for stream in streams), "nothing runs")
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 4
+        assert "did not end in time" in process.log.read_text()
+    for stream in streams:
+        stream.join(PATIENCE)
+    told = [stream for stream in streams if stream.status == 503 or (stream.events and "error" in stream.events[-1])]
+    assert told, "those that were cut were told so"
+    assert not any(is_alive(child) for child in children)
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
 def test_a_second_sigterm_ends_it_at_once(site: Site, engine: str) -> None:
     arguments = [
         *site.arguments(f"twice-{engine}", "--engine", engine, "--warmup", "off"),

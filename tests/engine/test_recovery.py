@@ -11,7 +11,7 @@ import pytest
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
-from lora_serve.core.commands import Pin, Resize
+from lora_serve.core.commands import Evict, Pin, Resize
 from lora_serve.core.errors import DeviceMemoryError, InternalError
 from lora_serve.core.events import ErrorEvent, Event, FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
@@ -69,10 +69,16 @@ class Bench:
         return {e.request_id: e for e in self.events if isinstance(e, FinishEvent | ErrorEvent)}
 
 
-def test_a_bug_in_a_step_ends_every_request_once_and_the_next_ones_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", [ZeroDivisionError("bug"), SystemExit("bug"), KeyboardInterrupt("bug")], ids=repr)
+def test_a_bug_in_a_step_ends_every_request_once_and_the_next_ones_are_right(
+    monkeypatch: pytest.MonkeyPatch, bug: BaseException
+) -> None:
+    def broken(*_: object) -> None:
+        raise bug
+
     bench = Bench()
     with monkeypatch.context() as patch:
-        patch.setattr(bench.engine.scheduler, "update", lambda *_: 1 / 0)
+        patch.setattr(bench.engine.scheduler, "update", broken)
         bench.ask("r")
         bench.ask("s", adapter("a"))
         bench.run()
@@ -131,6 +137,24 @@ def test_a_command_that_waits_is_answered(monkeypatch: pytest.MonkeyPatch) -> No
     bench.ask("r")
     bench.run()
     assert [type(outcome) for outcome in bench.outcomes] == [InternalError]
+
+
+def test_what_was_to_leave_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.ask("r", adapter("deleted"))
+    bench.ask("s", adapter("kept"))
+    bench.events += bench.loop._messages(is_busy=True)  # type: ignore[arg-type]
+    for _ in range(2):  # they run
+        bench.events += bench.loop._messages(is_busy=True)  # type: ignore[arg-type]
+        bench.events += bench.loop._step()[1]  # type: ignore[arg-type]
+    bench.order(Evict("sha256:deleted", forget=True))
+    bench.events += bench.loop._messages(is_busy=True)  # type: ignore[arg-type]
+    assert bench.outcomes == []  # it waits for the row
+    monkeypatch.setattr(bench.engine.scheduler, "schedule", lambda *_: 1 / 0)
+    bench.run()
+    assert bench.outcomes == [None]
+    assert bench.engine.stats().host_digests == ("sha256:kept",)
+    assert [slot.digest for slot in bench.engine.stats().slots] == ["sha256:kept"]
 
 
 def test_a_load_that_began_before_is_taken_by_nobody() -> None:

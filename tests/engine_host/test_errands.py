@@ -15,7 +15,7 @@ from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.engine_host.errands import Errands
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 
@@ -132,6 +132,17 @@ async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
         await asyncio.sleep(0)
     await pair.errands.close()
     assert pair.blobs.num_open == 0
+
+
+async def test_store_that_would_end_its_thread_fails_one_errand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> None:
+        raise SystemExit(1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.disk, "open", end)
+        with pytest.raises(InternalError):
+            await asyncio.to_thread(read, pair, near=True)
+    assert await asyncio.to_thread(read, pair, near=True) == b"weights"
 
 
 async def test_many_threads_get_each_its_own(pair: Pair) -> None:

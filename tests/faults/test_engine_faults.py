@@ -12,6 +12,7 @@ import torch
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import DeviceMemoryError
 from tests.canary.asking import Canaries
+from tests.canary.figures import Figures, settled
 from tests.canary.house import House
 from tests.canary.questions import World
 from tests.canary.watch import watching
@@ -149,6 +150,32 @@ def test_slot_that_could_not_be_loaded_is_loaded_again_for_the_next_request(
     with watching(house, canaries) as watch, broken_runner(house, load_slot=load):
         watch.expected_in_log = ["injected", "request"]
         assert ask(house).status == 500
+        assert ask(house).status == 200
+
+
+def test_bug_of_the_scheduler_ends_the_requests_of_the_moment_and_the_loop_goes_on(
+    house: House, canaries: Canaries
+) -> None:
+    """Whatever was used before: nothing of the old tables is left over in the new ones."""
+    with watching(house, canaries):
+        pass
+    before = Figures.of(house)
+    scheduler: Any = house.engine.scheduler
+    sound, left = scheduler.schedule, [RuntimeError("injected")]
+
+    def schedule(now: float) -> Any:
+        if scheduler.waiting and left:
+            raise left.pop()
+        return sound(now)
+
+    scheduler.schedule = schedule
+    try:
+        reply = ask(house)
+    finally:
+        del scheduler.schedule
+    assert reply.status == 500
+    assert settled(house, before) == {}  # what was in use is fetched again meanwhile
+    with watching(house, canaries):
         assert ask(house).status == 200
 
 

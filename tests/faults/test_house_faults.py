@@ -17,12 +17,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lora_serve.adapters import registry
 from lora_serve.server_process import ServerProcess
 from tests.canary.asking import Canaries, Verdict
 from tests.canary.house import ADMIN, KEY, House
 from tests.canary.questions import BASE, World
 from tests.canary.watch import watching
-from tests.faults.injecting import ask, error_of, register_victim, settle
+from tests.faults.injecting import ask, error_of, ref_of, register_victim, settle
 from tests.hostile.sending import as_admin, call
 from tests.oracle import save_adapter
 
@@ -87,6 +88,50 @@ def test_bug_in_a_handler_is_that_requests_500_and_tells_nothing(
     assert reply.status == 500
     assert b"secret" not in reply.body
     assert reply.headers["X-Request-Id"] in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize("end", [SystemExit("injected"), KeyboardInterrupt("injected")], ids=repr)
+def test_end_of_the_registrys_thread_is_that_operations_500_and_the_next_ones_work(
+    house: House, canaries: Canaries, folder: Path, end: BaseException
+) -> None:
+    def ending(*_: object, **__: object) -> Any:
+        raise end
+
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["injected", "request"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registry, "read_artifact", ending)
+            body = {"id": "victim/x", "source": str(folder)}
+            assert as_admin(house, "POST", "/admin/adapters", body).status == 500
+        register_victim(house, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(house.services.registry, "delete", ending)
+            assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 500
+        assert ask(house).status == 200
+        assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
+
+
+def test_lower_maximum_of_device_bytes_holds_at_once_and_changes_no_answer(house: House, canaries: Canaries) -> None:
+    sizes = [ref_of(house, name).num_bytes for name in ("acme/a", "acme/b")]
+
+    def set_maximum(device_bytes_max: int | None) -> None:
+        body = {"quota": {"device_bytes_max": device_bytes_max}}
+        assert as_admin(house, "PATCH", "/admin/tenants/acme", body).status == 200
+
+    def bytes_on_device() -> int:
+        slots = house.on_loop(house.services.client.stats()).slots
+        return sum(slot.num_bytes for slot in slots if slot.name.startswith("acme/"))
+
+    for name in ("acme/a", "acme/b"):
+        assert as_admin(house, "POST", f"/admin/adapters/{name}/prefetch").status == 200
+    settle(lambda: bytes_on_device() == sum(sizes))
+    with watching(house, canaries):
+        set_maximum(max(sizes))
+        settle(lambda: bytes_on_device() <= max(sizes))
+        assert [bytes_on_device() <= max(sizes) for _ in range(50)] == [True] * 50
+    set_maximum(None)
+    with watching(house, canaries):
+        pass
 
 
 def test_threads_beside_the_event_loop_that_are_all_busy_delay_no_answer(house: House, canaries: Canaries) -> None:

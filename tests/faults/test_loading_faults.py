@@ -180,6 +180,38 @@ def test_registering_the_same_content_again_heals_a_broken_blob(
         assert ask(house).json["choices"][0]["text"] == truth
 
 
+def test_files_replaced_while_they_are_read_are_noticed(
+    house: House, canaries: Canaries, truth: str, tmp_path: Path
+) -> None:
+    """Another adapter's weights come and go under the loaders, many times."""
+    blob = make_cold(house)
+    right, wrong = (blob / WEIGHTS).read_bytes(), (blob_of(house, "initech/a") / WEIGHTS).read_bytes()
+    is_over = threading.Event()
+
+    def flip() -> None:
+        number = 0
+        while not is_over.wait(0.001):
+            number += 1
+            aside = tmp_path / str(number)
+            aside.write_bytes(wrong if number % 2 else right)
+            aside.replace(blob / WEIGHTS)
+
+    with kept(blob, tmp_path / "kept"):
+        flipping = threading.Thread(target=flip)
+        with watching(house, canaries) as watch:
+            watch.expected_in_log = ["request", "adapter"]
+            flipping.start()
+            try:
+                for _ in range(12):
+                    reply = ask(house)
+                    assert reply.status in (200, 500, 503)
+                    assert reply.status != 200 or reply.json["choices"][0]["text"] == truth
+                    make_cold(house)
+            finally:
+                is_over.set()
+                flipping.join()
+
+
 PREPARED: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda content: content[:-10],
     "one_bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lora_serve.core.errors import ConflictError, NotReadyError
+from lora_serve.core.errors import ConflictError, InternalError, NotReadyError
 from lora_serve.server.background import BackgroundTasks, WorkerThread
 
 
@@ -31,6 +31,23 @@ async def test_error_of_a_call_is_the_callers() -> None:
     worker = WorkerThread("one")
     with pytest.raises(ZeroDivisionError):
         await worker.run(lambda: 1 // 0)
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    "end", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()], ids=lambda end: repr(end)
+)
+async def test_call_that_would_end_the_thread_ends_itself_alone(
+    end: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def call() -> None:
+        raise end
+
+    worker = WorkerThread("one")
+    with pytest.raises(InternalError):
+        await worker.run(call)
+    assert "wanted to end its thread" in caplog.text
+    assert await worker.run(lambda: 5) == 5
     worker.close()
 
 

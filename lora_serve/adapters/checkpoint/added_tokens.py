@@ -62,7 +62,12 @@ def read_added_tokens(folder: Path) -> tuple[AddedToken, ...]:
     if not path.is_file():
         return ()
     with path.open("rb") as file:
-        table = parse_object(file.read(MAX_LIST_BYTES), ADDED_TOKENS_NAME)
+        return parse_added_tokens(file.read(MAX_LIST_BYTES))
+
+
+def parse_added_tokens(text: bytes) -> tuple[AddedToken, ...]:
+    """The same from the file's bytes. Raises InvalidAdapterError."""
+    table = parse_object(text, ADDED_TOKENS_NAME)
     return tuple(_parse(table.get("added_tokens"), ADDED_TOKENS_NAME))
 
 

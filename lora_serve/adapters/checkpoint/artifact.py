@@ -10,11 +10,13 @@ from pathlib import Path
 from lora_serve.adapters.checkpoint.added_tokens import (
     BaseTokens,
     find_added_tokens,
+    parse_added_tokens,
     read_added_tokens,
     write_added_tokens,
 )
 from lora_serve.adapters.checkpoint.binder import bind
 from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.label_heads import check_head
 from lora_serve.adapters.checkpoint.method_binder import bind_method
@@ -24,9 +26,10 @@ from lora_serve.adapters.checkpoint.peft_config import (
     OTHER_METHODS,
     POOLING_TASKS,
     PeftConfig,
+    parse_config,
     read_config,
 )
-from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, read_header
+from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, parse_header, read_header
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -57,13 +60,32 @@ def read_artifact(
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
-    config, tensors = _read(folder, max_rank, GENERATION_TASKS if spec.pooling is None else POOLING_TASKS)
-    bound = bind_to_view(spec, functools.partial(_bound, config, tensors, max_rank))
-    if reasons := list(check_head(bound, spec)):
-        raise InvalidAdapterError(reasons)
+    config, tensors = _read(folder, max_rank, _tasks(spec))
+    bound = _bound_to(spec, config, tensors, max_rank)
     if base_tokens is not None:
         write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
     return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder))
+
+
+def parse_artifact(content: AdapterContent, spec: ModelSpec) -> Artifact:
+    """The same of a registered adapter's files in memory. Raises InvalidAdapterError with every reason."""
+    config = parse_config(bytes(content.config), None, _tasks(spec))
+    tensors, _ = parse_header(content.weights, WEIGHTS_NAME)
+    tokens = () if content.added_tokens is None else parse_added_tokens(bytes(content.added_tokens))
+    return Artifact(content.digest, config, tensors, _bound_to(spec, config, tensors, None), tokens)
+
+
+def _tasks(spec: ModelSpec) -> tuple[str, ...]:
+    return GENERATION_TASKS if spec.pooling is None else POOLING_TASKS
+
+
+def _bound_to(
+    spec: ModelSpec, config: PeftConfig, tensors: Mapping[str, TensorInfo], max_rank: int | None
+) -> BoundAdapter:
+    bound = bind_to_view(spec, functools.partial(_bound, config, tensors, max_rank))
+    if reasons := list(check_head(bound, spec)):
+        raise InvalidAdapterError(reasons)
+    return bound
 
 
 def _bound(

@@ -39,18 +39,28 @@ def read_header(path: Path) -> Mapping[str, TensorInfo]:
     """The table of tensors, checked against the file's size. Raises InvalidAdapterError, OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(64)
-        _refuse_other_formats(start, path.name)
-        if size < 8:
-            raise InvalidAdapterError([f"{path.name} is truncated: {size} bytes"])
-        length = int.from_bytes(start[:8], "little")
-        if length > MAX_HEADER_BYTES or length > size - 8:
-            raise InvalidAdapterError(
-                [f"{path.name} is truncated or not a safetensors file: its header claims {length} bytes of {size}"]
-            )
+        length = _header_length(file.read(64), size, path.name)
         file.seek(8, os.SEEK_SET)
         header = _parse(file.read(length), path.name)
     return _check(header, size - 8 - length, path.name)
+
+
+def parse_header(content: memoryview, name: str) -> tuple[Mapping[str, TensorInfo], int]:
+    """The same of a file in memory, and where the header ends. Raises InvalidAdapterError."""
+    end = 8 + _header_length(bytes(content[:64]), len(content), name)
+    return _check(_parse(bytes(content[8:end]), name), len(content) - end, name), end
+
+
+def _header_length(start: bytes, size: int, name: str) -> int:
+    _refuse_other_formats(start, name)
+    if size < 8:
+        raise InvalidAdapterError([f"{name} is truncated: {size} bytes"])
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER_BYTES or length > size - 8:
+        raise InvalidAdapterError(
+            [f"{name} is truncated or not a safetensors file: its header claims {length} bytes of {size}"]
+        )
+    return length
 
 
 def _refuse_other_formats(start: bytes, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
+from lora_serve.adapters.checkpoint.artifact import Artifact, parse_artifact
 from lora_serve.adapters.checkpoint.binding import (
     BoundAdapter,
     BoundDelta,
@@ -18,24 +20,29 @@ from lora_serve.adapters.checkpoint.binding import (
     BoundLinear,
     BoundTokens,
 )
+from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.conversion import convert
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.expert_weights import stack_experts
 from lora_serve.adapters.checkpoint.host_tensors import HOST_DTYPES, copy_of
+from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, parse_header
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear, SavedTokens
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
-def read_checked(folder: Path, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
-    """The tensors of a folder that passed `check_digest`. Raises InvalidAdapterError, OSError."""
+
+def parse_checked(content: AdapterContent, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
+    """The tensors of a registered adapter. Raises InvalidAdapterError."""
     if adapter.traits.base not in ("", spec.fingerprint):
         raise InvalidAdapterError([f"it was registered for another base model than {spec.name}: register it again"])
-    artifact = read_artifact(folder, spec, digest=adapter.digest)
+    artifact = parse_artifact(content, spec)
     if artifact.config.init:  # a registration stores it as plain LoRA
         raise InvalidAdapterError([f"its {artifact.config.init} initialisation was not undone: register it again"])
-    return read_weights(folder, artifact, adapter.name, adapter.rank or None)
+    file = _WeightsInMemory(content.weights, artifact.tensors)
+    return _saved(file, artifact, adapter.name, adapter.rank or None)
 
 
 def read_weights(folder: Path, artifact: Artifact, name: str = "", max_rank: int | None = None) -> SavedAdapter:
@@ -44,20 +51,7 @@ def read_weights(folder: Path, artifact: Artifact, name: str = "", max_rank: int
     Raises InvalidAdapterError, OSError.
     """
     with open_weights(folder) as file:
-        bound, reader = artifact.bound, _Reader(file)
-        linears = {path: reader.linear(linear) for path, linear in bound.linears.items()}
-        if bound.conversions is not None:
-            linears |= convert(bound.conversions, file.get_tensor, max_rank)
-        return SavedAdapter(
-            artifact.digest,
-            name,
-            linears,
-            {path: reader.embedding(embedding) for path, embedding in bound.embeddings.items()},
-            {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
-            {path: reader.tokens(tokens) for path, tokens in bound.tokens.items()},
-            _own(bound, reader),
-            bound.vocab_size,
-        )
+        return _saved(file, artifact, name, max_rank)
 
 
 def open_weights(folder: Path) -> Any:
@@ -68,8 +62,45 @@ def open_weights(folder: Path) -> Any:
         raise InvalidAdapterError([f"{WEIGHTS_NAME} is not a safetensors file: {error}"]) from None
 
 
+def _saved(file: Any, artifact: Artifact, name: str, max_rank: int | None) -> SavedAdapter:
+    bound, reader = artifact.bound, _Reader(file)
+    linears = {path: reader.linear(linear) for path, linear in bound.linears.items()}
+    if bound.conversions is not None:
+        linears |= convert(bound.conversions, file.get_tensor, max_rank)
+    return SavedAdapter(
+        artifact.digest,
+        name,
+        linears,
+        {path: reader.embedding(embedding) for path, embedding in bound.embeddings.items()},
+        {path: {key: reader.delta(delta) for key, delta in table.items()} for path, table in bound.deltas.items()},
+        {path: reader.tokens(tokens) for path, tokens in bound.tokens.items()},
+        _own(bound, reader),
+        bound.vocab_size,
+    )
+
+
 def _own(bound: BoundAdapter, reader: _Reader) -> dict[str, dict[str, Tensor]]:
     return {path: {key: reader.tensor(name) for key, name in table.items()} for path, table in bound.parameters.items()}
+
+
+class _WeightsInMemory:
+    """What safetensors gives for a file, of one that was read: tensors are views."""
+
+    def __init__(self, content: memoryview, tensors: Mapping[str, TensorInfo]) -> None:
+        self._content = content
+        self._tensors = tensors
+        self._start = parse_header(content, WEIGHTS_NAME)[1]
+
+    def get_tensor(self, name: str) -> Tensor:
+        info = self._tensors[name]
+        dtype, begin = _DTYPES[info.dtype], self._start + info.begin
+        if info.begin == info.end:
+            return torch.empty(info.shape, dtype=dtype)
+        if begin % dtype.itemsize:  # the format asks for no alignment
+            piece = bytearray(self._content[begin : self._start + info.end])
+            return torch.frombuffer(piece, dtype=dtype).reshape(info.shape)
+        count = math.prod(info.shape)
+        return torch.frombuffer(self._content, dtype=dtype, count=count, offset=begin).reshape(info.shape)
 
 
 class _Reader:

@@ -48,7 +48,7 @@ class Residents:
         self._at_most: dict[str, int] = {}  # likewise
 
     def set_budgets(self, budgets: Iterable[TenantBudget]) -> None:
-        """Of all tenants that have one. Nobody leaves for that."""
+        """Of all tenants that have one. Nobody leaves for that: `surplus` says who must."""
         known = tuple(budgets)
         self._guaranteed = {budget.tenant: budget.guaranteed for budget in known if budget.guaranteed}
         self._at_most = {budget.tenant: budget.at_most for budget in known if budget.at_most is not None}
@@ -94,8 +94,8 @@ class Residents:
 
     def victims(self, tenant: str, num_bytes: int, reluctance: Reluctance = no_reluctance) -> tuple[str, ...] | None:
         """The fewest entries, in the order of going, whose leaving lets `tenant`'s newcomer in; None: not possible."""
-        own = self._leaving_for_own(tenant, num_bytes, reluctance)
-        if own is None:
+        own, is_enough = self._leaving_for_own(tenant, num_bytes, reluctance)
+        if not is_enough:
             return None
         departures = self._departures((tenant, num_bytes))
         departures.leave(own)
@@ -104,9 +104,12 @@ class Residents:
         return departures.keys if departures.fits else None
 
     def surplus(self, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
-        """Who must leave after the budget shrank; if those who may are not enough, all of them."""
+        """Who must leave after the budget, or a tenant's maximum, shrank; all who may, if they are not enough."""
         departures = self._departures(None)
-        departures.choose(self._candidates(reluctance))
+        beyond = [one for tenant in self._at_most for one in self._leaving_for_own(tenant, 0, reluctance)[0]]
+        departures.leave(beyond)
+        leaving = {resident.key for resident in beyond}
+        departures.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
         return departures.keys
 
     def protected(self, tenant: str, besides: Collection[str]) -> Amount:
@@ -144,10 +147,10 @@ class Residents:
             if level is not None:
                 yield level, self._residents[key]
 
-    def _leaving_for_own(self, tenant: str, num_bytes: int, reluctance: Reluctance) -> list[Resident] | None:
-        """The tenant's own that must go so that it stays within its maximum; None: those that may are not enough."""
+    def _leaving_for_own(self, tenant: str, num_bytes: int, reluctance: Reluctance) -> tuple[list[Resident], bool]:
+        """The tenant's own that must go so that it stays within its maximum, and whether those that may are enough."""
         if not self.exceeds_maximum(tenant, num_bytes):
-            return []
+            return [], True
         excess = self._held.get(tenant, Amount()).num_bytes + num_bytes - self._at_most[tenant]
         own = [candidate for candidate in self._candidates(reluctance) if candidate[1].tenant == tenant]
         leaving: list[Resident] = []
@@ -156,7 +159,7 @@ class Residents:
                 break
             leaving.append(resident)
             excess -= resident.num_bytes
-        return leaving if excess <= 0 else None
+        return leaving, excess <= 0
 
     def _departures(self, newcomer: tuple[str, int] | None) -> Departures:
         held, floor = self._held, self._tenant_floor

@@ -14,7 +14,7 @@ class OperationSettings(SettingsGroup):
     """Start, stop and log."""
 
     shutdown_timeout: float = Field(
-        30.0, ge=0, description="seconds that running requests may take to end after SIGTERM"
+        30.0, ge=0, description="seconds that running requests may take to end after SIGTERM; then exit code 4"
     )
     seed: int = Field(0, description="seed of unseeded requests' sampling")
     log_format: Literal["console", "json"] = Field("console", description="form of the log on standard error")

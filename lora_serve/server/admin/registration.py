@@ -38,6 +38,7 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     check_new_id(services, fields.id)
     check_source(services, caller, fields.source)
     services.registry.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
+    await services.quotas.begin_registration(caller)
     note = request[CONTEXT].audit
     return await complete_registration(services, fields, lambda: services.staging.stage(fields.source), caller, note)
 

@@ -75,6 +75,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
     wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
     check_new_id(services, wanted.id)
+    await services.quotas.begin_registration(caller)
     async with _staged(services) as upload:
         upload.fields.update(request.query)
         await _receive(request, upload)

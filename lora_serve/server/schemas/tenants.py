@@ -27,6 +27,7 @@ class QuotaFields(Fields):
     max_stored_bytes: NumBytes | None = None
     device_bytes_guaranteed: NumBytes | None = None
     device_bytes_max: NumBytes | None = None
+    registrations_per_minute: Count | None = None
 
     def quota(self, old: Quota | None = None) -> Quota:
         """`old`: what holds for the limits that were not named."""
