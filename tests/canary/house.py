@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -178,8 +178,8 @@ def settings_of(world: World, store: Path, **changes: Any) -> Settings:
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[House]:
-    """A house for as long as the block lasts."""
+def running(settings: Settings, keys: Mapping[str, str] | None = None) -> Iterator[House]:
+    """A house for as long as the block lasts. `keys`: the tenants have these from an earlier life; None: make some."""
     house = House(settings)
     keeper = _Keeper(house.log)
     loggers = [logging.getLogger(name) for name in LOGGERS]
@@ -189,7 +189,9 @@ def running(settings: Settings) -> Iterator[House]:
         logger.setLevel(logging.INFO)
     try:
         house.start()
-        if settings.auth == "on":
+        if keys is not None:
+            house.keys = dict(keys)
+        elif settings.auth == "on":
             house.give_keys()
         yield house
     finally:

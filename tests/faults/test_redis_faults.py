@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ import redis
 
 from tests.canary.asking import Canaries
 from tests.canary.house import House, running, settings_of
-from tests.canary.questions import World
+from tests.canary.questions import BASE, World
 from tests.canary.watch import watching
 from tests.faults.injecting import ask, make_cold, register_victim, settle
-from tests.hostile.sending import as_admin
+from tests.hostile.sending import as_admin, post
 from tests.oracle import save_adapter
 from tests.redis_server import RedisServer
 
@@ -81,6 +82,53 @@ def test_redis_that_is_restarted_again_and_again_is_found_again(
             settle(lambda: register(house, folder, f"again/{number}") in (200, 201))  # noqa: B023
 
 
+def test_redis_that_is_slow_delays_changes_and_no_answer(
+    house: House, canaries: Canaries, server: RedisServer, folder: Path
+) -> None:
+    """Every command to it takes more than half a second, for a few seconds."""
+    slow = threading.Event()
+
+    def hold() -> None:
+        with server.client() as client:
+            while not slow.is_set():
+                client.client_pause(700)
+                slow.wait(0.75)
+
+    with watching(house, canaries):
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            assert register(house, folder, "new/slow") in (200, 201, 503)
+            assert [ask(house).status for _ in range(3)] == [200] * 3
+        finally:
+            slow.set()
+            thread.join()
+        settle(lambda: is_back(house))
+    assert register(house, folder, "new/slow") in (200, 201)
+
+
+def test_server_that_starts_while_redis_is_away_serves_what_it_knew_and_finds_it_again(
+    world: World, canaries: Canaries, tmp_path: Path
+) -> None:
+    server = RedisServer(tmp_path, append_only=True)
+    server.start()
+    settings = settings_of(world, tmp_path / "store", redis_url=server.url, max_loras=16)
+    again = settings_of(world, tmp_path / "store", redis_url=server.url, max_loras=16, lora_modules=())
+    try:
+        with running(settings) as house:
+            keys = house.keys
+        server.kill()
+        with running(again, keys) as house:
+            with watching(house, canaries):
+                assert house.services.catalog.is_away
+                assert as_admin(house, "DELETE", "/admin/adapters/acme/a").status == 503
+                server.start()
+                settle(lambda: is_back(house))
+            assert as_admin(house, "POST", "/admin/tenants", {"name": "newcomer"}).status == 201
+    finally:
+        server.stop()
+
+
 def test_redis_that_was_emptied_is_given_back_what_it_had(
     house: House, canaries: Canaries, server: RedisServer
 ) -> None:
@@ -136,6 +184,53 @@ def test_registry_records_that_nobody_of_us_wrote_change_no_answer(
                 client.restore(key, 0, content, replace=True)
             settle(lambda: is_back(house) and before <= set(house.services.catalog.snapshot.entries))
     assert register(house, folder, f"after/{name}") == 201
+
+
+OTHERS: dict[str, Callable[[redis.Redis, bytes], object]] = {
+    "of_another_type": lambda client, key: (client.delete(key), client.rpush(key, "x")),
+    "a_text": lambda client, key: client.set(key, b"\xff{["),
+    "gone": lambda client, key: client.delete(key),
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+@pytest.mark.parametrize("kind", ["tenants", "usage", "audit", "rate"])
+def test_what_else_is_in_redis_may_be_spoilt_without_an_answer_that_changes(
+    house: House, canaries: Canaries, server: RedisServer, kind: str, how: str
+) -> None:
+    """Tenants and keys, usage, the audit log, counters of limits: what is known here counts on."""
+    with watching(house, canaries) as watch, server.client() as client:
+        watch.expected_in_log = ["usage", "audit", "tenant"]
+        limited = limited_key(house)
+        watch.secrets.append(limited["Authorization"].split()[1])
+        assert ask_as(house, limited) == 200
+        keys = list(client.scan_iter(f"{PREFIX}:{kind}:*"))
+        assert keys
+        kept = {key: client.dump(key) for key in keys}
+        for key in keys:
+            OTHERS[how](client, key)
+        assert [ask_as(house, limited) for _ in range(3)] == [200] * 3
+        assert as_admin(house, "GET", "/admin/usage").status in (200, 503)
+        assert as_admin(house, "GET", "/admin/audit").status in (200, 503)
+        for key, content in kept.items():
+            if content is not None:
+                client.restore(key, 0, content, replace=True)
+        settle(lambda: not house.services.keys.directory.ledger.is_away)
+        assert ask_as(house, limited) == 200
+        settle(lambda: as_admin(house, "DELETE", "/admin/tenants/limited").status < 300)
+
+
+def limited_key(house: House) -> dict[str, str]:
+    """Headers of a caller whose limits are counted in Redis."""
+    quota = {"requests_per_minute": 100}
+    settle(lambda: as_admin(house, "POST", "/admin/tenants", {"name": "limited", "quota": quota}).status in (201, 409))
+    reply = as_admin(house, "POST", "/admin/tenants/limited/keys", {"label": "x"})
+    assert reply.status == 201, reply.body
+    return {"Authorization": f"Bearer {reply.json['secret']}"}
+
+
+def ask_as(house: House, key: dict[str, str]) -> int:
+    return post(house, "/v1/completions", {"model": BASE, "prompt": "x", "max_tokens": 2}, key).status
 
 
 BLOBS: dict[str, Callable[[dict[str, Any]], object]] = {
