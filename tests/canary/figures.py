@@ -128,7 +128,9 @@ def _descriptors() -> Counter[str]:
 
 def _num_pooled(redis_url: str | None) -> int:
     """Sockets whose other end is Redis, or was: its pools keep a dead one until it is wanted."""
-    return 0 if redis_url is None else sum(_is_pooled(fd, urlsplit(redis_url).port) for fd in os.listdir("/proc/self/fd"))
+    return (
+        0 if redis_url is None else sum(_is_pooled(fd, urlsplit(redis_url).port) for fd in os.listdir("/proc/self/fd"))
+    )
 
 
 def _is_pooled(name: str, port: int | None) -> bool:

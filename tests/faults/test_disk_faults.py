@@ -159,6 +159,40 @@ def test_prepared_file_that_cannot_be_kept_stops_nobody(
         assert ask(house).json["choices"][0]["text"] == truth
 
 
+def test_act_that_cannot_be_noted_is_refused_and_noted_again_once_there_is_room(
+    house: House, canaries: Canaries, other: Path
+) -> None:
+    database = house.services.audit._journal._database
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["could not be noted"]
+        database.execute("PRAGMA query_only = 1")
+        try:
+            reply = upload(house, other)
+            assert (reply.status, "Retry-After" in reply.headers) == (503, True)
+        finally:
+            database.execute("PRAGMA query_only = 0")
+        assert upload(house, other).status in (200, 201)
+        assert as_admin(house, "DELETE", "/admin/adapters/new/x").status == 200
+    assert house.services.audit._journal.first_broken() is None
+
+
+def test_usage_that_cannot_be_written_delays_no_answer_and_is_written_later(house: House, canaries: Canaries) -> None:
+    journal, meter = house.services.meter._journal, house.services.meter
+    assert journal is not None
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["usage is counted in memory only"]
+        journal._database.execute("PRAGMA query_only = 1")
+        try:
+            assert ask(house).status == 200
+            house.on_loop(meter.flush())
+            assert meter._is_failing
+        finally:
+            journal._database.execute("PRAGMA query_only = 0")
+    house.on_loop(meter.flush())
+    assert not meter._is_failing
+    assert not meter._writing
+
+
 @contextmanager
 def small_disk(place: Path) -> Iterator[Path]:
     """A file system of 2 MiB where this process may mount one; else an ordinary folder."""
@@ -195,7 +229,7 @@ def test_full_disk_serves_what_it_has_and_takes_new_adapters_again_once_there_is
 ) -> None:
     with small_disk(tmp_path / "small") as place, running(settings_of(world, place / "store")) as house:
         with watching(house, canaries) as watch, filled(place):
-            watch.expected_in_log = ["could not be noted"]  # the audit log lies on the same disk
+            watch.expected_in_log = ["could not be noted", "usage is counted"]  # they lie on the same disk
             for number in range(3):
                 assert upload(house, other, f"new/{number}").status in BUSY
             body = {"id": "new/by-path", "source": str(other)}

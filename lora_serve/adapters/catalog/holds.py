@@ -66,7 +66,7 @@ class Holds:
         self._change(edit)
 
     def condemn(self, digest: str, holder: str) -> bool:
-        """End a hold. True: nobody names or holds the blob, so that it is to be deleted: then `forget`, or `give_up`."""
+        """End a hold. True: nobody names or holds the blob, so it is to be deleted: then `forget`, or `give_up`."""
 
         def edit(state: CatalogState) -> tuple[Changes, bool]:
             note = state.note(digest).without(holder)
