@@ -274,6 +274,7 @@ def test_leftovers_and_strangers_in_the_store_stop_no_start(world: World, canari
     with running(settings_of(world, store)) as house, watching(house, canaries):
         pass
     assert Path("/etc/passwd").exists()
+    assert list((store / "tmp").iterdir()) == []
     assert not (blobs / ("0" * 64)).exists()
 
 
