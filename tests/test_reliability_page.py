@@ -10,6 +10,7 @@ from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
 from lora_serve.core.settings import Settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+SHOWN = re.findall(r"\| `([a-z_0-9/]+\.py)` `(test_\w+)` \|$", PAGE, re.M)
 ROWS = {name.replace("-", "_"): default for name, default in re.findall(r"^\| `--([a-z-]+)` \| ([^|]+) \|", PAGE, re.M)}
 
 
@@ -28,3 +29,14 @@ def test_the_page_has_its_place_for_figures() -> None:
     from benchmarks.reliability.page import BEGIN, END
 
     assert PAGE.index(BEGIN) < PAGE.index(END)
+
+
+def test_at_least_thirty_faults_are_listed_each_with_a_test_that_exists() -> None:
+    assert len(SHOWN) >= 30
+    for file, name in SHOWN:
+        assert f"def {name}(" in (Path(__file__).parent / file).read_text(), name
+
+
+def test_every_row_of_faults_names_its_test() -> None:
+    section = PAGE.partition("## Faults")[2].partition("## Figures")[0]
+    assert section.count("\n| ") == len(SHOWN) + 1, "a row names no test, or not in this way"

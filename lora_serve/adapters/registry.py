@@ -68,6 +68,7 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
+        self._owed: dict[str, str] = {}  # digests whose deletion failed -> whose hold it would have ended
 
     def new_folder(self) -> Path:
         """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError.
@@ -140,15 +141,28 @@ class Registry:
     def collect(self, digest: str, holder: str | None = None) -> bool:
         """End a hold (None: that of `drain`); delete the blob unless a version names it or somebody else holds it.
 
-        Whether it was deleted; this server's own copy goes if nothing names it. Raises AdapterUnavailableError.
+        Whether it was deleted; this server's own copy goes if nothing names it. Raises AdapterUnavailableError: then
+        `collect_owed` does it some time.
         """
-        if not self._catalog.holds.condemn(digest, holder or self._catalog.holds.drainer):
-            if digest not in self._catalog.snapshot.digests:
-                self._store.release(digest)
-            return False
-        self._store.delete(digest)
-        self._catalog.holds.forget(digest)
-        return True
+        holder = holder or self._catalog.holds.drainer
+        try:
+            is_gone = self._collect(digest, holder)
+        except AdapterUnavailableError:
+            self._owed[digest] = holder
+            raise
+        self._owed.pop(digest, None)
+        return is_gone
+
+    @property
+    def owes(self) -> bool:
+        """Whether `collect_owed` has anything to do."""
+        return bool(self._owed)
+
+    def collect_owed(self) -> None:
+        """Try again what `collect` could not do: a disk, or a Redis, that was away may be back."""
+        for digest, holder in list(self._owed.items()):
+            with suppress(AdapterUnavailableError):
+                self.collect(digest, holder)
 
     def set_pinned(self, name: str, pinned: bool) -> CatalogEntry:
         """Raises AdapterNotFoundError."""
@@ -191,8 +205,21 @@ class Registry:
             remove_folder(folder)
         self._store.sweep(self._catalog.snapshot.digests)
         for digest, holder in self._catalog.holds.leftovers().items():
-            with suppress(AdapterUnavailableError):  # it stays until the next start
+            with suppress(AdapterUnavailableError):  # `collect_owed` tries again
                 self.collect(digest, holder)
+
+    def _collect(self, digest: str, holder: str) -> bool:
+        if not self._catalog.holds.condemn(digest, holder):
+            if digest not in self._catalog.snapshot.digests:
+                self._store.release(digest)
+            return False
+        try:
+            self._store.delete(digest)
+            self._catalog.holds.forget(digest)
+        except BaseException:
+            self._catalog.holds.give_up(digest)
+            raise
+        return True
 
     @contextmanager
     def _private_folder(self, folder: Path | None = None) -> Iterator[Path]:
@@ -234,7 +261,7 @@ class Registry:
         try:
             yield holder
         except BaseException:
-            with suppress(AdapterUnavailableError):  # it stays until the next sweep
+            with suppress(AdapterUnavailableError):  # `collect_owed` tries again
                 self.collect(digest, holder)
             raise
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lora_serve.adapters.checkpoint.plain_lora import Undo
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.examination import undo_start, weigh
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.model.device_memory import is_out_of_memory
 from lora_serve.model.host_adapter import HostAdapter
 
 
@@ -26,11 +29,13 @@ class LocalExaminer:
 
     def make_plain(self, candidate: Candidate) -> None:
         """See `Trial.make_plain`."""
-        undo_start(candidate, self._undo)
+        with _errors_of_memory():
+            undo_start(candidate, self._undo)
 
     def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
         """See `Trial.weigh`."""
-        return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
+        with _errors_of_memory():
+            return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
 
     def num_bytes(self, saved: SavedAdapter) -> int:
         """Host memory that it takes, folded; it is at hand from now on."""
@@ -65,3 +70,13 @@ class AdaptersAtHand:
 
     def clear(self) -> None:
         self._adapters.clear()
+
+
+@contextmanager
+def _errors_of_memory() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise AdapterUnavailableError("There is no memory at present to take an adapter in; try again.") from None

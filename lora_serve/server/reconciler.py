@@ -15,6 +15,7 @@ from lora_serve.core.commands import AdapterCommand, Evict, Pin, Unpin
 from lora_serve.core.errors import LoraServeError
 from lora_serve.server.services import Services
 
+RETRY = 2.0  # seconds between two tries to delete what the store could not delete
 GRACE = 1.0  # seconds that a blob in the shared store outlives its name, so that other replicas can take their hold
 TIMEOUT = 60.0  # seconds for bringing one pinned adapter onto the device, while others wait
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ class Reconciler:
             loop.call_soon_threadsafe(self._changed.set)
 
         self._services.catalog.listen(changed)
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._keep_pins())]
+        work = (self._follow(), self._keep_pins(), self._keep_collecting())
+        self._tasks = [loop.create_task(task) for task in work]
         self._changed.set()
 
     async def stop(self) -> None:
@@ -63,6 +65,12 @@ class Reconciler:
             self._pins_changed.clear()
             while (command := self._next_pin()) is not None:
                 await self._try(command)
+
+    async def _keep_collecting(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY)
+            if self._services.registry.owes:
+                await asyncio.to_thread(self._services.registry.collect_owed)
 
     def _next_pin(self) -> AdapterCommand | None:
         """None: nothing is left to do. What fails is not tried again, so that one bad adapter holds up no other."""

@@ -43,12 +43,17 @@ class Meter:
         exchange: Exchange | None = None,
         config: AccountingConfig | None = None,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`journal` None: counted in memory only. `exchange` None: there are no other replicas."""
+        """`journal` None: counted in memory only. `exchange` None: there are no other replicas. `uptime`: seconds that
+        nobody sets.
+        """
         self.config = config or AccountingConfig()
         self._journal = journal
         self._exchange = exchange
         self._clock = clock
+        self._uptime = uptime
+        self._started = clock() - uptime()  # Unix seconds
         self._pending: Batch = {}
         self._writing: Batch = {}  # taken out of `_pending` and not known to be written
         self._number = journal.last_batch + 1 if journal is not None else 1
@@ -131,8 +136,9 @@ class Meter:
             self._is_exchange_away = False
 
     async def _forget(self, journal: UsageJournal) -> None:
-        """Once a day."""
-        today = int(self._clock()) // DAY
+        """Once a day. A clock that jumps a year ahead takes no usage with it: no more than a day's jump is believed."""
+        now = min(self._clock(), self._started + self._uptime() + DAY)
+        today = int(now) // DAY
         if today == self._forgotten_on:
             return
         try:

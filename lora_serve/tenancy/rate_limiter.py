@@ -56,7 +56,7 @@ class RateLimiter:
             until, refusal = self._refusals.get(limit.name, (0.0, None))
             if refusal is None:
                 continue
-            if self._clock() < until:
+            if until - _REMEMBERED <= self._clock() < until:  # a clock that was set back must not keep it alive
                 raise RateLimitedError(str(refusal), refusal.retry_after, refusal.reason, refusal.standings)
             del self._refusals[limit.name]
 

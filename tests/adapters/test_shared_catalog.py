@@ -234,6 +234,15 @@ def test_bytes_that_one_server_deletes_cannot_be_named_by_another_meanwhile(two:
     assert not one.holds.condemn(digest("a"), "nobody")
 
 
+def test_bytes_that_one_server_could_not_delete_may_be_named_by_another(two: tuple[Catalog, Catalog]) -> None:
+    one, other = two
+    assert one.holds.condemn(digest("a"), one.holds.take(digest("a")))
+    one.holds.give_up(digest("a"))
+    other.add("x", version("a"), holder=other.holds.take(digest("a")))
+    until(lambda: "x" in one.snapshot.entries)
+    assert not one.holds.condemn(digest("a"), one.holds.drainer)
+
+
 def test_record_that_nobody_of_us_wrote_is_left_out(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:
     one, other = two
     one.add("x", version("a"))

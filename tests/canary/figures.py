@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -17,6 +19,7 @@ from tests.canary.house import House
 
 PATIENCE = 60.0  # seconds for things to settle
 POOLS = ("asyncio", "adapter-loader", "staging", "registry", "ThreadPoolExecutor")  # grow to their own limit and stay
+MAX_REDIS_CONNECTIONS = 64  # so do the pools of connections to Redis, all of them together
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class Figures:
     tasks: tuple[tuple[str, int], ...]
     threads: tuple[str, ...]
     descriptors: tuple[tuple[str, int], ...]
+    redis_connections_beyond_limit: int
     temporary_files: tuple[str, ...]
     base_digest: str
 
     @classmethod
     def of(cls, house: House) -> Figures:
         stats = house.on_loop(house.services.client.stats())
+        pooled = Counter(socket=_num_pooled(house.settings.redis_url))
         return cls(
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
@@ -53,7 +58,8 @@ class Figures:
             holds=len(house.services.catalog.holds.leftovers()),
             tasks=tuple(sorted(house.on_loop(_tasks()).items())),
             threads=tuple(sorted(t.name for t in threading.enumerate() if not t.name.startswith(POOLS))),
-            descriptors=tuple(sorted(_descriptors().items())),
+            descriptors=tuple(sorted((_descriptors() - pooled).items())),
+            redis_connections_beyond_limit=max(0, pooled.total() - MAX_REDIS_CONNECTIONS),
             temporary_files=tuple(sorted(path.name for path in (house.store / "tmp").iterdir())),
             base_digest=base_digest(house),
         )
@@ -65,6 +71,18 @@ class Figures:
             for name in names
             if getattr(self, name) != getattr(other, name)
         }
+
+
+def at_rest(house: House) -> Figures:
+    """Once nothing that began before is still under way, files for faster loads for instance."""
+    deadline, wait = time.monotonic() + PATIENCE, threading.Event()
+    before = Figures.of(house)
+    while True:
+        wait.wait(0.02)
+        now = Figures.of(house)
+        if (now == before and not now.temporary_files) or time.monotonic() > deadline:
+            return now
+        before = now
 
 
 def settled(house: House, before: Figures) -> dict[str, tuple[Any, Any]]:
@@ -106,3 +124,27 @@ def _descriptors() -> Counter[str]:
             continue
         kinds[target.partition(":[")[0]] += 1
     return kinds
+
+
+def _num_pooled(redis_url: str | None) -> int:
+    """Sockets whose other end is Redis, or was: its pools keep a dead one until it is wanted."""
+    return (
+        0 if redis_url is None else sum(_is_pooled(fd, urlsplit(redis_url).port) for fd in os.listdir("/proc/self/fd"))
+    )
+
+
+def _is_pooled(name: str, port: int | None) -> bool:
+    try:
+        is_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+        copy = os.dup(int(name)) if is_socket else None
+    except OSError:  # it is closed by now
+        return False
+    if copy is None:
+        return False
+    with socket.socket(fileno=copy) as found:
+        if found.family != socket.AF_INET or found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        try:
+            return bool(found.getpeername()[1] == port)
+        except OSError:
+            return True

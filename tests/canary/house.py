@@ -14,8 +14,9 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
     (launch, "Services", "services"),
 )
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
+_BUILDING: ContextVar[House] = ContextVar("_BUILDING")  # whose wiring runs: there may be two at a time
 
 
 class House:
@@ -116,6 +118,7 @@ class House:
         return "\n".join(self.log)
 
     def _run(self) -> None:
+        _BUILDING.set(self)
         try:
             unused = [None] * (len(inspect.signature(launch._serve).parameters) - 2)  # TLS, traces
             with self._caught():
@@ -146,7 +149,8 @@ class House:
     def _catching(self, make: Any, attribute: str) -> Any:
         def made(*arguments: Any, **options: Any) -> Any:
             value = make(*arguments, **options)
-            setattr(self, attribute, value)
+            if _BUILDING.get(self) is self:
+                setattr(self, attribute, value)
             return value
 
         return made
@@ -174,8 +178,8 @@ def settings_of(world: World, store: Path, **changes: Any) -> Settings:
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[House]:
-    """A house for as long as the block lasts."""
+def running(settings: Settings, keys: Mapping[str, str] | None = None) -> Iterator[House]:
+    """A house for as long as the block lasts. `keys`: the tenants have these from an earlier life; None: make some."""
     house = House(settings)
     keeper = _Keeper(house.log)
     loggers = [logging.getLogger(name) for name in LOGGERS]
@@ -185,7 +189,9 @@ def running(settings: Settings) -> Iterator[House]:
         logger.setLevel(logging.INFO)
     try:
         house.start()
-        if settings.auth == "on":
+        if keys is not None:
+            house.keys = dict(keys)
+        elif settings.auth == "on":
             house.give_keys()
         yield house
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.canary.asking import Canaries, Verdict
-from tests.canary.figures import Figures, settled
+from tests.canary.figures import at_rest, settled
 from tests.canary.house import KEY, House
 from tests.canary.questions import MARKER
 
@@ -51,7 +51,7 @@ class Watch:
 @contextmanager
 def watching(house: House, canaries: Canaries, *, may_refuse: bool = False, pause: float = 0.0) -> Iterator[Watch]:
     """`may_refuse`: canaries may be told to come back later while the block runs, as anybody under overload."""
-    before, start = Figures.of(house), len(house.log)
+    before, start = at_rest(house), len(house.log)
     with Watch(house.url, canaries.with_keys(house.keys), may_refuse, pause) as watch:
         yield watch
     assert watch.verdict.faults == []

@@ -198,6 +198,29 @@ def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> No
     assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)
 
 
+def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: Catalog, reopen: Reopen) -> None:
+    assert catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+    catalog.holds.give_up(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+    assert catalog.remove("a") == (digest("a"),)
+    assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)  # what was left over goes with it
+    catalog.holds.give_up(digest("a"))
+    assert reopen().holds.leftovers().keys() == {digest("a")}
+
+
+def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_either(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise AdapterUnavailableError("injected")
+
+    assert catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog.ledger.journal, "commit", broken)
+        catalog.holds.give_up(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+
+
 def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
     catalog: Catalog, reopen: Reopen
 ) -> None:

@@ -108,7 +108,9 @@ def make_cold(house: House, name: str = VICTIM, *, prepared: bool = False) -> Pa
 
 
 def blob_of(house: House, name: str) -> Path:
-    return house.store / "blobs" / ref_of(house, name).digest.removeprefix("sha256:")
+    """On this machine, which is all there is of it unless replicas share their store."""
+    store = house.store if house.settings.redis_url is None else house.store / "cache"
+    return store / "blobs" / ref_of(house, name).digest.removeprefix("sha256:")
 
 
 def settle(is_true: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import DeviceMemoryError
+from lora_serve.engine.scheduler import Scheduler
+from lora_serve.engine_host.examiner import LocalExaminer
 from tests.canary.asking import Canaries
-from tests.canary.figures import Figures, settled
+from tests.canary.figures import Figures, at_rest, settled
 from tests.canary.house import House
 from tests.canary.questions import World
 from tests.canary.watch import watching
 from tests.faults.injecting import VICTIM, Run, ask, broken_runner, error_of, make_cold, once, ref_of, register_victim
+from tests.hostile.sending import as_admin
 from tests.oracle import save_adapter
 
 PASSING: dict[str, BaseException] = {
@@ -137,11 +141,12 @@ def test_numbers_that_are_none_end_their_own_row(house: House, canaries: Canarie
     assert ask(house).status == 200
 
 
+@pytest.mark.parametrize("name", ["runtime_error", "memory_error", "out_of_memory", "device_memory"])
 def test_slot_that_could_not_be_loaded_is_loaded_again_for_the_next_request(
-    house: House, canaries: Canaries, victim: str
+    house: House, canaries: Canaries, victim: str, name: str
 ) -> None:
     make_cold(house)
-    left = [RuntimeError("injected")]
+    left = [PASSING[name]]
 
     def load(slot: Any) -> None:
         if slot.digest == victim and left:
@@ -149,7 +154,7 @@ def test_slot_that_could_not_be_loaded_is_loaded_again_for_the_next_request(
 
     with watching(house, canaries) as watch, broken_runner(house, load_slot=load):
         watch.expected_in_log = ["injected", "request"]
-        assert ask(house).status == 500
+        assert ask(house).status in (500, 503)
         assert ask(house).status == 200
 
 
@@ -197,6 +202,56 @@ def test_bug_in_an_answers_way_out_ends_that_answer_only(
         reply = ask(house, prompt="boom")
     assert reply.status == 500
     assert reply.headers["X-Request-Id"] in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize("where", ["schedule", "update", "add"])
+def test_bug_of_the_engine_itself_ends_what_runs_and_the_same_process_goes_on(
+    house: House, canaries: Canaries, where: str
+) -> None:
+    """Nobody can be left out: its tables are built anew. Afterwards all is as before."""
+    before, process = at_rest(house), os.getpid()
+    expected = ask(house).json["choices"][0]["text"]
+    sound = getattr(Scheduler, where)
+    left = [RuntimeError("injected: secret detail")]
+
+    def broken(self: Scheduler, *arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return sound(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, where, broken)
+        reply = ask(house)
+    assert (reply.status, error_of(reply)["code"]) == (500, "internal_error")
+    assert b"secret" not in reply.body
+    assert os.getpid() == process
+    assert ask(house).json["choices"][0]["text"] == expected
+    assert settled(house, before) == {}
+    with watching(house, canaries):
+        pass
+
+
+@pytest.mark.parametrize("error", [MemoryError("injected"), torch.OutOfMemoryError("injected")], ids=["host", "device"])
+def test_registration_for_which_there_is_no_memory_is_refused_and_leaves_nothing(
+    house: House, canaries: Canaries, world: World, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_adapter(world.model, world.root / "adapters" / "large", seed=79, std=0.2, r=4)
+    sound, left = LocalExaminer.num_bytes, [error]
+
+    def num_bytes(*arguments: Any) -> int:
+        if left:
+            raise left.pop()
+        return sound(*arguments)
+
+    monkeypatch.setattr(LocalExaminer, "num_bytes", num_bytes)
+    body = {"id": "large/x", "source": str(folder)}
+    with watching(house, canaries) as watch:
+        watch.expected_in_log = ["registering"]
+        assert as_admin(house, "POST", "/admin/adapters", body).status == 503
+        assert "large/x" not in house.services.catalog.snapshot.entries
+        assert as_admin(house, "POST", "/admin/adapters", body).status == 201
+        assert ask(house, "large/x").status == 200
+        assert as_admin(house, "DELETE", "/admin/adapters/large/x").status == 200
 
 
 def test_victim_is_what_it_was(house: House, victim: str) -> None:

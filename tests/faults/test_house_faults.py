@@ -1,13 +1,8 @@
-"""Faults of everything around the step: clocks, threads, overload, the web's own handlers, kill -9."""
+"""Faults of everything around the step: clocks, threads, overload, the web's own handlers."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
-import os
-import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +13,8 @@ import aiohttp
 import pytest
 
 from lora_serve.adapters import registry
-from lora_serve.server_process import ServerProcess
-from tests.canary.asking import Canaries, Verdict
-from tests.canary.house import ADMIN, KEY, House
+from tests.canary.asking import Canaries
+from tests.canary.house import ADMIN, House
 from tests.canary.questions import BASE, World
 from tests.canary.watch import watching
 from tests.faults.injecting import ask, error_of, ref_of, register_victim, settle
@@ -230,63 +224,3 @@ def test_two_of_the_same_registration_at_once_are_one(house: House, canaries: Ca
         assert sorted(statuses) == [200] * 7 + [201]
         assert as_admin(house, "DELETE", "/admin/adapters/victim/x").status == 200
         settle(lambda: not list((house.store / "tmp").iterdir()))
-
-
-def test_kill_minus_nine_at_any_moment_loses_nothing_that_was_acknowledged(
-    world: World, canaries: Canaries, folder: Path, tmp_path: Path
-) -> None:
-    """Three lives: each ends at another moment of registrations and deletions, and the next finds all there is."""
-    arguments = [
-        "--model", str(world.model), "--served-model-name", BASE, "--admin-key", KEY,
-        "--store", str(tmp_path / "store"),
-        "--adapter-root", str(world.root), "--max-model-len", "96", "--kv-cache-memory", "4MiB", "--warmup", "off",
-    ]  # fmt: skip
-    there: dict[str, bool] = {}  # by name, as it was acknowledged last; what was under way may be either
-    generator = random.Random(3)
-    for life in range(3):
-        modules = ["--lora-modules", *world.modules()] if life == 0 else []
-        with ServerProcess([*arguments, *modules], tmp_path / f"log-{life}") as process:
-            process.wait_until_ready(300)
-            verdict = Verdict()
-            asyncio.run(canaries.round(process.url, verdict))
-            assert (verdict.faults, verdict.num_right) == ([], 12)
-            listed = _listed(process)
-            for name, is_there in there.items():
-                assert (name in listed) == is_there, name
-            _change_until_killed(process, folder, there, life, generator.uniform(0.05, 0.6))
-
-
-def _listed(process: ServerProcess) -> set[str]:
-    connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
-    connection.request("GET", "/v1/models")
-    names = {card["id"] for card in json.loads(connection.getresponse().read())["data"]}
-    connection.close()
-    return names
-
-
-def _change_until_killed(
-    process: ServerProcess, folder: Path, there: dict[str, bool], life: int, seconds: float
-) -> None:
-    timer = threading.Timer(seconds, os.kill, (process.pid, signal.SIGKILL))
-    number, name = 0, ""
-    try:
-        while True:
-            name = f"life{life}/{number // 2}"
-            connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=60)
-            if number % 2 == 0 or number % 6 == 1:
-                body = json.dumps({"id": name, "source": str(folder)})
-                connection.request("POST", "/admin/adapters", body, {**ADMIN, "Content-Type": "application/json"})
-                is_there = True
-            else:
-                connection.request("DELETE", f"/admin/adapters/{name}", headers=ADMIN)
-                is_there = False
-            assert connection.getresponse().status in (200, 201)
-            connection.close()
-            there[name] = is_there
-            if number == 3:
-                timer.start()
-            number += 1
-    except (OSError, http.client.HTTPException):
-        there.pop(name, None)
-    timer.cancel()
-    assert process.wait() == -signal.SIGKILL

@@ -100,7 +100,7 @@ async def test_usage_that_cannot_be_written_is_kept_until_it_can(
 
 async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJournal) -> None:
     clock = Clock()
-    meter = Meter(journal, None, AccountingConfig(bucket_seconds=3600, keep_days=2), clock)
+    meter = Meter(journal, None, AccountingConfig(bucket_seconds=3600, keep_days=2), clock, uptime=clock)
     first = int(clock.now // 3600) * 3600
     meter.record(ACME, ONE)
     clock.now = first + 3600
@@ -111,6 +111,18 @@ async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJour
     clock.now += 4 * 86_400
     await meter.flush()
     assert (await meter.rows(0, FOREVER))[0] == []
+
+
+@pytest.mark.parametrize("jump", [4e9, 30 * 86_400.0, -1.7e9])
+async def test_clock_that_jumps_takes_no_usage_with_it(journal: UsageJournal, jump: float) -> None:
+    clock = Clock()
+    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime=lambda: 5.0)
+    meter.record(ACME, ONE)
+    await meter.flush()
+    clock.now += jump
+    meter.record(ACME, ONE)
+    await meter.flush()
+    assert total((await meter.rows(0, FOREVER))[0]).requests == 2
 
 
 def test_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:

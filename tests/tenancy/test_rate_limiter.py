@@ -117,6 +117,18 @@ async def test_refusal_for_want_of_requests_is_repeated_without_being_counted() 
     quotas.check(who)
 
 
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+async def test_refusal_is_not_repeated_for_as_long_as_a_clock_was_set_back(jump: float) -> None:
+    clock = Clock()
+    quotas, who = Quotas(limiter(clock)), caller(requests=1)
+    assert await quotas.reserve(who, 1) is not None
+    with pytest.raises(RateLimitedError):
+        await quotas.reserve(who, 1)
+    clock.now += jump
+    quotas.check(who)
+    assert await quotas.reserve(who, 1) is not None
+
+
 async def test_caller_without_limits_is_not_counted() -> None:
     quotas = Quotas(limiter(Clock()))
     assert rate_limits(Caller("acme", key_id="k1")) == ()

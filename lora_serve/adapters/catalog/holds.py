@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
 from lora_serve.adapters.catalog.blob_notes import BlobNote
 from lora_serve.adapters.catalog.ledger import Changes, Edit
@@ -30,6 +32,7 @@ class Holds:
         self._change = change
         self._born = time.time_ns()
         self._numbers = itertools.count(self._born)
+        self._deleting: set[str] = set()  # digests whose bytes this server is taking away now
 
     def take(self, digest: str, patience: float = PATIENCE) -> str:
         """Note that the store is about to get `digest`; the hold's name.
@@ -39,9 +42,9 @@ class Holds:
 
         def edit(state: CatalogState) -> tuple[Changes, str | None]:
             note, holder = state.note(digest), f"{self._replica}:{next(self._numbers)}"
-            if note.condemned:
+            if note.condemned and not self._has_given_up(digest, note):
                 return {}, None
-            return noted(digest, note.held_by(holder, time.time())), holder
+            return noted(digest, replace(note, condemned=False).held_by(holder, time.time())), holder
 
         deadline = time.monotonic() + patience
         while (holder := self._change(edit)) is None:
@@ -63,12 +66,14 @@ class Holds:
         self._change(edit)
 
     def condemn(self, digest: str, holder: str) -> bool:
-        """End a hold. True: nobody names or holds the blob, so that it is to be deleted, then forgotten."""
+        """End a hold. True: nobody names or holds the blob, so it is to be deleted: then `forget`, or `give_up`."""
 
         def edit(state: CatalogState) -> tuple[Changes, bool]:
             note = state.note(digest).without(holder)
             is_free = digest not in state.snapshot.digests and not note.is_held(time.time())
-            left = BlobNote({holder: time.time()}, condemned=True) if is_free else note
+            left = BlobNote({self.drainer: time.time()}, condemned=True) if is_free else note
+            if is_free:
+                self._deleting.add(digest)
             return noted(digest, left), is_free
 
         return self._change(edit)
@@ -76,6 +81,21 @@ class Holds:
     def forget(self, digest: str) -> None:
         """The store no longer has `digest`."""
         self._change(lambda state: (noted(digest, BlobNote({})), None))
+        self._deleting.discard(digest)
+
+    def give_up(self, digest: str) -> None:
+        """The store could not delete `digest`: whoever registers the same content may have it. Raises nothing.
+
+        What is left of it goes with the next deletion, or at the next start.
+        """
+
+        def edit(state: CatalogState) -> tuple[Changes, None]:
+            note = state.note(digest)
+            return noted(digest, replace(note, condemned=False)) if note.condemned else {}, None
+
+        self._deleting.discard(digest)
+        with suppress(AdapterUnavailableError):  # this server knows, and others will once it has started again
+            self._change(edit)
 
     def leftovers(self) -> dict[str, str]:
         """Once at start: digests of this server's earlier life, or of a replica long gone; a holder of each."""
@@ -88,6 +108,10 @@ class Holds:
             if own or not note.is_held(now):
                 found[digest] = own[0] if own else ""
         return found
+
+    def _has_given_up(self, digest: str, note: BlobNote) -> bool:
+        """Whether it was condemned here, by a deletion that ended without success and could not say so."""
+        return digest not in self._deleting and note.holders.keys() == {self.drainer}
 
     def _is_earlier(self, holder: str) -> bool:
         replica, _, number = holder.partition(":")

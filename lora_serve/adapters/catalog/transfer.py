@@ -157,8 +157,12 @@ class Transfer:
         holders = self._target.catalog.change(lambda state: ({}, state.note(digest).holders))
         if holder in holders and self._holds.condemn(digest, holder):
             self._blobs.forget(digest)
-            self._target.store.delete(digest)
-            self._holds.forget(digest)
+            try:
+                self._target.store.delete(digest)
+                self._holds.forget(digest)
+            except BaseException:
+                self._holds.give_up(digest)
+                raise
 
     def _clean(self) -> None:
         """Free the blobs of overwritten versions, and what a run before this one, which was killed, left held."""

@@ -39,7 +39,12 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove it with all it holds; what cannot be removed is left to the next sweep."""
+    """Remove it with all it holds, or what lies there in a folder's place; what cannot be removed is left to the next
+    sweep.
+    """
+    if folder.is_symlink() or folder.is_file():
+        with suppress(OSError):
+            folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 
