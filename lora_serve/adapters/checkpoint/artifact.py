@@ -29,7 +29,7 @@ from lora_serve.adapters.checkpoint.peft_config import (
     parse_config,
     read_config,
 )
-from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, parse_header, read_header
+from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, read_header
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -67,10 +67,12 @@ def read_artifact(
     return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder))
 
 
-def parse_artifact(content: AdapterContent, spec: ModelSpec) -> Artifact:
-    """The same of a registered adapter's files in memory. Raises InvalidAdapterError with every reason."""
+def parse_artifact(content: AdapterContent, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> Artifact:
+    """The same of a registered adapter's files in memory; `tensors`: of its weights.
+
+    Raises InvalidAdapterError with every reason.
+    """
     config = parse_config(bytes(content.config), None, _tasks(spec))
-    tensors, _ = parse_header(content.weights, WEIGHTS_NAME)
     tokens = () if content.added_tokens is None else parse_added_tokens(bytes(content.added_tokens))
     return Artifact(content.digest, config, tensors, _bound_to(spec, config, tensors, None), tokens)
 

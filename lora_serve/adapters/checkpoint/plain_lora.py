@@ -21,7 +21,8 @@ from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.strict_json import parse_object
-from lora_serve.adapters.checkpoint.weights import open_weights, read_weights
+from lora_serve.adapters.checkpoint.weights import read_weights
+from lora_serve.adapters.checkpoint.weights_file import open_weights
 from lora_serve.core.model_spec import ModelSpec
 
 Undo: TypeAlias = Callable[
@@ -74,10 +75,9 @@ def _replace_config(path: Path) -> None:
 def _replace_weights(folder: Path, bound: BoundAdapter, saved: SavedAdapter) -> None:
     """New factors under their old names; whatever else was trained stays as it is."""
     factors = dict(_factors(bound, saved))
-    with open_weights(folder) as file:
-        tensors = {name: factors[name] if name in factors else file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        written = folder / f"{WEIGHTS_NAME}.new"
-        save_file(tensors, written, metadata={"format": "pt"})
+    file, written = open_weights(folder), folder / f"{WEIGHTS_NAME}.new"
+    tensors = {name: factors[name] if name in factors else file.get_tensor(name) for name in file.tensors}
+    save_file(tensors, written, metadata={"format": "pt"})
     written.replace(folder / WEIGHTS_NAME)
 
 

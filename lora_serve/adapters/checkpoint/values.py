@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.checkpoint.binding import BoundAdapter
 from lora_serve.adapters.checkpoint.host_tensors import bits_of
-from lora_serve.adapters.checkpoint.weights import open_weights
+from lora_serve.adapters.checkpoint.weights_file import WeightsFile, open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
@@ -24,20 +23,20 @@ def check_values(folder: Path, artifact: Artifact, allow_noop: bool = False) -> 
     What it really changes in the model's answers is the probe's part. Raises InvalidAdapterError naming the tensors,
     OSError.
     """
-    with open_weights(folder) as file:
-        reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
-        reasons += [
-            f"tensors {first!r} and {second!r} are one and the same to PEFT, but they differ"
-            for first, second in artifact.bound.copies
-            if not torch.equal(file.get_tensor(first), file.get_tensor(second))
-        ]
-        if not reasons and not allow_noop and _is_noop(file, artifact.bound):
-            reasons.append("it changes nothing: in every module lora_A, lora_B or the scale is zero")
+    file = open_weights(folder)
+    reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
+    reasons += [
+        f"tensors {first!r} and {second!r} are one and the same to PEFT, but they differ"
+        for first, second in artifact.bound.copies
+        if not torch.equal(file.get_tensor(first), file.get_tensor(second))
+    ]
+    if not reasons and not allow_noop and _is_noop(file, artifact.bound):
+        reasons.append("it changes nothing: in every module lora_A, lora_B or the scale is zero")
     if reasons:
         raise InvalidAdapterError(reasons)
 
 
-def _is_finite(file: Any, name: str) -> bool:
+def _is_finite(file: WeightsFile, name: str) -> bool:
     tensor = file.get_tensor(name)
     if tensor.numel() == 0:
         return True
@@ -45,7 +44,7 @@ def _is_finite(file: Any, name: str) -> bool:
     return bool((bits_of(tensor) & mask).max() < mask)  # NaN and infinity have every bit of the exponent set
 
 
-def _is_noop(file: Any, bound: BoundAdapter) -> bool:
+def _is_noop(file: WeightsFile, bound: BoundAdapter) -> bool:
     """Only for adapters of nothing but low-rank deltas; of others the probe has the say."""
     if (
         not bound.is_additive
@@ -55,7 +54,10 @@ def _is_noop(file: Any, bound: BoundAdapter) -> bool:
         return False
     factors = [(linear.a_name, linear.b_name, linear.scale) for linear in bound.linears.values()]
     factors += [(table.a_name, table.b_name, table.scale) for table in bound.embeddings.values()]
-    return all(scale == 0.0 or any(is_zero(file.get_tensor(name)) for name in (a, b)) for a, b, scale in factors)
+    return all(
+        scale == 0.0 or any(name is None or is_zero(file.get_tensor(name)) for name in (a, b))
+        for a, b, scale in factors
+    )
 
 
 def is_zero(tensor: Tensor) -> bool:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lora_serve.adapters.checkpoint.artifact import Artifact, parse_artifact
@@ -22,26 +18,23 @@ from lora_serve.adapters.checkpoint.binding import (
 )
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.conversion import convert
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.expert_weights import stack_experts
 from lora_serve.adapters.checkpoint.host_tensors import HOST_DTYPES, copy_of
-from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, parse_header
 from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear, SavedTokens
+from lora_serve.adapters.checkpoint.weights_file import WeightsFile, open_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
-
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def parse_checked(content: AdapterContent, adapter: AdapterRef, spec: ModelSpec) -> SavedAdapter:
     """The tensors of a registered adapter. Raises InvalidAdapterError."""
     if adapter.traits.base not in ("", spec.fingerprint):
         raise InvalidAdapterError([f"it was registered for another base model than {spec.name}: register it again"])
-    artifact = parse_artifact(content, spec)
+    file = WeightsFile(content.weights)
+    artifact = parse_artifact(content, file.tensors, spec)
     if artifact.config.init:  # a registration stores it as plain LoRA
         raise InvalidAdapterError([f"its {artifact.config.init} initialisation was not undone: register it again"])
-    file = _WeightsInMemory(content.weights, artifact.tensors)
     return _saved(file, artifact, adapter.name, adapter.rank or None)
 
 
@@ -50,19 +43,10 @@ def read_weights(folder: Path, artifact: Artifact, name: str = "", max_rank: int
 
     Raises InvalidAdapterError, OSError.
     """
-    with open_weights(folder) as file:
-        return _saved(file, artifact, name, max_rank)
+    return _saved(open_weights(folder), artifact, name, max_rank)
 
 
-def open_weights(folder: Path) -> Any:
-    """The safetensors file of a folder, as a context manager. Raises InvalidAdapterError, OSError."""
-    try:
-        return safe_open(folder / WEIGHTS_NAME, framework="pt", device="cpu")
-    except SafetensorError as error:
-        raise InvalidAdapterError([f"{WEIGHTS_NAME} is not a safetensors file: {error}"]) from None
-
-
-def _saved(file: Any, artifact: Artifact, name: str, max_rank: int | None) -> SavedAdapter:
+def _saved(file: WeightsFile, artifact: Artifact, name: str, max_rank: int | None) -> SavedAdapter:
     bound, reader = artifact.bound, _Reader(file)
     linears = {path: reader.linear(linear) for path, linear in bound.linears.items()}
     if bound.conversions is not None:
@@ -83,30 +67,10 @@ def _own(bound: BoundAdapter, reader: _Reader) -> dict[str, dict[str, Tensor]]:
     return {path: {key: reader.tensor(name) for key, name in table.items()} for path, table in bound.parameters.items()}
 
 
-class _WeightsInMemory:
-    """What safetensors gives for a file, of one that was read: tensors are views."""
-
-    def __init__(self, content: memoryview, tensors: Mapping[str, TensorInfo]) -> None:
-        self._content = content
-        self._tensors = tensors
-        self._start = parse_header(content, WEIGHTS_NAME)[1]
-
-    def get_tensor(self, name: str) -> Tensor:
-        info = self._tensors[name]
-        dtype, begin = _DTYPES[info.dtype], self._start + info.begin
-        if info.begin == info.end:
-            return torch.empty(info.shape, dtype=dtype)
-        if begin % dtype.itemsize:  # the format asks for no alignment
-            piece = bytearray(self._content[begin : self._start + info.end])
-            return torch.frombuffer(piece, dtype=dtype).reshape(info.shape)
-        count = math.prod(info.shape)
-        return torch.frombuffer(self._content, dtype=dtype, count=count, offset=begin).reshape(info.shape)
-
-
 class _Reader:
     """Copies tensors out of an open file."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: WeightsFile) -> None:
         self._file = file
 
     def linear(self, bound: BoundLinear) -> SavedLinear:

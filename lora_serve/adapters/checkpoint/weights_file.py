@@ -1,0 +1,51 @@
+"""The tensors of a safetensors file, as views of its bytes.
+
+Format: https://huggingface.co/docs/safetensors. That library's own reader is not used here: `safe_open` (0.8) keeps
+some 60 bytes of every tensor that was read for as long as the process lives, and a server reads adapters without end
+(https://github.com/vllm-project/vllm-omni/issues/7143 measures the same).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.safetensors_header import parse_header
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class WeightsFile:
+    """`tensors`: the checked table of what is in it."""
+
+    def __init__(self, content: memoryview) -> None:
+        """The whole file, writable, as torch asks for. Raises InvalidAdapterError."""
+        self.tensors, self._start = parse_header(content, WEIGHTS_NAME)
+        self._content = content
+
+    def get_tensor(self, name: str) -> Tensor:
+        """A view, in the file's dtype; a copy where the file does not align it."""
+        info = self.tensors[name]
+        dtype, begin = _DTYPES[info.dtype], self._start + info.begin
+        if info.begin == info.end:
+            return torch.empty(info.shape, dtype=dtype)
+        if begin % dtype.itemsize:  # the format asks for no alignment
+            piece = bytearray(self._content[begin : self._start + info.end])
+            return torch.frombuffer(piece, dtype=dtype).reshape(info.shape)
+        count = math.prod(info.shape)
+        return torch.frombuffer(self._content, dtype=dtype, count=count, offset=begin).reshape(info.shape)
+
+
+def open_weights(folder: Path) -> WeightsFile:
+    """The weights of a folder that nobody else writes: they are read from the disk as they are looked at.
+
+    What is written to a tensor stays in memory. Raises InvalidAdapterError, OSError.
+    """
+    with (folder / WEIGHTS_NAME).open("rb") as file:
+        is_empty = not file.seek(0, 2)
+        return WeightsFile(memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))
