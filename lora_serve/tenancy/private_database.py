@@ -23,6 +23,7 @@ def open_database(path: Path, schema: str, version: int) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA cache_size = -256")  # KiB: it is appended to, and grows for ever
         _prepare(database, path, schema, version)
     except sqlite3.Error as error:
         database.close()
