@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -254,17 +254,22 @@ def test_sigterm_lets_two_hundred_streams_end_uncut(site: Site, engine: str) -> 
     assert not any(is_alive(child) for child in children)
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site, engine: str) -> None:
-    arguments = [
-        *site.arguments(f"cut-{engine}", "--engine", engine, "--warmup", "off"),
-        "--max-num-seqs", "1", "--shutdown-timeout", "0.1",
-    ]  # fmt: skip
-    with ServerProcess(arguments, site.root / f"cut-{engine}-log") as process:
+@contextmanager
+def busy(site: Site, engine: str, name: str, *flags: str) -> Iterator[tuple[ServerProcess, list[int], list[Stream]]]:
+    """A server, its engine's process if it has one, and a hundred streams that run one after the other."""
+    store = f"{name}-{engine}"
+    arguments = [*site.arguments(store, "--engine", engine, "--warmup", "off"), "--max-num-seqs", "1", *flags]
+    with ServerProcess(arguments, site.root / f"{store}-log") as process:
         process.wait_until_ready(PATIENCE)
         children = [engine_of(process.pid)] if engine == "process" else []
-        streams = [Stream(process) for _ in range(100)]  # one after the other
+        streams = [Stream(process) for _ in range(100)]
         eventually(lambda: any(stream.events for stream in streams), "nothing runs")
+        yield process, children, streams
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site, engine: str) -> None:
+    with busy(site, engine, "cut", "--shutdown-timeout", "0.1") as (process, children, streams):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait() == 4
         assert "did not end in time" in process.log.read_text()
@@ -277,15 +282,7 @@ def test_a_drain_that_runs_out_of_time_is_seen_in_the_exit_code(site: Site, engi
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
 def test_a_second_sigterm_ends_it_at_once(site: Site, engine: str) -> None:
-    arguments = [
-        *site.arguments(f"twice-{engine}", "--engine", engine, "--warmup", "off"),
-        "--max-num-seqs", "1", "--shutdown-timeout", "1000",
-    ]  # fmt: skip
-    with ServerProcess(arguments, site.root / f"twice-{engine}-log") as process:
-        process.wait_until_ready(PATIENCE)
-        children = [engine_of(process.pid)] if engine == "process" else []
-        streams = [Stream(process) for _ in range(100)]  # one after the other
-        eventually(lambda: any(stream.events for stream in streams), "nothing runs")
+    with busy(site, engine, "twice", "--shutdown-timeout", "1000") as (process, children, streams):
         os.kill(process.pid, signal.SIGTERM)
         eventually(lambda: not process.is_ready(), "it takes no notice")
         assert process.exit_code is None
