@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lora_serve.server_process import ServerProcess
+
 PATIENCE = 120.0  # seconds for what must happen some time
 
 
@@ -46,6 +48,15 @@ def engine_of(pid: int) -> int:
     """The engine's process below a server."""
     eventually(lambda: len(children_of(pid)) == 1, "there is no engine")
     return children_of(pid)[0]
+
+
+def until_replaced(process: ServerProcess, old: int) -> None:
+    """A server is ready for a moment longer than its engine lives."""
+
+    def is_so() -> bool:
+        return children_of(process.pid) not in ([], [old]) and process.is_ready()
+
+    eventually(is_so, f"no new engine:\n{process.tail()}")
 
 
 def loads_torch(pid: int) -> bool:

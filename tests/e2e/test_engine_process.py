@@ -20,7 +20,7 @@ import pytest
 from lora_serve.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
-from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive, loads_torch
+from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive, loads_torch, until_replaced
 from tests.oracle import save_adapter
 
 NAMES = ("tiny", "acme/a", "acme/b", "globex/c", "globex/d")
@@ -54,10 +54,6 @@ def kill_engine(process: ServerProcess) -> int:
     engine = engine_of(process.pid)
     os.kill(engine, signal.SIGKILL)
     return engine
-
-
-def until_ready_again(process: ServerProcess, old: int) -> None:
-    eventually(lambda: not is_alive(old) and process.is_ready(), f"no new engine:\n{process.tail()}")
 
 
 def metric(process: ServerProcess, name: str) -> float:
@@ -158,7 +154,7 @@ def test_a_killed_engine_ends_running_streams_in_words_and_comes_back_with_every
     assert time.monotonic() - killed < NOTICED + 1
     assert all(event["error"]["code"] == "engine_restarted" for event in told)
     assert all(stream.is_done for stream in streams)
-    until_ready_again(hosted, old)
+    until_replaced(hosted, old)
     assert {name: answer(hosted, name) for name in NAMES} == expected
     assert metric(hosted, "lora_serve_engine_restarts_total") == restarts + 1
     card = call(f"{hosted.url}/admin/adapters/globex/d", headers=ADMIN).json
@@ -179,7 +175,7 @@ def test_while_there_is_no_engine_the_server_says_when_to_come_again(hosted: Ser
         assert int(reply.headers["Retry-After"]) >= 1
         assert "restarted" in reply.json["error"]["message"]
     assert (listed.status, health.status) == (200, 200)
-    until_ready_again(hosted, old)
+    until_replaced(hosted, old)
 
 
 def test_a_hung_engine_is_killed_and_replaced(site: Site) -> None:
@@ -191,7 +187,7 @@ def test_a_hung_engine_is_killed_and_replaced(site: Site) -> None:
         stuck = Stream(process)
         stuck.join(PATIENCE)
         assert stuck.status == 503
-        until_ready_again(process, old)
+        until_replaced(process, old)
         assert answer(process, "acme/a")
         assert "no progress" in process.log.read_text()
 

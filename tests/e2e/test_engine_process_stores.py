@@ -16,7 +16,7 @@ import pytest
 from lora_serve.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import Reply, call
-from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive, loads_torch
+from tests.e2e.processes import PATIENCE, engine_of, eventually, loads_torch, until_replaced
 from tests.e2e.test_adapter_kinds import PROMPT, ask, check, register, tokens_of
 from tests.oracle import load_alone, save_adapter
 from tests.redis_server import RedisServer
@@ -78,7 +78,7 @@ def until_served(process: ServerProcess, name: str) -> Reply:
 def restarted(process: ServerProcess) -> None:
     old = engine_of(process.pid)
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: not is_alive(old) and process.is_ready(), "no new engine")
+    until_replaced(process, old)
 
 
 @pytest.mark.parametrize("init", ["pissa", "olora"])
@@ -148,6 +148,7 @@ def test_engine_killed_while_it_converts_leaves_nothing_and_the_next_one_convert
     name, replies = "stores/killed", list[Reply]()
     folder = saved(place, name, seed=12, init_lora_weights="pissa")
     thread = threading.Thread(target=lambda: replies.append(register(place.one, name, folder)))
+    place.one.wait_until_ready(PATIENCE)
     old = engine_of(place.one.pid)
     os.kill(old, signal.SIGSTOP)  # so that it cannot have answered
     thread.start()
@@ -157,7 +158,7 @@ def test_engine_killed_while_it_converts_leaves_nothing_and_the_next_one_convert
     thread.join(PATIENCE)
     assert [reply.status for reply in replies] == [503]
     assert "Retry-After" in replies[0].headers
-    eventually(lambda: not is_alive(old) and place.one.is_ready(), "no new engine")
+    until_replaced(place.one, old)
     eventually(lambda: not any(scratch.glob("*/adapter_model.safetensors")), "files of it were left over")
     assert call(f"{place.one.url}/admin/adapters/{name}", headers=ADMIN).status == 404
     assert register(place.one, name, folder).status == 201

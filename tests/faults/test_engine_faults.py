@@ -15,7 +15,7 @@ from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.engine.scheduler import Scheduler
 from lora_serve.engine_host.examiner import LocalExaminer
 from tests.canary.asking import Canaries
-from tests.canary.figures import Figures, at_rest, settled
+from tests.canary.figures import at_rest, settled
 from tests.canary.house import House
 from tests.canary.questions import World
 from tests.canary.watch import watching
@@ -158,32 +158,6 @@ def test_slot_that_could_not_be_loaded_is_loaded_again_for_the_next_request(
         assert ask(house).status == 200
 
 
-def test_bug_of_the_scheduler_ends_the_requests_of_the_moment_and_the_loop_goes_on(
-    house: House, canaries: Canaries
-) -> None:
-    """Whatever was used before: nothing of the old tables is left over in the new ones."""
-    with watching(house, canaries):
-        pass
-    before = Figures.of(house)
-    scheduler: Any = house.engine.scheduler
-    sound, left = scheduler.schedule, [RuntimeError("injected")]
-
-    def schedule(now: float) -> Any:
-        if scheduler.waiting and left:
-            raise left.pop()
-        return sound(now)
-
-    scheduler.schedule = schedule
-    try:
-        reply = ask(house)
-    finally:
-        del scheduler.schedule
-    assert reply.status == 500
-    assert settled(house, before) == {}  # what was in use is fetched again meanwhile
-    with watching(house, canaries):
-        assert ask(house).status == 200
-
-
 def test_bug_in_an_answers_way_out_ends_that_answer_only(
     house: House, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,14 +182,16 @@ def test_bug_in_an_answers_way_out_ends_that_answer_only(
 def test_bug_of_the_engine_itself_ends_what_runs_and_the_same_process_goes_on(
     house: House, canaries: Canaries, where: str
 ) -> None:
-    """Nobody can be left out: its tables are built anew. Afterwards all is as before."""
+    """Nobody can be left out: its tables are built anew. Afterwards all is as before, whatever was used before."""
+    with watching(house, canaries):
+        pass
     before, process = at_rest(house), os.getpid()
     expected = ask(house).json["choices"][0]["text"]
     sound = getattr(Scheduler, where)
     left = [RuntimeError("injected: secret detail")]
 
     def broken(self: Scheduler, *arguments: Any) -> Any:
-        if left:
+        if left and (where == "add" or self.request_ids):  # the loop may look once more when nothing is left to do
             raise left.pop()
         return sound(self, *arguments)
 
