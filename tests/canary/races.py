@@ -77,7 +77,7 @@ def _truth(plain: torch.nn.Module, folder: Path | None, prompt: Sequence[int]) -
 async def race(
     url: str, admin: Mapping[str, str], runners: Field, num_answers: int, seed: int = 0, num_users: int = 12
 ) -> Outcome:
-    """Ask until there are `num_answers`, while ids are registered and deleted; all adapters are registered first."""
+    """Ask until there are `num_answers`, and a deletion, while ids are registered and deleted; all adapters first."""
     outcome, generator, started = Outcome(), random.Random(seed), time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector, headers=admin) as session:
@@ -103,7 +103,7 @@ async def _use(
     session: aiohttp.ClientSession, runners: Field, outcome: Outcome, num_answers: int, generator: random.Random
 ) -> None:
     names = runners.names
-    while outcome.num_answers < num_answers:
+    while outcome.num_answers < num_answers or not outcome.num_deletions:
         name, number = generator.choice(names), generator.randrange(len(PROMPTS))
         body = {
             "model": name, "prompt": PROMPTS[number], "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0,
@@ -139,12 +139,14 @@ async def _churn(
     generator: random.Random,
 ) -> None:
     """Each id gets one content after the other, and is gone in between."""
-    folders = list(runners.folders.values())
+    folders, there = list(runners.folders.values()), set[str]()
     while True:
         name = f"churn/{generator.randrange(NUM_CHURNING)}"
-        if generator.random() < 0.5:
+        if name not in there or generator.random() < 0.5:
             await _register(session, admin, name, generator.choice(folders), outcome)
+            there.add(name)
         else:
+            there.remove(name)
             async with session.delete(f"/admin/adapters/{name}", headers=admin) as response:
                 outcome.num_deletions += response.status == 200
         await asyncio.sleep(0.005)
