@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from lora_serve.core.adapter import AdapterState
 from lora_serve.server.schemas.fields import Fields, Name
@@ -78,6 +78,12 @@ class UsageQuery(Query):
     end: Annotated[Moment, Field(alias="to")] = FOREVER
     by: Groups = ("tenant", "adapter", "version", "key")
     format: Literal["json", "csv"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_open(cls, query: dict[str, str]) -> dict[str, str]:
+        """`?from=&to=` is no bound, as forms send it."""
+        return {name: text for name, text in query.items() if text or name not in ("from", "to")}
 
 
 class DeletionQuery(Query):

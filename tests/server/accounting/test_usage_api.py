@@ -95,6 +95,13 @@ async def test_tenants_admin_sees_its_own_usage_only(
         assert response.status == 403
 
 
+async def test_bounds_that_are_left_empty_are_none(admin: aiohttp.ClientSession) -> None:
+    async with admin.get("/admin/usage?from=&to=") as answer:
+        found = await answer.json()
+    assert (found["from"], found["to"]) == (0, None)
+    assert found["by"] == ["tenant", "adapter", "version", "key"]
+
+
 async def test_csv_holds_the_same_figures(
     house: House, http: aiohttp.ClientSession, admin: aiohttp.ClientSession, new_key: NewKey
 ) -> None:
