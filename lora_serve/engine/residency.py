@@ -182,9 +182,13 @@ class AdapterResidency(Generic[V]):
             self._drop(self.slots.remove(slot.digest), EvictionReason.CORRUPT)
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
-        """Towards the device; True once it is there (and pinned, if asked). Raises AdapterUnavailableError."""
+        """Towards the device; True once it is there (and pinned, if asked): a use, so the next one that is fetched does
+        not push it out as the oldest. Raises AdapterUnavailableError.
+        """
         self.slots.check_possible([adapter])
-        if adapter.digest not in self.slots and not self._to_device(adapter):
+        if adapter.digest in self.slots:
+            self.slots.use(adapter.digest)
+        elif not self._to_device(adapter):
             self.request(adapter)
             return False
         if pin:

@@ -177,6 +177,17 @@ def test_prefetch_brings_it_onto_the_device_before_anybody_asks() -> None:
     assert [digest for _, digest in world.runner.slots.values()] == ["sha256:a"]
 
 
+def test_prefetch_of_what_is_there_already_is_a_use_of_it() -> None:
+    world = World(max_loras=2)
+    for name in ("a", "b"):
+        world.add(name, [1], adapter(name))
+    world.run()
+    for name in ("a", "c"):
+        command(world, Prefetch(adapter(name)))
+        world.step()
+    assert {digest for _, digest in world.runner.slots.values()} == {"sha256:a", "sha256:c"}
+
+
 def test_prefetch_of_what_cannot_be_loaded_says_why() -> None:
     world = World(auto_load=False)
     replies = command(world, Pin(adapter("a")))
