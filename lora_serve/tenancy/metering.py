@@ -18,6 +18,7 @@ from lora_serve.tenancy.usage import Batch, UsageFigures, UsageKey, UsageRow, ad
 from lora_serve.tenancy.usage_journal import UsageJournal, rows_of
 
 DAY = 86_400
+SETTLING = 600.0  # seconds of uptime until the clock is believed: a machine that just booted may not have set it yet
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,8 @@ class Meter:
         self._exchange = exchange
         self._clock = clock
         self._uptime = uptime
-        self._started = clock() - uptime()  # Unix seconds
+        self._believed_from = uptime() + SETTLING
+        self._origin: float | None = None  # Unix seconds at which `uptime` was 0, once that is believed
         self._pending: Batch = {}
         self._writing: Batch = {}  # taken out of `_pending` and not known to be written
         self._number = journal.last_batch + 1 if journal is not None else 1
@@ -136,9 +138,9 @@ class Meter:
             self._is_exchange_away = False
 
     async def _forget(self, journal: UsageJournal) -> None:
-        """Once a day. A clock that jumps a year ahead takes no usage with it: no more than a day's jump is believed."""
-        now = min(self._clock(), self._started + self._uptime() + DAY)
-        today = int(now) // DAY
+        """Once a day, by a clock that is believed."""
+        now = self._believed_now()
+        today = 0 if now is None else int(now) // DAY
         if today == self._forgotten_on:
             return
         try:
@@ -146,6 +148,17 @@ class Meter:
         except AdapterUnavailableError:
             return
         self._forgotten_on = today
+
+    def _believed_now(self) -> float | None:
+        """Unix seconds; None: too early to say. A clock that is wrong at the start, or jumps a year ahead later, takes
+        no usage with it: no more than a day's jump is believed.
+        """
+        uptime, now = self._uptime(), self._clock()
+        if uptime < self._believed_from:
+            return None
+        if self._origin is None:
+            self._origin = now - uptime
+        return min(now, self._origin + uptime + DAY)
 
 
 def summed(

@@ -390,9 +390,9 @@ def test_progress_ends_at_the_bytes_that_were_copied(source: Path, tmp_path: Pat
 
 
 @pytest.fixture
-def kill_at(source: Path) -> Iterator[Callable[[int, str], int]]:
+def kill_at(source: Path, tmp_path: Path) -> Iterator[Callable[[int, str], int]]:
     """kill_at(step, target) -> exit status of a copy of `source` that dies there."""
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "TMPDIR": str(tmp_path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, SCRIPT, source], text=True, env=environment, **pipes) as process:
         stdin, stdout = process.stdin, process.stdout

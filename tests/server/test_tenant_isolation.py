@@ -130,6 +130,22 @@ async def test_foreign_and_unknown_take_the_same_time(tenancy: Tenancy) -> None:
     assert max(medians) < 1.5 * min(medians), medians
 
 
+@pytest.mark.parametrize(("key", "method", "path", "body"), [SURFACES[0], ("acme+", "GET", "/admin/adapters/NAME", None)])
+async def test_answers_for_foreign_and_unknown_take_the_same_time(
+    tenancy: Tenancy, key: str, method: str, path: str, body: Any
+) -> None:
+    """Of whole answers over a socket. Medians of many, taken in turns."""
+    times: dict[str, list[int]] = {FOREIGN: [], UNKNOWN: [], DELETED: []}
+    for _ in range(200):
+        for name, taken in times.items():
+            started = time.perf_counter_ns()
+            reply = await tenancy.call(key, method, path.replace("NAME", name), with_name(body, name))
+            taken.append(time.perf_counter_ns() - started)
+            assert reply.status == 404
+    medians = [statistics.median(taken) for taken in times.values()]
+    assert max(medians) < 1.25 * min(medians), medians
+
+
 async def test_lists_hold_own_and_shared_adapters_only(tenancy: Tenancy) -> None:
     assert await tenancy.models("acme") == [BASE, "acme/own"]
     assert await tenancy.adapters("acme+") == ["acme/own"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
-from lora_serve.tenancy.metering import Meter, summed
+from lora_serve.tenancy.metering import SETTLING, Meter, summed
 from lora_serve.tenancy.usage import FIGURES, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage_journal import FILE_NAME, UsageJournal
 from tests.tenancy.limited import Clock
@@ -115,14 +115,32 @@ async def test_usage_is_kept_by_the_hour_and_for_so_many_days(journal: UsageJour
 
 @pytest.mark.parametrize("jump", [4e9, 30 * 86_400.0, -1.7e9])
 async def test_clock_that_jumps_takes_no_usage_with_it(journal: UsageJournal, jump: float) -> None:
-    clock = Clock()
-    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime=lambda: 5.0)
+    clock, uptime = Clock(), Clock(5.0)
+    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime)
+    uptime.now += SETTLING
     meter.record(ACME, ONE)
     await meter.flush()
     clock.now += jump
     meter.record(ACME, ONE)
     await meter.flush()
     assert total((await meter.rows(0, FOREVER))[0]).requests == 2
+
+
+@pytest.mark.parametrize("wrong", [4e9, 30 * 86_400.0, -1.7e9])
+async def test_clock_that_is_set_after_the_start_takes_no_usage_with_it(journal: UsageJournal, wrong: float) -> None:
+    clock, uptime = Clock(), Clock(5.0)
+    journal.write(1, {(int(clock.now), ACME): ONE})
+    clock.now += wrong
+    meter = Meter(journal, None, AccountingConfig(keep_days=2), clock, uptime)
+    await meter.flush()
+    clock.now -= wrong
+    uptime.now += SETTLING
+    await meter.flush()
+    assert total((await meter.rows(0, FOREVER))[0]).requests == 1
+    for moved in (clock, uptime):
+        moved.now += 3 * 86_400
+    await meter.flush()
+    assert (await meter.rows(0, FOREVER))[0] == [], "and it is forgotten in its time"
 
 
 def test_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ async def test_replicas_share_a_limit_and_what_one_gives_back_the_other_may_use(
     assert reservation.standings["requests"].remaining == 98, "the refused one was not counted"
 
 
+async def test_replicas_share_the_registrations_of_a_minute(pair: tuple[Quotas, Quotas]) -> None:
+    here, there = pair
+    who = caller(registrations_per_minute=2)
+    await here.begin_registration(who)
+    await there.begin_registration(who)
+    for quotas in (there, here):
+        with pytest.raises(RateLimitedError) as caught:
+            await quotas.begin_registration(who)
+        assert caught.value.reason != "limits_away"
+    assert await here.reserve(who, 1) is None, "inference has limits of its own"
+
+
 async def test_crowd_on_both_replicas_gets_no_more_than_the_limit(pair: tuple[Quotas, Quotas]) -> None:
     who = caller(requests=20)
     outcomes = await asyncio.gather(*(pair[i % 2].reserve(who, 1) for i in range(60)), return_exceptions=True)
