@@ -130,7 +130,9 @@ async def test_foreign_and_unknown_take_the_same_time(tenancy: Tenancy) -> None:
     assert max(medians) < 1.5 * min(medians), medians
 
 
-@pytest.mark.parametrize(("key", "method", "path", "body"), [SURFACES[0], ("acme+", "GET", "/admin/adapters/NAME", None)])
+@pytest.mark.parametrize(
+    ("key", "method", "path", "body"), [SURFACES[0], ("acme+", "GET", "/admin/adapters/NAME", None)]
+)
 async def test_answers_for_foreign_and_unknown_take_the_same_time(
     tenancy: Tenancy, key: str, method: str, path: str, body: Any
 ) -> None:
