@@ -39,7 +39,8 @@ def open_weights(config: AdapterConfig) -> Iterator[Weights]:
 
         # Beside the embedded registry's blobs, not among them: a cache drops what the shared registry does not name.
         cache = DiskStore(config.store / "cache", config.disk_bytes, is_cache=True, policy=config.eviction)
-        store = TieredStore(cache, RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:"))
+        far = RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:", tmp=cache.tmp)
+        store = TieredStore(cache, far)
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield Weights(catalog, store, cache)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -218,6 +220,21 @@ class TestRedisStore(AdapterStoreContract):
                 call()
             assert "secret" not in str(caught.value)
         store.close()
+
+    def test_fetched_files_lie_in_its_folder_and_elsewhere_if_there_is_no_room(
+        self, store: RedisStore, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "system"))
+        (tmp_path / "system").mkdir()
+        digest = make_folder(tmp_path / "a", b"x")
+        store.put(digest, tmp_path / "a")
+        (tmp_path / "file").write_text("no folder can be made in it")
+        for tmp, used in ((tmp_path / "mine", tmp_path / "mine"), (tmp_path / "file", tmp_path / "system")):
+            with closing(RedisStore(redis_url, tmp=tmp)) as placed:
+                with placed.open(digest) as folder:
+                    assert folder.parent == used
+                    assert adapter_digest(folder) == digest
+                assert list(used.iterdir()) == []
 
     def test_url_that_is_none_is_a_wrong_setting(self) -> None:
         with pytest.raises(ConfigError, match="--redis-url"):

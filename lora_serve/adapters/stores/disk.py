@@ -47,7 +47,7 @@ class DiskStore:
         Raises OSError if the folder cannot be made.
         """
         self._blobs = make_private(store / "blobs")
-        self._tmp = make_private(store / "tmp")
+        self.tmp = make_private(store / "tmp")  # for files on their way here; emptied by `sweep`
         self._quarantine = store / "quarantine"
         self._max_bytes = max_bytes
         self._table = BlobTable(self._scan, self._evict, max_bytes, is_cache, policy)
@@ -115,7 +115,7 @@ class DiskStore:
         Left out if there is no room for it. Not flushed: whoever reads it must see by itself whether it is whole.
         Raises OSError, also if there is no blob.
         """
-        with scratch_folder(self._tmp) as scratch:
+        with scratch_folder(self.tmp) as scratch:
             (scratch / name).write_bytes(content)
             self.take_beside(digest, scratch / name)
 
@@ -133,7 +133,7 @@ class DiskStore:
     def delete(self, digest: str) -> None:
         """See AdapterStore. Renamed away first, so that half a blob is never seen."""
         blob = self._blob(digest)
-        with _readable_errors(), scratch_folder(self._tmp) as scratch:
+        with _readable_errors(), scratch_folder(self.tmp) as scratch:
             if blob.is_dir():
                 blob.rename(scratch / "blob")
                 flush(self._blobs)
@@ -167,14 +167,14 @@ class DiskStore:
 
         The check is of the files' form only; their digests are checked whenever they are loaded.
         """
-        for folder in self._tmp.iterdir():
+        for folder in self.tmp.iterdir():
             remove_folder(folder)
         for blob in list(self._blobs.iterdir()):
             if "sha256:" + blob.name not in named:
-                blob.rename(new_folder(self._tmp) / "blob")
+                blob.rename(new_folder(self.tmp) / "blob")
             elif not _is_well_formed(blob):
                 self._set_aside(blob)
-        for folder in self._tmp.iterdir():
+        for folder in self.tmp.iterdir():
             remove_folder(folder)
 
     def _blob(self, digest: str) -> Path:
@@ -183,7 +183,7 @@ class DiskStore:
         return self._blobs / name
 
     def _write(self, blob: Path, folder: Path) -> None:
-        with scratch_folder(self._tmp) as scratch:
+        with scratch_folder(self.tmp) as scratch:
             for name in content_names(folder):
                 link_or_copy(folder / name, scratch / name)
             flush(scratch)
@@ -214,7 +214,7 @@ class DiskStore:
         ]
 
     def _evict(self, digest: str) -> None:
-        with scratch_folder(self._tmp) as scratch, suppress(FileNotFoundError):
+        with scratch_folder(self.tmp) as scratch, suppress(FileNotFoundError):
             self._blob(digest).rename(scratch / "blob")
 
 

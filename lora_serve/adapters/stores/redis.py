@@ -9,13 +9,14 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import redis
 
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect
+from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
 CHUNK_BYTES = 2**20
@@ -29,10 +30,15 @@ _log = logging.getLogger(__name__)
 class RedisStore:
     """See AdapterStore. Everything is idempotent, so two replicas may write the same digest at once."""
 
-    def __init__(self, url: str, prefix: str = "lora_serve:adapters:", timeout: float = 5.0) -> None:
-        """`timeout`: seconds for connecting and for each reply. Raises ConfigError for a URL that is not one."""
+    def __init__(
+        self, url: str, prefix: str = "lora_serve:adapters:", timeout: float = 5.0, tmp: Path | None = None
+    ) -> None:
+        """`timeout`: seconds for connecting and for each reply. `tmp`: where fetched files lie as long as they are
+        used; None, or no room there: the system's own place. Raises ConfigError for a URL that is not one.
+        """
         self._redis = connect(url, timeout)
         self._prefix = prefix
+        self._tmp = tmp
 
     def put(self, digest: str, folder: Path) -> None:
         """See AdapterStore."""
@@ -50,10 +56,9 @@ class RedisStore:
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
         """See AdapterStore. The files are fetched into a temporary folder."""
-        with tempfile.TemporaryDirectory(prefix="lora_serve-") as scratch:
-            folder = Path(scratch)
+        with ExitStack() as stack:
             with _readable_errors():
-                self._read(digest, folder)
+                folder = self._fetch(digest, stack)
             yield folder
 
     def has(self, digest: str) -> bool:
@@ -107,6 +112,21 @@ class RedisStore:
                 self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS, nx=True)
                 size, chunks = size + len(chunk), chunks + 1
         return {"size": size, "chunks": chunks}
+
+    def _fetch(self, digest: str, stack: ExitStack) -> Path:
+        """The files in a folder that is gone once `stack` is closed."""
+        if self._tmp is not None:
+            try:
+                with ExitStack() as tried:
+                    folder = tried.enter_context(scratch_folder(self._tmp))
+                    self._read(digest, folder)
+                    stack.push(tried.pop_all())
+                    return folder
+            except OSError as error:
+                _log.warning("%s is fetched to the system's temporary folder: %r", digest, error)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
+        self._read(digest, folder)
+        return folder
 
     def _read(self, digest: str, folder: Path) -> None:
         manifest = self._manifest(digest)

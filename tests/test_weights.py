@@ -1,0 +1,34 @@
+"""Where the files of adapters pass on their way from a shared registry to this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.core.settings import Settings
+from lora_serve.weights import open_weights
+
+
+def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cleans_up(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there is no such folder"))
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes(b"{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    digest = adapter_digest(folder)
+    settings = Settings(model="unused", store=tmp_path / "store", redis_url=redis_url)
+    with open_weights(settings.adapter_slice()) as weights:
+        weights.store.put(digest, folder)
+        weights.disk.delete(digest)
+        with weights.store.open(digest) as found:
+            assert adapter_digest(found) == digest
+        assert weights.disk.has(digest)
+        killed = weights.disk.tmp / "left by a process that was killed"
+        killed.mkdir()
+        weights.store.sweep(frozenset())
+        assert list(weights.disk.tmp.iterdir()) == []
