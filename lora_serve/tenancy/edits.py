@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.core.errors import ConflictError
+from lora_serve.core.errors import AuthenticationError, ConflictError
 from lora_serve.core.tenant import ApiKey, Tenant
 from lora_serve.tenancy.directory_state import KEY, TENANT, DirectoryState, saved, saved_uses
+from lora_serve.tenancy.keys import REVOKED
 
 MAX_KEYS = 1000  # of one tenant that open something
 KEPT = 30 * 86400.0  # seconds for which a key that no longer opens anything is still listed
@@ -37,6 +38,13 @@ def with_key(state: DirectoryState, key: ApiKey, now: float) -> Changes:
         raise ConflictError(f"The tenant `{key.tenant}` has {MAX_KEYS} keys: revoke some first.")
     gone = frozenset(other.id for other in old if _ended(other, now) + KEPT < now)
     return {KEY + key_id: None for key_id in gone} | saved_uses(state, {}, gone) | saved(key)
+
+
+def check_maker(state: DirectoryState, maker: str, now: float) -> None:
+    """A key that has ended makes no others, or it would live on in them. Raises AuthenticationError."""
+    key = state.keys.get(maker)
+    if maker and (key is None or not key.is_valid(now)):
+        raise AuthenticationError(REVOKED)
 
 
 def revoked(state: DirectoryState, tenant: str, key_id: str, now: float) -> tuple[Changes, ApiKey]:

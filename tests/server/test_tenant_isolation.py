@@ -203,6 +203,17 @@ async def test_bare_name_is_the_tenants_own_before_anybody_elses(tenancy: Tenanc
     assert (await tenancy.ask("admin", "support")).headers["X-Adapter-Digest"] == common.digest
 
 
+async def test_version_of_a_shared_adapter_deletes_no_own_one_of_the_same_short_name(tenancy: Tenancy) -> None:
+    shared = await tenancy.house.register("own", seed=7, tenant="globex")
+    await tenancy.call("admin", "PUT", "/admin/adapters/own/sharing", {"shared_with": ["*"]})
+    assert (await tenancy.ask("acme", f"own@{shared.digest}")).status == 200
+    assert (await tenancy.call("acme+", "DELETE", f"/v1/models/own@{shared.digest}")).status == 404
+    assert (await tenancy.call("acme+", "DELETE", "/v1/models/acme/own@2")).status == 404
+    assert await tenancy.models("acme") == [BASE, "acme/own", "own"]
+    assert (await tenancy.call("acme+", "DELETE", "/v1/models/own@1")).status == 200
+    assert await tenancy.models("acme") == [BASE, "own"]
+
+
 async def test_base_model_is_a_permission(tenancy: Tenancy) -> None:
     await tenancy.call("admin", "PATCH", "/admin/tenants/acme", {"may_use_base": False})
     assert await tenancy.models("acme") == ["acme/own"]

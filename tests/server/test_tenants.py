@@ -234,6 +234,16 @@ async def test_nobody_gives_away_a_role_above_its_own(tenancy: Tenancy) -> None:
     assert (await tenancy.call(made.data["secret"], "GET", "/admin/engine")).status == 200
 
 
+async def test_nobody_revokes_a_key_of_a_role_above_its_own(tenancy: Tenancy) -> None:
+    """An operator's own key stands under a tenant too."""
+    await tenancy.tenant("acme")
+    secret = await tenancy.key("acme", role="admin")
+    path = f"/admin/tenants/acme/keys/{secret[3:15]}"
+    assert (await tenancy.call("acme+", "DELETE", path)).status == 403
+    assert (await tenancy.call(secret, "GET", "/admin/engine")).status == 200
+    assert (await tenancy.call(secret, "DELETE", path)).status == 200
+
+
 async def test_other_tenants_and_their_keys_do_not_exist(tenancy: Tenancy) -> None:
     await tenancy.tenant("acme")
     await tenancy.tenant("globex")
