@@ -122,6 +122,22 @@ async def test_every_replica_shows_the_acts_of_all_once(redis_url: str, tmp_path
         await log.close()
 
 
+async def test_tenants_acts_at_another_replica_are_found_however_many_acts_of_others_came_since(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_serve.tenancy.audit_exchange._PAGE", 2)
+    here, there = log_of(redis_url, tmp_path, "here"), log_of(redis_url, tmp_path, "there")
+    for number, owner in enumerate(["acme", "globex", "acme", "globex", "globex", "globex"]):
+        await there.append(replace(ACT, subject=str(number), owner=owner))
+        await published(there)
+    first = await here.page(1, None, lambda line: line.act["owner"] == "acme")
+    assert ([line.act["subject"] for line in first.lines], first.has_more) == (["2"], True)
+    last = await here.page(1, first.lines[0].id, lambda line: line.act["owner"] == "acme")
+    assert ([line.act["subject"] for line in last.lines], last.has_more) == (["0"], False)
+    for log in (here, there):
+        await log.close()
+
+
 async def test_acts_while_redis_was_away_are_shown_later(own_redis: RedisServer, tmp_path: Path) -> None:
     here, there = log_of(own_redis.url, tmp_path, "here"), log_of(own_redis.url, tmp_path, "there")
     own_redis.kill()
