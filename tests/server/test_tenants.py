@@ -338,6 +338,16 @@ async def test_tenant_pins_within_what_is_guaranteed_to_it(tenancy: Tenancy) -> 
     assert (await tenancy.call("acme+", "POST", "/admin/adapters/b/pin")).status == 200
 
 
+async def test_pins_that_are_asked_for_at_once_stay_within_what_is_guaranteed(tenancy: Tenancy) -> None:
+    """Each alone would fit."""
+    refs = [await tenancy.house.register(f"acme/{name}", seed) for seed, name in enumerate("abcd")]
+    await tenancy.tenant("acme", quota={"device_bytes_guaranteed": 2 * refs[0].num_bytes})
+    pins = [tenancy.call("acme+", "POST", f"/admin/adapters/{name}/pin") for name in "abcd"]
+    assert sorted(reply.status for reply in await asyncio.gather(*pins)) == [200, 200, 403, 403]
+    entries = tenancy.house.services.catalog.snapshot.entries.values()
+    assert sum(entry.pinned for entry in entries) == 2
+
+
 async def test_uses_are_written_down_in_batches_and_at_the_end(
     tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import re
 from contextlib import suppress
 
-from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.routes import own_name
 from lora_serve.adapters.registry import Registration
 from lora_serve.core.adapter import check_adapter_id
@@ -56,21 +55,9 @@ def check_source(services: Services, caller: Caller, source: str) -> None:
         raise ForbiddenError(f"Tenants may not register from this source: upload the adapter (PUT){more}.")
 
 
-def check_pin(services: Services, caller: Caller, entry: CatalogEntry) -> None:
-    """A tenant pins within the device memory that is guaranteed to it. Raises ForbiddenError."""
-    if caller.sees_all:
-        return
-    guaranteed = caller.quota.device_bytes_guaranteed or 0
-    entries = services.catalog.snapshot.entries.values()
-    pinned = {one.name: one for one in (*entries, entry) if one.tenant == caller.tenant and one.pinned} | {
-        entry.name: entry
-    }
-    needed = sum(version.num_bytes for one in pinned.values() for version in one.routed)
-    if needed > guaranteed:
-        raise ForbiddenError(
-            f"With this one, {needed} bytes would be pinned; {guaranteed} bytes of device memory are guaranteed to "
-            f"the tenant `{caller.tenant}`."
-        )
+def pinnable_bytes(caller: Caller) -> int | None:
+    """A tenant pins within the device memory that is guaranteed to it; None: no limit."""
+    return None if caller.sees_all else caller.quota.device_bytes_guaranteed or 0
 
 
 async def check_still_there(services: Services, caller: Caller, made: Registration) -> None:
