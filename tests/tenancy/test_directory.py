@@ -267,7 +267,7 @@ def pair(redis: RedisServer, tmp_path: Path) -> Iterator[tuple[Directory, Direct
         yield one, other
 
 
-def until(is_so: Callable[[], bool], seconds: float = 10.0) -> float:
+def until(is_so: Callable[[], bool], seconds: float = 60.0) -> float:
     """Seconds until it was so."""
     started = time.monotonic()
     while not is_so():
