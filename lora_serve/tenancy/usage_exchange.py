@@ -58,15 +58,17 @@ class UsageExchange:
                 self._write(rows, receipt)
                 journal.published(rows, receipt)
 
-    def rows_of_others(self, start: int, end: int) -> list[UsageRow]:
-        """What the other replicas published of the buckets from `start` up to, not including, `end`."""
+    def rows_of_others(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
+        """What the other replicas published of the buckets from `start` up to, not including, `end`; `tenant` None:
+        everybody's.
+        """
         with _readable_errors():
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[UsageRow] = []
             for name in names:
                 if name != self._replica:
                     found += self._rows(name, start, end)
-            return found
+            return [row for row in found if tenant in (None, row[1].tenant)]
 
     def close(self) -> None:
         self._redis.close()

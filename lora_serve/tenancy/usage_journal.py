@@ -62,10 +62,11 @@ class UsageJournal:
             self._database.execute("UPDATE last_batch SET number = ?", (number,))
         return True
 
-    def rows(self, start: int, end: int) -> list[UsageRow]:
-        """Of the buckets from `start` up to, not including, `end`; Unix seconds."""
+    def rows(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
+        """Of the buckets from `start` up to, not including, `end` (Unix seconds); `tenant` None: everybody's."""
+        query = f"{_SELECT} bucket >= ? AND bucket < ? AND tenant = coalesce(?, tenant)"
         with self._lock:
-            found = self._database.execute(f"{_SELECT} bucket >= ? AND bucket < ?", (start, end)).fetchall()
+            found = self._database.execute(query, (start, end, tenant)).fetchall()
         return [_row(row) for row in found]
 
     def unpublished(self) -> list[UsageRow]:
