@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.tenancy.audit_flood import RefusedActs
 from lora_serve.tenancy.audit_journal import Act, AuditJournal, AuditLine, Matches, first_matching
 
 _log = logging.getLogger(__name__)
@@ -40,16 +41,19 @@ class Exchange(Protocol):
 class AuditLog:
     """On the event loop's thread; files and Redis on others."""
 
-    def __init__(self, journal: AuditJournal | None, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self, journal: AuditJournal | None, exchange: Exchange | None = None, refused: RefusedActs | None = None
+    ) -> None:
         """`journal` None: nothing is kept. `exchange` None: there are no other replicas."""
+        self._refused = refused or RefusedActs()
         self._journal = journal
         self._exchange = exchange
         self._publishing: asyncio.Task[None] | None = None
         self._is_stale = False
 
     async def append(self, act: Act) -> None:
-        """Durable on return. Raises AdapterUnavailableError."""
-        if self._journal is None:
+        """Durable on return, but for what a tenant is refused again and again. Raises AdapterUnavailableError."""
+        if self._journal is None or self._refused.is_one_too_many(act):
             return
         line = await asyncio.to_thread(self._journal.append, act)
         _log.info("audit %d %s %s %s %d", line.number, line.digest, act.action, act.subject or "-", act.outcome)

@@ -11,6 +11,7 @@ import pytest
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.audit import AuditLog
 from lora_serve.tenancy.audit_exchange import AuditExchange
+from lora_serve.tenancy.audit_flood import MAX_REFUSED, RefusedActs
 from lora_serve.tenancy.audit_journal import Act, AuditJournal, AuditLine
 from tests.redis_server import RedisServer
 from tests.tenancy.limited import Clock
@@ -91,6 +92,22 @@ async def test_only_lines_that_match_are_in_a_page(journal: AuditJournal) -> Non
     page = await log.page(2, None, lambda line: line.act["owner"] == "globex")
     assert [line.act["subject"] for line in page.lines] == ["4", "2"]
     assert page.has_more
+
+
+async def test_tenant_that_is_refused_again_and_again_does_not_fill_the_log(journal: AuditJournal) -> None:
+    clock = Clock()
+    log = AuditLog(journal, refused=RefusedActs(clock))
+    refused = [replace(ACT, outcome=404), replace(ACT, role="inference", outcome=403), replace(ACT, outcome=403)]
+    for number in range(MAX_REFUSED + 30):
+        await log.append(refused[number % 3])
+    assert len(journal.lines()) == MAX_REFUSED
+    others = [ACT, replace(ACT, outcome=499), replace(ACT, outcome=503), replace(ACT, role="admin", outcome=404)]
+    for act in (*others, replace(refused[0], tenant="globex")):
+        await log.append(act)
+    assert len(journal.lines()) == MAX_REFUSED + 5, "what did something, an admin's and another tenant's are noted"
+    clock.now += 60
+    await log.append(refused[0])
+    assert len(journal.lines()) == MAX_REFUSED + 6
 
 
 async def test_act_that_cannot_be_noted_is_an_error(journal: AuditJournal) -> None:
