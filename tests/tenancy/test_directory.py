@@ -177,6 +177,24 @@ def test_tenant_has_so_many_keys_and_dead_ones_do_not_count_nor_stay(
     assert len(directory.snapshot.keys_of("acme")) == 2
 
 
+def test_keys_that_are_made_and_revoked_in_turn_do_not_grow_the_directory(
+    directory: Directory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edits, "MAX_ENDED", 3)
+    directory.create_tenant("acme")
+    made = []
+    for _ in range(8):
+        key, secret = directory.create_key("acme", Role.TENANT_ADMIN)
+        KeyTable(directory).caller(secret)
+        directory.note_uses({key.id: clock.now})
+        directory.revoke_key("acme", key.id)
+        made.append(key.id)
+        clock.now += 1
+    last, _ = directory.create_key("acme", Role.TENANT_ADMIN)
+    assert [key.id for key in directory.snapshot.keys_of("acme")] == [*made[-3:], last.id]
+    assert sum(len(times) for times in directory.snapshot.used.values()) == 3
+
+
 def test_uses_are_kept_in_memory_and_written_in_one_commit(directory: Directory, clock: Clock) -> None:
     directory.create_tenant("acme")
     made = [directory.create_key("acme", Role.INFERENCE) for _ in range(20)]
