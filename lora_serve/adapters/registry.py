@@ -164,9 +164,9 @@ class Registry:
             with suppress(AdapterUnavailableError):
                 self.collect(digest, holder)
 
-    def set_pinned(self, name: str, pinned: bool) -> CatalogEntry:
-        """Raises AdapterNotFoundError."""
-        return self._catalog.set_pinned(name, pinned)
+    def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
+        """`max_bytes`: that its tenant may have pinned. Raises AdapterNotFoundError, ForbiddenError."""
+        return self._catalog.set_pinned(name, pinned, max_bytes)
 
     def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
         """Raises AdapterNotFoundError, InvalidRequestError."""

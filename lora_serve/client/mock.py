@@ -35,6 +35,7 @@ class MockReply:
     error_after: int | None = None  # tokens before the error; None: instead of the PromptEvent
     delay: float = 0.0  # before the PromptEvent and before each token
     gate: asyncio.Event | None = None  # the PromptEvent waits for it
+    has_started: bool = False  # while it does: the request waits in no queue, its prompt is being computed
     finish: FinishReason | None = None  # None: by stop ids, then by max_tokens
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
@@ -137,6 +138,8 @@ class MockEngineClient:
         row = self._rows[request.request_id]
         ended = False
         try:
+            if reply.has_started:
+                self.gate.start(request.request_id)
             if reply.gate is not None:
                 await reply.gate.wait()
             await asyncio.sleep(reply.delay)
@@ -144,7 +147,7 @@ class MockEngineClient:
                 ended = True
                 raise reply.error
             row.waiting = False
-            self.gate.leave(request.request_id)
+            self.gate.start(request.request_id)
             self._resident.update({ref.digest: ref for ref in request.refs})
             prompt = _prompt_logprobs(request)
             yield PromptEvent(request.request_id, TIMINGS, prompt, reply.num_cached_tokens, reply.fell_back)

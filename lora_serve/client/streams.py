@@ -50,7 +50,7 @@ class EventStreams:
         """Each event to whoever still waits for it."""
         for event in events:
             if isinstance(event, StartedEvent):
-                gate.leave(event.request_id)
+                gate.start(event.request_id)
                 continue
             waiting = self._queues.get(event.request_id)
             if waiting is not None:

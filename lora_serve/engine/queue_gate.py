@@ -25,6 +25,16 @@ class LineLimit:
     max_requests: int
 
 
+OnStart = Callable[[str], None]  # gets the request's id
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    lines: tuple[str, ...]
+    num_tokens: int  # of the prompt
+    on_start: OnStart | None
+
+
 class QueueGate:
     """A request waits from `enter` until `leave`: it has started, or ended before it could.
 
@@ -34,7 +44,7 @@ class QueueGate:
     def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._waiting: dict[str, tuple[tuple[str, ...], int]] = {}  # by request id: its lines, prompt tokens
+        self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
         self._lines: dict[str, WaitingLine] = {}  # by account and LineLimit, of those that have somebody waiting
 
@@ -53,12 +63,17 @@ class QueueGate:
         self._check_all(1, 1, self._clock())
 
     def enter(
-        self, requests: Sequence[InferenceRequest], *, limited: bool = True, lines: Sequence[LineLimit] = ()
+        self,
+        requests: Sequence[InferenceRequest],
+        *,
+        limited: bool = True,
+        lines: Sequence[LineLimit] = (),
+        on_start: OnStart | None = None,
     ) -> None:
         """All of one answer's requests wait from now on, or none. Who entered before is not counted again.
 
-        `limited` False: whatever the limits are. `lines`: the caller's own. Raises QueueFullError,
-        TenantQueueFullError.
+        `limited` False: whatever the limits are. `lines`: the caller's own. `on_start`: told when one of
+        them begins to be computed. Raises QueueFullError, TenantQueueFullError.
         """
         now = self._clock()
         fresh = [request for request in requests if request.request_id not in self._waiting]
@@ -71,28 +86,40 @@ class QueueGate:
                 self._check_line(name, max_requests, max_tokens, len(fresh), num_tokens, now)
         for request in fresh:
             names, num_tokens = (_account(request), *(line.name for line in lines)), len(request.prompt_token_ids)
-            self._waiting[request.request_id] = (names, num_tokens)
+            self._waiting[request.request_id] = _Waiting(names, num_tokens, on_start)
             self._all.add(num_tokens, now)
             for name in names:
                 self._lines.setdefault(name, WaitingLine(now)).add(num_tokens, now)
 
+    def start(self, request_id: str) -> None:
+        """Its first tokens are in a step, so it waits no longer."""
+        waiting = self._waiting.get(request_id)
+        self.leave(request_id)
+        if waiting is not None and waiting.on_start is not None:
+            waiting.on_start(request_id)
+
     def leave(self, request_id: str) -> None:
         """It waits no longer; whoever does not wait is fine."""
-        names, num_tokens = self._waiting.pop(request_id, ((), -1))
-        if num_tokens < 0:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return
         now = self._clock()
-        self._all.remove(num_tokens, now)
-        for name in names:
+        self._all.remove(waiting.num_tokens, now)
+        for name in waiting.lines:
             line = self._lines[name]
-            line.remove(num_tokens, now)
+            line.remove(waiting.num_tokens, now)
             if line.num_requests == 0:
                 del self._lines[name]
 
     @contextmanager
-    def entered(self, requests: Sequence[InferenceRequest], lines: Sequence[LineLimit] = ()) -> Iterator[None]:
+    def entered(
+        self,
+        requests: Sequence[InferenceRequest],
+        lines: Sequence[LineLimit] = (),
+        on_start: OnStart | None = None,
+    ) -> Iterator[None]:
         """`enter` now, and `leave` at the end of the block for whoever still waits then."""
-        self.enter(requests, lines=lines)
+        self.enter(requests, lines=lines, on_start=on_start)
         try:
             yield
         finally:

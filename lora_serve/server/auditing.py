@@ -72,7 +72,10 @@ def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Sn
     own = own_name(caller.scope, subject) if caller.scope is not None else subject
     entry = before.entries.get(subject.partition("@")[0]) or before.entries.get(own.partition("@")[0])
     if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
-        return AuditNote(subject, note.owner or request.match_info.get("tenant", ""), note.digest)
+        owner = note.owner or request.match_info.get("tenant", "")
+        return AuditNote(
+            subject, owner if caller.scope in (None, owner) else "", note.digest
+        )  # a foreign one's is hidden
     return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
 
 

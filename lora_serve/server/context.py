@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
@@ -97,6 +97,7 @@ class RequestContext:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
     caller: Caller | None = None
+    authenticate: Callable[[], Caller] | None = None  # says who calls, as it is now
     answerer: Answerer | None = None
     fallback_answerer: Answerer | None = None  # who is the answerer if the engine says so
     timings: Timings | None = None  # the slowest of the request's sequences, part by part
@@ -105,6 +106,19 @@ class RequestContext:
     num_output_tokens: int = 0
     rate_limits: Standings = field(default_factory=dict)  # of a limited caller, once they are known
     audit: AuditNote = field(default_factory=AuditNote)
+
+    def enter(self, authenticate: Callable[[], Caller]) -> Caller:
+        """Note who calls. Raises what `authenticate` raises."""
+        self.authenticate = authenticate
+        self.caller = authenticate()
+        return self.caller
+
+    def enter_again(self) -> None:
+        """After a body that may have come slowly: a key that was revoked meanwhile opens nothing any more, so that
+        nobody keeps a request half sent for later. Raises AuthenticationError, ForbiddenError.
+        """
+        if self.authenticate is not None:
+            self.enter(self.authenticate)
 
     def admitted(self, timings: Timings, fell_back: bool = False) -> None:
         """One of the sequences has its prompt computed, by the fallback if it `fell_back`."""

@@ -18,6 +18,7 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,7 +29,8 @@ ENCODINGS = ("", "identity", "gzip", "deflate")  # what aiohttp decodes
 async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
     """The body as a JSON object, fields that are null left out unless null says something.
 
-    Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError.
+    Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError; AuthenticationError if
+    the caller's key has ended while it came.
     """
     _check_headers(request)
     patience = request.app[SERVICES].config.connections.body
@@ -41,6 +43,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
         raise _too_large(request) from None
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
+    request[CONTEXT].enter_again()
     value = parse_json(raw)
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")

@@ -21,6 +21,7 @@ from lora_serve.tenancy.authenticator import Authenticator
 access_log = logging.getLogger("lora_serve.access")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Authenticate = Callable[[Authenticator, str | None], Caller]
 PROBES = frozenset(("/health", "/ready", "/ping", "/metrics"))  # asked every few seconds; logged only if refused
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in the log
 
@@ -81,7 +82,7 @@ def for_inference(handler: Handler) -> Handler:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         services = request.app[SERVICES]
-        caller = request[CONTEXT].caller = services.authenticator.inference(request.headers.get("Authorization"))
+        caller = _enter(request, Authenticator.inference)
         with services.lifecycle.inside():
             services.quotas.check(caller)
             services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
@@ -94,8 +95,7 @@ def for_reading(handler: Handler) -> Handler:
     """Let in whoever may use the models, whatever state the server is in."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
-        authenticator = request.app[SERVICES].authenticator
-        request[CONTEXT].caller = authenticator.inference(request.headers.get("Authorization"))
+        _enter(request, Authenticator.inference)
         return await handler(request)
 
     return guarded
@@ -116,11 +116,15 @@ def for_anybody(handler: Handler) -> Handler:
     return _for_role(handler, Authenticator.anybody)
 
 
-def _for_role(handler: Handler, authenticate: Callable[[Authenticator, str | None], Caller]) -> Handler:
+def _for_role(handler: Handler, authenticate: Authenticate) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
-        authenticator, header = request.app[SERVICES].authenticator, request.headers.get("Authorization")
-        request[CONTEXT].caller = authenticator.anybody(header)  # whose act it is, if it is refused
-        request[CONTEXT].caller = authenticate(authenticator, header)
+        _enter(request, Authenticator.anybody)  # whose act it is, if it is refused
+        _enter(request, authenticate)
         return await handler(request)
 
     return guarded
+
+
+def _enter(request: web.Request, authenticate: Authenticate) -> Caller:
+    authenticator, header = request.app[SERVICES].authenticator, request.headers.get("Authorization")
+    return request[CONTEXT].enter(lambda: authenticate(authenticator, header))

@@ -44,11 +44,11 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
     """OpenAI's form of the admin's DELETE; `id@3` deletes one version."""
     services, name = request.app[SERVICES], request.match_info["id"]
     caller = caller_of(request[CONTEXT])
-    adapter_id, at, _ = name.partition("@")
-    version = services.catalog.resolve(name, caller.scope).version if at else None
+    adapter_id, at, selector = name.partition("@")
     try:
-        adapter_id = owned_entry(services.catalog.snapshot, adapter_id, caller).name
-        await remove_adapter(services, adapter_id, version)
+        entry = owned_entry(services.catalog.snapshot, adapter_id, caller)
+        version = services.catalog.resolve(f"{entry.name}@{selector}", caller.scope).version if at else None
+        await remove_adapter(services, entry.name, version)
     except AdapterNotFoundError:
         raise AdapterNotFoundError(name) from None
     return web.json_response({"id": name, "object": "model", "deleted": True})

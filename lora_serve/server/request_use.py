@@ -18,22 +18,29 @@ class RequestUse:
         self._requests = requests
         self._clock = clock
         self._generated = 0
-        self._prompt = 0
         self._cached = 0
         self._queue = self._load = self._compute = 0.0
+        self._numbers = {request.request_id: number for number, request in enumerate(requests)}
+        self._started_prompts: set[int] = set()
         self._counted_prompts: set[int] = set()
         self._running: dict[int, float] = {}  # by choice: since when its prompt is computed
 
     @property
     def max_tokens(self) -> int:
         """How many it can use at most: the prompts, and for each choice what may be generated."""
-        prompts = sum(len(r.prompt_token_ids) for i, r in enumerate(self._requests) if self._first(i) == i)
-        return prompts + sum(r.sampling.max_tokens for r in self._requests if r.pooling is None)
+        prompts = {self._first(number) for number in range(len(self._requests))}
+        return self._length(prompts) + sum(r.sampling.max_tokens for r in self._requests if r.pooling is None)
 
     @property
     def num_tokens(self) -> int:
-        """How many it used so far."""
-        return self._prompt + self._generated
+        """How many it used so far. A prompt counts as soon as its computation begins: whoever leaves just before the
+        first token has had it computed, or most of it.
+        """
+        return self._length(self._started_prompts | self._counted_prompts) + self._generated
+
+    def started(self, request_id: str) -> None:
+        """The first tokens of a choice's prompt are in a step."""
+        self._started_prompts.add(self._first(self._numbers[request_id]))
 
     def admitted(self, choice: int, timings: Timings, num_cached_tokens: int) -> None:
         """A choice's prompt is computed, so many tokens of it found in the prefix cache."""
@@ -44,7 +51,6 @@ class RequestUse:
         first = self._first(choice)
         if first not in self._counted_prompts:
             self._counted_prompts.add(first)
-            self._prompt += len(self._requests[choice].prompt_token_ids)
         if first == choice:
             self._cached += num_cached_tokens
 
@@ -63,7 +69,18 @@ class RequestUse:
             self.ended(choice)
         if not self._counted_prompts:
             return None
-        return UsageFigures(1, self._prompt, self._cached, self._generated, self._queue, self._load, self._compute)
+        return UsageFigures(
+            1,
+            self._length(self._counted_prompts),
+            self._cached,
+            self._generated,
+            self._queue,
+            self._load,
+            self._compute,
+        )
+
+    def _length(self, prompts: set[int]) -> int:
+        return sum(len(self._requests[number].prompt_token_ids) for number in prompts)
 
     def _first(self, choice: int) -> int:
         """The first choice of the same prompt."""

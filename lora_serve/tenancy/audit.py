@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.audit_journal import Act, AuditJournal, AuditLine
+from lora_serve.tenancy.audit_flood import RefusedActs
+from lora_serve.tenancy.audit_journal import Act, AuditJournal, AuditLine, Matches, first_matching
 
 _log = logging.getLogger(__name__)
 _PAGE = 1000
@@ -30,8 +31,8 @@ class Exchange(Protocol):
     def publish(self, journal: AuditJournal) -> None:
         """Bring the lines that are not there yet."""
 
-    def latest_of_others(self, time_ms: int, limit: int) -> list[AuditLine]:
-        """The newest lines of each other replica that are not newer than `time_ms`."""
+    def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
+        """Of each other replica at most `limit` lines that match, newest first, whose id comes before `before`."""
 
     def close(self) -> None:
         """Give back what is held."""
@@ -40,16 +41,19 @@ class Exchange(Protocol):
 class AuditLog:
     """On the event loop's thread; files and Redis on others."""
 
-    def __init__(self, journal: AuditJournal | None, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self, journal: AuditJournal | None, exchange: Exchange | None = None, refused: RefusedActs | None = None
+    ) -> None:
         """`journal` None: nothing is kept. `exchange` None: there are no other replicas."""
+        self._refused = refused or RefusedActs()
         self._journal = journal
         self._exchange = exchange
         self._publishing: asyncio.Task[None] | None = None
         self._is_stale = False
 
     async def append(self, act: Act) -> None:
-        """Durable on return. Raises AdapterUnavailableError."""
-        if self._journal is None:
+        """Durable on return, but for what a tenant is refused again and again. Raises AdapterUnavailableError."""
+        if self._journal is None or self._refused.is_one_too_many(act):
             return
         line = await asyncio.to_thread(self._journal.append, act)
         _log.info("audit %d %s %s %s %d", line.number, line.digest, act.action, act.subject or "-", act.outcome)
@@ -63,11 +67,10 @@ class AuditLog:
         if self._publishing is None or self._publishing.done():
             self._publishing = asyncio.ensure_future(self._publish(self._journal, self._exchange))
 
-    async def page(self, limit: int, before: str | None, matches: Callable[[AuditLine], bool]) -> AuditPage:
+    async def page(self, limit: int, before: str | None, matches: Matches) -> AuditPage:
         """At most `limit` lines that match, those whose id comes before `before`."""
-        others, is_complete = await self._others(before, _PAGE)
-        found = await asyncio.to_thread(self._own_matching, limit + 1, before, matches)
-        found += [line for line in others if matches(line) and (before is None or line.id < before)]
+        others, is_complete = await self._others(limit + 1, before, matches)
+        found = [*others, *await asyncio.to_thread(self._own_matching, limit + 1, before, matches)]
         found.sort(key=lambda line: line.id, reverse=True)
         return AuditPage(found[:limit], len(found) > limit, is_complete)
 
@@ -86,23 +89,16 @@ class AuditLog:
             except AdapterUnavailableError as error:
                 _log.warning("%s The lines are kept here and follow with the next.", error)
 
-    async def _others(self, before: str | None, count: int) -> tuple[list[AuditLine], bool]:
+    async def _others(self, limit: int, before: str | None, matches: Matches) -> tuple[list[AuditLine], bool]:
         if self._exchange is None:
             return [], True
-        time_ms = 2**62 if before is None else int(before.partition("-")[0])
         try:
-            return await asyncio.to_thread(self._exchange.latest_of_others, time_ms, count), True
+            return await asyncio.to_thread(self._exchange.latest_of_others, limit, before, matches), True
         except AdapterUnavailableError:
             return [], False
 
-    def _own_matching(self, limit: int, before: str | None, matches: Callable[[AuditLine], bool]) -> list[AuditLine]:
-        found: list[AuditLine] = []
-        for line in self._own():
-            if (before is None or line.id < before) and matches(line):
-                found.append(line)
-                if len(found) == limit:
-                    break
-        return found
+    def _own_matching(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
+        return first_matching(self._own(), limit, before, matches)
 
     def _own(self) -> Iterator[AuditLine]:
         """Newest first."""

@@ -14,9 +14,10 @@ import redis
 
 from lora_serve.adapters.redis_connection import connect
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.audit_journal import AuditJournal, AuditLine
+from lora_serve.tenancy.audit_journal import AuditJournal, AuditLine, Matches, first_matching
 
 MAX_LINES = 100_000  # of each replica; its own file has all
+_PAGE = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -44,23 +45,27 @@ class AuditExchange:
                 pipe.execute(raise_on_error=False)
                 number = page[-1].number
 
-    def latest_of_others(self, time_ms: int, limit: int) -> list[AuditLine]:
-        """The newest lines of each other replica that are not newer than `time_ms`."""
+    def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
+        """Of each other replica at most `limit` lines that match, newest first, whose id comes before `before`."""
+        newest = "+" if before is None else str(int(before.partition("-")[0]))
         with _readable_errors():
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[AuditLine] = []
             for name in names:
                 if name != self._replica:
-                    found += self._latest(name, time_ms, limit)
+                    found += first_matching(self._lines(name, newest), limit, before, matches)
             return found
 
     def close(self) -> None:
         self._redis.close()
 
-    def _latest(self, replica: str, time_ms: int, limit: int) -> Iterator[AuditLine]:
-        for entry, fields in self._redis.xrevrange(self._prefix + replica, max=f"{time_ms}", count=limit):
-            line, digest = fields[b"line"].decode(), fields[b"digest"].decode()
-            yield AuditLine(replica, _number(entry), int(entry.split(b"-")[0]), line, digest)
+    def _lines(self, replica: str, newest: str) -> Iterator[AuditLine]:
+        """Newest first; `newest`: an entry's id, its time alone, or "+"."""
+        while page := self._redis.xrevrange(self._prefix + replica, max=newest, count=_PAGE):
+            for entry, fields in page:
+                line, digest = fields[b"line"].decode(), fields[b"digest"].decode()
+                yield AuditLine(replica, _number(entry), int(entry.split(b"-")[0]), line, digest)
+            newest = f"({page[-1][0].decode()}"
 
 
 def _number(entry: bytes) -> int:

@@ -12,8 +12,9 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ class AuditLine:
     def act(self) -> dict[str, Any]:
         act: dict[str, Any] = json.loads(self.line)
         return act
+
+
+Matches = Callable[[AuditLine], bool]
+
+
+def first_matching(lines: Iterable[AuditLine], limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
+    """At most `limit` of the lines that match, those whose id comes before `before`."""
+    return list(islice((line for line in lines if (before is None or line.id < before) and matches(line)), limit))
 
 
 class AuditJournal:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from lora_serve.core.errors import AuthenticationError, ForbiddenError
 from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER, Caller, Role
 from lora_serve.tenancy.admin_key import AdminKey
-from lora_serve.tenancy.key_table import WRONG, KeyTable
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.keys import WRONG
 
 MISSING = "No API key was sent. Send it as a header: `Authorization: Bearer KEY`."
 

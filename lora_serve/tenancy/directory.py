@@ -62,16 +62,28 @@ class Directory:
         return self.ledger.change(edit)
 
     def create_key(
-        self, tenant: str, role: Role, label: str = "", expires: float | None = None, quota: Quota = NO_LIMITS
+        self,
+        tenant: str,
+        role: Role,
+        label: str = "",
+        expires: float | None = None,
+        quota: Quota = NO_LIMITS,
+        maker: str = "",
     ) -> tuple[ApiKey, str]:
-        """The record, and the secret, which nobody can show again. `expires`: Unix seconds.
+        """The record, and the secret, which nobody can show again. `expires`: Unix seconds. `maker`: id of the key that
+        asks for it, if it is one of ours; it must not have been revoked, at another replica either.
 
-        Raises NotFoundError, ConflictError.
+        Raises NotFoundError, ConflictError, AuthenticationError.
         """
         now = self.clock()
         key_id, secret = new_secret()
         key = ApiKey(key_id, tenant, role, digest_of(secret), label, quota, now, expires)
-        return self.ledger.change(lambda state: (edits.with_key(state, key, now), (key, secret)))
+
+        def edit(state: DirectoryState) -> tuple[Changes, tuple[ApiKey, str]]:
+            edits.check_maker(state, maker, now)
+            return edits.with_key(state, key, now), (key, secret)
+
+        return self.ledger.change(edit)
 
     def revoke_key(self, tenant: str, key_id: str) -> ApiKey:
         """From now on it opens nothing here, and within a second nowhere. Raises NotFoundError."""

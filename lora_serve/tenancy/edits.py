@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lora_serve.adapters.catalog.ledger import Changes
-from lora_serve.core.errors import ConflictError
+from lora_serve.core.errors import AuthenticationError, ConflictError
 from lora_serve.core.tenant import ApiKey, Tenant
 from lora_serve.tenancy.directory_state import KEY, TENANT, DirectoryState, saved, saved_uses
+from lora_serve.tenancy.keys import REVOKED
 
 MAX_KEYS = 1000  # of one tenant that open something
 KEPT = 30 * 86400.0  # seconds for which a key that no longer opens anything is still listed
+MAX_ENDED = 1000  # of those of one tenant, or making and revoking keys would grow the directory without bound
 
 
 def with_tenant(state: DirectoryState, tenant: Tenant) -> Changes:
@@ -35,8 +37,17 @@ def with_key(state: DirectoryState, key: ApiKey, now: float) -> Changes:
     old = state.keys_of(key.tenant)
     if sum(other.is_valid(now) for other in old) >= MAX_KEYS:
         raise ConflictError(f"The tenant `{key.tenant}` has {MAX_KEYS} keys: revoke some first.")
-    gone = frozenset(other.id for other in old if _ended(other, now) + KEPT < now)
+    ended = sorted((other for other in old if not other.is_valid(now)), key=lambda other: _ended(other, now))
+    late = len(ended) - MAX_ENDED
+    gone = frozenset(other.id for i, other in enumerate(ended) if i < late or _ended(other, now) + KEPT < now)
     return {KEY + key_id: None for key_id in gone} | saved_uses(state, {}, gone) | saved(key)
+
+
+def check_maker(state: DirectoryState, maker: str, now: float) -> None:
+    """A key that has ended makes no others, or it would live on in them. Raises AuthenticationError."""
+    key = state.keys.get(maker)
+    if maker and (key is None or not key.is_valid(now)):
+        raise AuthenticationError(REVOKED)
 
 
 def revoked(state: DirectoryState, tenant: str, key_id: str, now: float) -> tuple[Changes, ApiKey]:

@@ -7,11 +7,7 @@ from collections.abc import Mapping
 from lora_serve.core.errors import AuthenticationError
 from lora_serve.core.tenant import Caller, Role
 from lora_serve.tenancy.directory import Directory
-from lora_serve.tenancy.keys import id_in, opens
-
-WRONG = "The API key is not valid."
-REVOKED = "The API key was revoked."
-EXPIRED = "The API key has expired."
+from lora_serve.tenancy.keys import EXPIRED, REVOKED, WRONG, id_in, opens
 
 
 class KeyTable:

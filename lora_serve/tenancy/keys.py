@@ -10,6 +10,9 @@ import string
 
 from lora_serve.core.tenant import ApiKey
 
+WRONG = "The API key is not valid."
+REVOKED = "The API key was revoked."
+EXPIRED = "The API key has expired."
 ID_LENGTH = 12
 _ALPHABET = string.ascii_lowercase + string.digits
 _SECRET = re.compile(rf"ls-([a-z0-9]{{{ID_LENGTH}}})-[A-Za-z0-9_-]{{43}}\Z")

@@ -28,8 +28,10 @@ class Exchange(Protocol):
     def publish(self, journal: UsageJournal) -> None:
         """Bring what changed in this replica's journal."""
 
-    def rows_of_others(self, start: int, end: int) -> list[UsageRow]:
-        """What the other replicas published of the buckets from `start` up to, not including, `end`."""
+    def rows_of_others(self, start: int, end: int, tenant: str | None) -> list[UsageRow]:
+        """What the other replicas published of the buckets from `start` up to, not including, `end`; `tenant` None:
+        everybody's.
+        """
 
     def close(self) -> None:
         """Give back what is held."""
@@ -83,18 +85,19 @@ class Meter:
             await self._publish(self._journal)
             await self._forget(self._journal)
 
-    async def rows(self, start: int, end: int) -> tuple[list[UsageRow], bool]:
-        """All rows of the buckets from `start` up to, not including, `end`, and whether every replica's are there."""
-        own = [row for batch in (self._pending, self._writing) for row in rows_of(batch) if start <= row[0] < end]
+    async def rows(self, start: int, end: int, tenant: str | None = None) -> tuple[list[UsageRow], bool]:
+        """All rows of the buckets from `start` up to, not including, `end`, and whether every replica's are there.
+        `tenant` None: everybody's.
+        """
         if self._journal is None:
-            return own, True
+            return self._unwritten(start, end, tenant), True
         async with self._lock:
-            own = [row for batch in (self._pending, self._writing) for row in rows_of(batch) if start <= row[0] < end]
-            own += await asyncio.to_thread(self._journal.rows, start, end)
+            own = self._unwritten(start, end, tenant)
+            own += await asyncio.to_thread(self._journal.rows, start, end, tenant)
         if self._exchange is None:
             return own, True
         try:
-            return own + await asyncio.to_thread(self._exchange.rows_of_others, start, end), True
+            return own + await asyncio.to_thread(self._exchange.rows_of_others, start, end, tenant), True
         except AdapterUnavailableError:
             return own, False
 
@@ -104,6 +107,10 @@ class Meter:
         for part in (self._exchange, self._journal):
             if part is not None:
                 part.close()
+
+    def _unwritten(self, start: int, end: int, tenant: str | None) -> list[UsageRow]:
+        rows = (row for batch in (self._pending, self._writing) for row in rows_of(batch))
+        return [row for row in rows if start <= row[0] < end and tenant in (None, row[1].tenant)]
 
     def _bucket(self) -> int:
         return int(self._clock() // self.config.bucket_seconds) * self.config.bucket_seconds

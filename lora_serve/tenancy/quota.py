@@ -102,6 +102,8 @@ def line_limits(caller: Caller) -> tuple[LineLimit, ...]:
 
 
 def _scopes(caller: Caller) -> Iterator[tuple[str, Quota]]:
-    yield f"tenant:{caller.tenant}", caller.quota
+    # One that was deleted and made again does not begin with what the one before has used.
+    life = f"@{caller.since:.3f}" if caller.since else ""
+    yield f"tenant:{caller.tenant}{life}", caller.quota
     if caller.key_id:
         yield f"key:{caller.key_id}", caller.key_quota

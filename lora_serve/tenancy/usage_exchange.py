@@ -3,8 +3,8 @@
 A replica writes only its own rows, and always their whole sums: writing one twice changes nothing, and what Redis lost
 is written again. (A grow-only counter of replicas: Shapiro et al., "A comprehensive study of Convergent and Commutative
 Replicated Data Types", INRIA RR-7506, 2011.) Keys: `<prefix>:usage:replicas`, a set of names; for each replica
-`<prefix>:usage:<replica>`, there as long as nothing was lost, and `<prefix>:usage:<replica>:<day>`, a hash
-[bucket, key...] -> [figures...] that expires when it is too old.
+`<prefix>:usage:<replica>`, a receipt that says whether anything was lost since, and `<prefix>:usage:<replica>:<day>`, a
+hash [bucket, key...] -> [figures...] that expires when it is too old.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -51,31 +52,38 @@ class UsageExchange:
     def publish(self, journal: UsageJournal) -> None:
         """Bring what changed in this replica's journal."""
         with _readable_errors():
-            if not self._redis.exists(self._prefix + self._replica):
-                journal.publish_again(int(self._clock()) - self._keep_days * DAY)
+            self._check_receipt(journal)
             while rows := journal.unpublished():
-                self._write(rows)
-                journal.published(rows)
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.sadd(f"{self._prefix}replicas", self._replica)
-            pipe.set(self._prefix + self._replica, int(self._clock()))
-            pipe.execute()
+                receipt = uuid.uuid4().hex
+                self._write(rows, receipt)
+                journal.published(rows, receipt)
 
-    def rows_of_others(self, start: int, end: int) -> list[UsageRow]:
-        """What the other replicas published of the buckets from `start` up to, not including, `end`."""
+    def rows_of_others(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
+        """What the other replicas published of the buckets from `start` up to, not including, `end`; `tenant` None:
+        everybody's.
+        """
         with _readable_errors():
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[UsageRow] = []
             for name in names:
                 if name != self._replica:
                     found += self._rows(name, start, end)
-            return found
+            return [row for row in found if tenant in (None, row[1].tenant)]
 
     def close(self) -> None:
         self._redis.close()
 
-    def _write(self, rows: Sequence[UsageRow]) -> None:
+    def _check_receipt(self, journal: UsageJournal) -> None:
+        """A Redis without the newest one was emptied, or started again from an older state: it gets all once more."""
+        receipt, found = journal.last_receipt, self._redis.get(self._prefix + self._replica)
+        if receipt is not None and found != receipt.encode():
+            journal.publish_again(int(self._clock()) - self._keep_days * DAY)
+
+    def _write(self, rows: Sequence[UsageRow], receipt: str) -> None:
+        """All of it or nothing."""
         pipe = self._redis.pipeline(transaction=True)
+        pipe.sadd(f"{self._prefix}replicas", self._replica)
+        pipe.set(self._prefix + self._replica, receipt)
         for day, of_day in groupby(sorted(rows, key=lambda row: row[0]), key=lambda row: row[0] // DAY):
             name = f"{self._prefix}{self._replica}:{day}"
             pipe.hset(name, mapping=dict(map(_record, of_day)))

@@ -15,17 +15,18 @@ from lora_serve.tenancy.private_database import open_database, transaction
 from lora_serve.tenancy.usage import FIGURES, KEY_FIELDS, Batch, UsageFigures, UsageKey, UsageRow
 
 FILE_NAME = "usage.sqlite3"
-_VERSION = 1
+_VERSION = 2
 _COLUMNS = ", ".join((*KEY_FIELDS, *FIGURES))
 _SCHEMA = f"""
-CREATE TABLE usage (
+CREATE TABLE IF NOT EXISTS usage (
   bucket INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in KEY_FIELDS)},
   {", ".join(f"{name} NOT NULL" for name in FIGURES)}, is_published INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (bucket, {", ".join(KEY_FIELDS)})
 ) WITHOUT ROWID;
-CREATE INDEX usage_to_publish ON usage (is_published) WHERE is_published = 0;
-CREATE TABLE last_batch (number INTEGER NOT NULL);
-INSERT INTO last_batch VALUES (0)
+CREATE INDEX IF NOT EXISTS usage_to_publish ON usage (is_published) WHERE is_published = 0;
+CREATE TABLE IF NOT EXISTS last_batch (number INTEGER NOT NULL);
+INSERT INTO last_batch SELECT 0 WHERE NOT EXISTS (SELECT * FROM last_batch);
+CREATE TABLE IF NOT EXISTS last_receipt (receipt TEXT NOT NULL)
 """  # noqa: S608 - names of fields
 _ADD = (
     f"INSERT INTO usage (bucket, {_COLUMNS}) VALUES ({', '.join('?' * (1 + len(KEY_FIELDS) + len(FIGURES)))}) "  # noqa: S608 - names of fields
@@ -61,10 +62,11 @@ class UsageJournal:
             self._database.execute("UPDATE last_batch SET number = ?", (number,))
         return True
 
-    def rows(self, start: int, end: int) -> list[UsageRow]:
-        """Of the buckets from `start` up to, not including, `end`; Unix seconds."""
+    def rows(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
+        """Of the buckets from `start` up to, not including, `end` (Unix seconds); `tenant` None: everybody's."""
+        query = f"{_SELECT} bucket >= ? AND bucket < ? AND tenant = coalesce(?, tenant)"
         with self._lock:
-            found = self._database.execute(f"{_SELECT} bucket >= ? AND bucket < ?", (start, end)).fetchall()
+            found = self._database.execute(query, (start, end, tenant)).fetchall()
         return [_row(row) for row in found]
 
     def unpublished(self) -> list[UsageRow]:
@@ -73,12 +75,23 @@ class UsageJournal:
             found = self._database.execute(f"{_SELECT} is_published = 0 LIMIT {_MAX_PAGE}").fetchall()
         return [_row(row) for row in found]
 
-    def published(self, rows: Sequence[UsageRow]) -> None:
-        """These, as they were given out, are known elsewhere. Raises AdapterUnavailableError."""
+    def published(self, rows: Sequence[UsageRow], receipt: str) -> None:
+        """These, as they were given out, are known elsewhere, and `receipt` beside them. Raises
+        AdapterUnavailableError.
+        """
         marks = [(bucket, *astuple(key), *astuple(figures)) for bucket, key, figures in rows]
         same = " AND ".join(f"{name} = ?" for name in ("bucket", *KEY_FIELDS, *FIGURES))
         with self._lock, transaction(self._database, _WHAT):
             self._database.executemany(f"UPDATE usage SET is_published = 1 WHERE {same}", marks)  # noqa: S608
+            self._database.execute("DELETE FROM last_receipt")
+            self._database.execute("INSERT INTO last_receipt VALUES (?)", (receipt,))
+
+    @property
+    def last_receipt(self) -> str | None:
+        """What was left beside the rows when some were last published; None: nothing was yet."""
+        with self._lock:
+            found = self._database.execute("SELECT receipt FROM last_receipt").fetchone()
+        return None if found is None else str(found[0])
 
     def publish_again(self, start: int) -> None:
         """What was published of the buckets from `start` on is lost. Raises AdapterUnavailableError."""

@@ -88,6 +88,17 @@ async def test_who_ended_is_not_counted_as_waiting(client: EngineClient) -> None
     assert (client.gate.num_requests, client.gate.num_tokens) == (0, 0)
 
 
+async def test_gate_tells_who_begins_to_be_computed(client: EngineClient) -> None:
+    """By that prompts are charged."""
+    started: list[str] = []
+    asked = [request("r"), request("s")]
+    with client.gate.entered(asked, on_start=started.append):
+        async for event in client.infer(asked[0]):
+            if isinstance(event, PromptEvent):
+                assert started == ["r"]
+    assert started == ["r"]
+
+
 async def test_a_full_gate_refuses_before_anything_is_sent(client: EngineClient) -> None:
     client.gate = QueueGate(QueueLimits(1))  # type: ignore[misc]
     client.gate.enter((request("other"),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -227,3 +228,14 @@ async def openai(house: House) -> AsyncIterator[AsyncOpenAI]:
 def ids(text_model: TextModel) -> Callable[[str], tuple[int, ...]]:
     """Token ids of a text, special tokens in it understood, none added."""
     return lambda text: text_model.encode(text, add_special_tokens=False)
+
+
+async def leave_in_the_middle(http: aiohttp.ClientSession, house: House) -> None:
+    """Ask for a completion and hang up once the engine has it."""
+    known = len(house.engine.requests)
+    task = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}).__aenter__())
+    async with asyncio.timeout(60):
+        while len(house.engine.requests) == known:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

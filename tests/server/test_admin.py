@@ -35,7 +35,7 @@ async def delete(session: aiohttp.ClientSession, path: str) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-async def until(condition: Any, seconds: float = 10.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -21,11 +22,11 @@ from lora_serve.server.app import build_app
 from lora_serve.server.connections import CONNECTIONS, RESERVED_DESCRIPTORS, Connections, GuardedSite, descriptors_for
 
 KEY = "admin-key-of-the-tests"
-LIMITS = ConnectionLimits(max_connections=16, max_header_bytes=2048, keep_alive=0.5, body=0.5, write=0.5)
+LIMITS = ConnectionLimits(max_connections=16, max_header_bytes=2048, keep_alive=600, body=600, write=600)
 
 
 class Door:
-    """A server on a guarded socket, with short limits."""
+    """A server on a guarded socket."""
 
     def __init__(self, port: int, connections: Connections) -> None:
         self.port = port
@@ -37,8 +38,19 @@ class Door:
 
 
 @pytest.fixture
-def server_config(server_config: ServerConfig) -> ServerConfig:
-    return replace(server_config, connections=LIMITS)
+def limits() -> ConnectionLimits:
+    """Those that a test waits for are its own."""
+    return LIMITS
+
+
+@pytest.fixture
+def server_config(server_config: ServerConfig, limits: ConnectionLimits) -> ServerConfig:
+    return replace(server_config, connections=limits)
+
+
+IMPATIENT_FOR_HEADS = pytest.mark.parametrize("limits", [replace(LIMITS, keep_alive=0.5)])
+IMPATIENT_FOR_BODIES = pytest.mark.parametrize("limits", [replace(LIMITS, body=0.5)])
+IMPATIENT_FOR_READERS = pytest.mark.parametrize("limits", [replace(LIMITS, write=0.5)])
 
 
 @pytest.fixture
@@ -53,7 +65,7 @@ async def door(services: Any) -> AsyncIterator[Door]:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not is_true():
             await asyncio.sleep(0.01)
 
@@ -95,20 +107,22 @@ async def _status(asking: Any) -> int:
         return int(answer.status)
 
 
+@IMPATIENT_FOR_HEADS
 @pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 async def test_connection_without_a_whole_head_is_closed(door: Door, begun: bytes) -> None:
     reader, writer = await door.open()
     writer.write(begun)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await reader.read() == b""
     writer.close()
 
 
+@IMPATIENT_FOR_HEADS
 async def test_head_in_drops_does_not_last_longer(door: Door) -> None:
     """Slowloris: each drop comes in time, the head never ends."""
     reader, writer = await door.open()
     writer.write(b"GET /health HTTP/1.1\r\n")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not reader.at_eof():
             writer.write(b"X: y\r\n")
             done, _ = await asyncio.wait({asyncio.ensure_future(reader.read(1))}, timeout=0.05)
@@ -130,7 +144,7 @@ async def test_what_is_no_http_is_refused_in_our_words_and_without_noise(
 ) -> None:
     reader, writer = await door.open()
     writer.write(data)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         content = await reader.read()
     writer.close()
     head, _, body = content.partition(b"\r\n\r\n")
@@ -140,6 +154,7 @@ async def test_what_is_no_http_is_refused_in_our_words_and_without_noise(
     assert [record for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
 
 
+@IMPATIENT_FOR_BODIES
 @pytest.mark.parametrize("path", ["/v1/completions", "/admin/adapters/acme/slow"])
 async def test_body_that_does_not_come_is_408(door: Door, services: Any, path: str) -> None:
     reader, writer = await door.open()
@@ -147,15 +162,16 @@ async def test_body_that_does_not_come_is_408(door: Door, services: Any, path: s
     kind = "application/x-tar" if "admin" in path else "application/json"
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(head.encode() + b"Content-Length: 900\r\n\r\n{")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         line = await reader.readline()
         body = await reader.read()
     assert line.split()[1] == b"408"
     assert b"--body-timeout" in body
     writer.close()
-    assert not list((services.adapter_config.store / "tmp").iterdir())
+    await until(lambda: not list((services.adapter_config.store / "tmp").iterdir()))
 
 
+@IMPATIENT_FOR_READERS
 async def test_answer_that_nobody_reads_is_broken_off_and_its_row_freed(door: Door, services: Any) -> None:
     services.client.script = lambda request: MockReply(token_ids=[5] * 100_000)
     with socket.socket() as quiet:
@@ -173,8 +189,10 @@ async def test_answer_that_nobody_reads_is_broken_off_and_its_row_freed(door: Do
     await until(lambda: len(door.connections) == 0)
 
 
+@pytest.mark.parametrize("limits", [replace(LIMITS, write=3)])
 async def test_reader_that_is_only_slow_gets_its_whole_answer(door: Door, services: Any) -> None:
     """It takes a little in each of the intervals after which a reader that takes nothing is given up."""
+    started = time.monotonic()
     services.client.script = lambda request: MockReply(token_ids=[5] * 120)
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=2**10)
     body = json.dumps({"prompt": "x", "n": 8, "max_tokens": 100, "stream": True, "logprobs": 20}).encode()
@@ -184,8 +202,9 @@ async def test_reader_that_is_only_slow_gets_its_whole_answer(door: Door, servic
     async with asyncio.timeout(60):
         while chunk := await reader.read(2**14):
             content += chunk
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
     assert b"data: [DONE]" in content
+    assert time.monotonic() - started > 3, "it was not slow"
     assert door.connections.num_broken_off == 0
     writer.close()
 

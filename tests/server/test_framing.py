@@ -19,7 +19,7 @@ async def raw(house: Any, data: bytes, *more: bytes) -> tuple[int, bytes, bytes]
     for part in more:
         await asyncio.sleep(0.01)
         writer.write(part)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         head = await reader.readuntil(b"\r\n\r\n")
         length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         body = await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
@@ -120,7 +120,7 @@ async def test_two_requests_on_one_connection_do_not_mix(house: Any) -> None:
     host, port = house.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(post(GOOD) + post(b"{") + post(GOOD, b"Connection: close"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         data = await reader.read()
     writer.close()
     await writer.wait_closed()

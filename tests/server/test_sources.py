@@ -92,7 +92,7 @@ async def register(session: aiohttp.ClientSession, source: str, name: str = "acm
 
 
 async def inside(slow: SlowSource) -> None:
-    assert await asyncio.to_thread(slow.inside.acquire, timeout=10)
+    assert await asyncio.to_thread(slow.inside.acquire, timeout=60)
 
 
 async def test_archive_behind_a_url(admin: aiohttp.ClientSession, house: Any, shelf: Shelf) -> None:

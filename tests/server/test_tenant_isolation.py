@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -116,7 +115,7 @@ async def test_no_spelling_of_a_foreign_adapter_leads_to_it(tenancy: Tenancy, na
 
 
 async def test_foreign_and_unknown_take_the_same_time(tenancy: Tenancy) -> None:
-    """Of the look-up itself, where a difference would begin. Medians of many, taken in turns."""
+    """Of the look-up itself, where a difference would begin. The shortest of many, taken in turns: load only adds."""
     services = tenancy.house.services
     chooser = AdapterChooser(services.catalog, BASE, Caller("acme", Role.INFERENCE), services.adapter_config)
     times: dict[str, list[int]] = {FOREIGN: [], UNKNOWN: [], DELETED: []}
@@ -126,8 +125,8 @@ async def test_foreign_and_unknown_take_the_same_time(tenancy: Tenancy) -> None:
             with pytest.raises(Exception, match="does not exist"):
                 chooser.find(name)
             taken.append(time.perf_counter_ns() - started)
-    medians = [statistics.median(taken) for taken in times.values()]
-    assert max(medians) < 1.5 * min(medians), medians
+    shortest = [min(taken) for taken in times.values()]
+    assert max(shortest) < 1.5 * min(shortest), shortest
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ async def test_foreign_and_unknown_take_the_same_time(tenancy: Tenancy) -> None:
 async def test_answers_for_foreign_and_unknown_take_the_same_time(
     tenancy: Tenancy, key: str, method: str, path: str, body: Any
 ) -> None:
-    """Of whole answers over a socket. Medians of many, taken in turns."""
+    """Of whole answers over a socket. The shortest of many, taken in turns: load only adds."""
     times: dict[str, list[int]] = {FOREIGN: [], UNKNOWN: [], DELETED: []}
     for _ in range(200):
         for name, taken in times.items():
@@ -144,8 +143,8 @@ async def test_answers_for_foreign_and_unknown_take_the_same_time(
             reply = await tenancy.call(key, method, path.replace("NAME", name), with_name(body, name))
             taken.append(time.perf_counter_ns() - started)
             assert reply.status == 404
-    medians = [statistics.median(taken) for taken in times.values()]
-    assert max(medians) < 1.25 * min(medians), medians
+    shortest = [min(taken) for taken in times.values()]
+    assert max(shortest) < 1.25 * min(shortest), shortest
 
 
 async def test_lists_hold_own_and_shared_adapters_only(tenancy: Tenancy) -> None:
@@ -201,6 +200,17 @@ async def test_bare_name_is_the_tenants_own_before_anybody_elses(tenancy: Tenanc
     assert (await tenancy.ask("acme", "support")).headers["X-Adapter-Digest"] == own.digest
     assert (await tenancy.ask("globex", "support")).headers["X-Adapter-Digest"] == common.digest
     assert (await tenancy.ask("admin", "support")).headers["X-Adapter-Digest"] == common.digest
+
+
+async def test_version_of_a_shared_adapter_deletes_no_own_one_of_the_same_short_name(tenancy: Tenancy) -> None:
+    shared = await tenancy.house.register("own", seed=7, tenant="globex")
+    await tenancy.call("admin", "PUT", "/admin/adapters/own/sharing", {"shared_with": ["*"]})
+    assert (await tenancy.ask("acme", f"own@{shared.digest}")).status == 200
+    assert (await tenancy.call("acme+", "DELETE", f"/v1/models/own@{shared.digest}")).status == 404
+    assert (await tenancy.call("acme+", "DELETE", "/v1/models/acme/own@2")).status == 404
+    assert await tenancy.models("acme") == [BASE, "acme/own", "own"]
+    assert (await tenancy.call("acme+", "DELETE", "/v1/models/own@1")).status == 200
+    assert await tenancy.models("acme") == [BASE, "own"]
 
 
 async def test_base_model_is_a_permission(tenancy: Tenancy) -> None:

@@ -234,6 +234,16 @@ async def test_nobody_gives_away_a_role_above_its_own(tenancy: Tenancy) -> None:
     assert (await tenancy.call(made.data["secret"], "GET", "/admin/engine")).status == 200
 
 
+async def test_nobody_revokes_a_key_of_a_role_above_its_own(tenancy: Tenancy) -> None:
+    """An operator's own key stands under a tenant too."""
+    await tenancy.tenant("acme")
+    secret = await tenancy.key("acme", role="admin")
+    path = f"/admin/tenants/acme/keys/{secret[3:15]}"
+    assert (await tenancy.call("acme+", "DELETE", path)).status == 403
+    assert (await tenancy.call(secret, "GET", "/admin/engine")).status == 200
+    assert (await tenancy.call(secret, "DELETE", path)).status == 200
+
+
 async def test_other_tenants_and_their_keys_do_not_exist(tenancy: Tenancy) -> None:
     await tenancy.tenant("acme")
     await tenancy.tenant("globex")
@@ -326,6 +336,16 @@ async def test_tenant_pins_within_what_is_guaranteed_to_it(tenancy: Tenancy) -> 
     assert str(sum(ref.num_bytes for ref in refs)) in refused.message
     assert (await tenancy.call("acme+", "POST", "/admin/adapters/a/unpin")).status == 200
     assert (await tenancy.call("acme+", "POST", "/admin/adapters/b/pin")).status == 200
+
+
+async def test_pins_that_are_asked_for_at_once_stay_within_what_is_guaranteed(tenancy: Tenancy) -> None:
+    """Each alone would fit."""
+    refs = [await tenancy.house.register(f"acme/{name}", seed) for seed, name in enumerate("abcd")]
+    await tenancy.tenant("acme", quota={"device_bytes_guaranteed": 2 * refs[0].num_bytes})
+    pins = [tenancy.call("acme+", "POST", f"/admin/adapters/{name}/pin") for name in "abcd"]
+    assert sorted(reply.status for reply in await asyncio.gather(*pins)) == [200, 200, 403, 403]
+    entries = tenancy.house.services.catalog.snapshot.entries.values()
+    assert sum(entry.pinned for entry in entries) == 2
 
 
 async def test_uses_are_written_down_in_batches_and_at_the_end(

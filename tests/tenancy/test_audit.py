@@ -11,6 +11,7 @@ import pytest
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.audit import AuditLog
 from lora_serve.tenancy.audit_exchange import AuditExchange
+from lora_serve.tenancy.audit_flood import MAX_REFUSED, RefusedActs
 from lora_serve.tenancy.audit_journal import Act, AuditJournal, AuditLine
 from tests.redis_server import RedisServer
 from tests.tenancy.limited import Clock
@@ -93,6 +94,22 @@ async def test_only_lines_that_match_are_in_a_page(journal: AuditJournal) -> Non
     assert page.has_more
 
 
+async def test_tenant_that_is_refused_again_and_again_does_not_fill_the_log(journal: AuditJournal) -> None:
+    clock = Clock()
+    log = AuditLog(journal, refused=RefusedActs(clock))
+    refused = [replace(ACT, outcome=404), replace(ACT, role="inference", outcome=403), replace(ACT, outcome=403)]
+    for number in range(MAX_REFUSED + 30):
+        await log.append(refused[number % 3])
+    assert len(journal.lines()) == MAX_REFUSED
+    others = [ACT, replace(ACT, outcome=499), replace(ACT, outcome=503), replace(ACT, role="admin", outcome=404)]
+    for act in (*others, replace(refused[0], tenant="globex")):
+        await log.append(act)
+    assert len(journal.lines()) == MAX_REFUSED + 5, "what did something, an admin's and another tenant's are noted"
+    clock.now += 60
+    await log.append(refused[0])
+    assert len(journal.lines()) == MAX_REFUSED + 6
+
+
 async def test_act_that_cannot_be_noted_is_an_error(journal: AuditJournal) -> None:
     journal._database.execute("PRAGMA query_only = ON")
     with pytest.raises(AdapterUnavailableError):
@@ -118,6 +135,22 @@ async def test_every_replica_shows_the_acts_of_all_once(redis_url: str, tmp_path
             await published(log)
     assert sorted(await subjects(here)) == sorted(f"{name}-{n}" for name in ("here", "there") for n in range(3))
     assert await subjects(here) == await subjects(there)
+    for log in (here, there):
+        await log.close()
+
+
+async def test_tenants_acts_at_another_replica_are_found_however_many_acts_of_others_came_since(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_serve.tenancy.audit_exchange._PAGE", 2)
+    here, there = log_of(redis_url, tmp_path, "here"), log_of(redis_url, tmp_path, "there")
+    for number, owner in enumerate(["acme", "globex", "acme", "globex", "globex", "globex"]):
+        await there.append(replace(ACT, subject=str(number), owner=owner))
+        await published(there)
+    first = await here.page(1, None, lambda line: line.act["owner"] == "acme")
+    assert ([line.act["subject"] for line in first.lines], first.has_more) == (["2"], True)
+    last = await here.page(1, first.lines[0].id, lambda line: line.act["owner"] == "acme")
+    assert ([line.act["subject"] for line in last.lines], last.has_more) == (["0"], False)
     for log in (here, there):
         await log.close()
 

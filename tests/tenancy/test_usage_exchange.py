@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from lora_serve.tenancy.metering import Meter, summed
@@ -52,6 +54,43 @@ async def test_what_redis_lost_is_told_again_and_not_twice(
     await here.flush()
     assert await requests(there) == (1, True)
     for one in (here, there):
+        await one.close()
+
+
+async def test_what_redis_forgot_by_starting_from_an_older_snapshot_is_told_again(
+    redis_url: str, shared_redis: RedisServer, tmp_path: Path
+) -> None:
+    """Even what was counted, told and closed long before anybody looks, and over a restart of the replica."""
+    here, there = meter(redis_url, tmp_path, "here"), meter(redis_url, tmp_path, "there")
+    here.record(KEY, ONE)
+    await here.flush()
+    with shared_redis.client() as client:
+        snapshot = {name: client.dump(name) for name in client.keys("t:usage:*")}
+    here.record(KEY, ONE)
+    await here.close()
+    assert await requests(there) == (2, True)
+    with shared_redis.client() as client:
+        client.delete(*client.keys("t:usage:*"))
+        for name, value in snapshot.items():
+            client.restore(name, 0, value)
+    again = meter(redis_url, tmp_path, "here")
+    await again.flush()
+    assert await requests(there) == (2, True)
+    for one in (again, there):
+        await one.close()
+
+
+async def test_usage_of_a_store_from_before_receipts_is_kept(redis_url: str, tmp_path: Path) -> None:
+    here = meter(redis_url, tmp_path, "here")
+    here.record(KEY, ONE)
+    await here.close()
+    with closing(sqlite3.connect(tmp_path / "here" / "usage.sqlite3")) as database:
+        database.executescript("DROP TABLE last_receipt; PRAGMA user_version = 1")
+    again, there = meter(redis_url, tmp_path, "here"), meter(redis_url, tmp_path, "there")
+    again.record(KEY, ONE)
+    await again.flush()
+    assert await requests(again) == await requests(there) == (2, True)
+    for one in (again, there):
         await one.close()
 
 

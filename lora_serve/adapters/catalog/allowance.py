@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lora_serve.adapters.catalog.entry import tenant_of
+from lora_serve.adapters.catalog.entry import CatalogEntry, tenant_of
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.core.errors import QuotaExceededError
+from lora_serve.core.errors import ForbiddenError, QuotaExceededError
 from lora_serve.core.tenant import Quota
 
 
@@ -35,4 +35,16 @@ def check_allowance(snapshot: Snapshot, owner: str, name: str, digest: str, num_
         raise QuotaExceededError(
             f"The tenant `{owner}` has {held} bytes of adapters and may have {quota.max_stored_bytes}; this version "
             f"has {num_bytes}: delete some first."
+        )
+
+
+def check_pinned(snapshot: Snapshot, entry: CatalogEntry, max_bytes: int) -> None:
+    """Whether its tenant may have `entry` on the device for good, beside what it has pinned. Raises ForbiddenError."""
+    others = (one for one in snapshot.entries.values() if one.tenant == entry.tenant and one.name != entry.name)
+    pinned = [entry, *(one for one in others if one.pinned)]
+    needed = sum(version.num_bytes for one in pinned for version in one.routed)
+    if needed > max_bytes:
+        raise ForbiddenError(
+            f"With this one, {needed} bytes would be pinned; {max_bytes} bytes of device memory are guaranteed to "
+            f"the tenant `{entry.tenant}`."
         )

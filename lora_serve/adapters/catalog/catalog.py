@@ -12,7 +12,7 @@ from io import FileIO
 from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog import edits, routes
-from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
+from lora_serve.adapters.catalog.allowance import check_allowance, check_pinned, owner_of
 from lora_serve.adapters.catalog.entry import (
     Canary,
     CatalogEntry,
@@ -137,9 +137,20 @@ class Catalog:
 
         return self._change(edit)
 
-    def set_pinned(self, name: str, pinned: bool) -> CatalogEntry:
-        """Raises AdapterNotFoundError."""
-        return self.edit(name, lambda entry: replace(entry, pinned=pinned))
+    def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
+        """`max_bytes`: that its tenant may have pinned, held even if several are pinned at once.
+
+        Raises AdapterNotFoundError, ForbiddenError.
+        """
+
+        def edit(state: CatalogState) -> tuple[Changes, CatalogEntry]:
+            old = _entry_in(state, name)
+            new = replace(old, pinned=pinned)
+            if pinned and max_bytes is not None:
+                check_pinned(state.snapshot, new, max_bytes)
+            return ({} if new == old else saved(new)), new
+
+        return self._change(edit)
 
     def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
         """Which version the id means, and which one a part of its requests gets. `version` None: as it is."""

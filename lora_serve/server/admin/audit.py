@@ -19,9 +19,11 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AuditQuery, request)
     scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
 
+    since_ms = 0 if caller.scope is None else int(1000 * caller.since)  # older acts are of one that had its name before
+
     def matches(line: AuditLine) -> bool:
         act = line.act
-        return all(scope in (act["tenant"], act["owner"]) for scope in scopes)
+        return line.time_ms >= since_ms and all(scope in (act["tenant"], act["owner"]) for scope in scopes)
 
     page = await services.audit.page(query.limit, query.after, matches)
     return web.json_response(

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.errors import ForbiddenError
-from lora_serve.core.tenant import ApiKey
+from lora_serve.core.tenant import ADMIN_CALLER, ApiKey
 from lora_serve.server.admin.tenants import tenant_in
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, read_json
@@ -24,13 +24,15 @@ async def create_key(request: web.Request) -> web.StreamResponse:
     directory = services.keys.directory
     directory.snapshot.tenant(tenant)
     fields = check_fields(CreateKeyFields, await read_json(request))
-    role = caller_of(request[CONTEXT]).role
-    if not role.includes(fields.role):
-        raise ForbiddenError(f"A key of the role {role} makes none of the role {fields.role}.")
+    caller = caller_of(request[CONTEXT])
+    if not caller.role.includes(fields.role):
+        raise ForbiddenError(f"A key of the role {caller.role} makes none of the role {fields.role}.")
+    maker = "" if caller == ADMIN_CALLER else caller.key_id
     expires = None if fields.expires_in is None else directory.clock() + fields.expires_in
     quota = fields.quota.quota()
     key, secret = await services.edit(
-        lambda: directory.create_key(tenant, fields.role, fields.label, expires, quota), f"making a key of {tenant}"
+        lambda: directory.create_key(tenant, fields.role, fields.label, expires, quota, maker),
+        f"making a key of {tenant}",
     )
     request[CONTEXT].audit.subject = f"{tenant}/{key.id}"
     shown = {"secret": secret, **_card(services.keys, key)}
@@ -49,6 +51,9 @@ async def revoke_key(request: web.Request) -> web.StreamResponse:
     """In force here on return, and within a second on every replica."""
     services, tenant, key_id = request.app[SERVICES], tenant_in(request), request.match_info["key"]
     directory = services.keys.directory
+    role, known = caller_of(request[CONTEXT]).role, directory.snapshot.key(tenant, key_id)
+    if not role.includes(known.role):
+        raise ForbiddenError(f"A key of the role {role} revokes none of the role {known.role}.")
     key = await services.edit(lambda: directory.revoke_key(tenant, key_id), f"revoking a key of {tenant}")
     return web.json_response(_card(services.keys, key))
 

@@ -71,9 +71,8 @@ async def complete_registration(
             fields.activate,
         )
 
-    registration, warnings = await register_and_pin(services, fields.id, stage, register)
+    registration, warnings = await register_and_pin(services, fields.id, stage, register, caller)
     note.owner, note.digest = registration.entry.tenant, registration.ref.digest
-    await check_still_there(services, caller, fields.id)
     card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
     return web.json_response(card, status=201 if registration.created else 200)
@@ -84,6 +83,7 @@ async def register_and_pin(
     adapter_id: str,
     stage: Callable[[], Awaitable[Staged]],
     register: Callable[[Staged], Registration],
+    caller: Caller,
 ) -> tuple[Registration, list[str]]:
     """All to its end, even if the client leaves. What went wrong after the registration comes as warnings.
 
@@ -98,6 +98,7 @@ async def register_and_pin(
         except NotReadyError:  # the thread has ended, so nobody else removes it
             await asyncio.to_thread(remove_folder, staged.folder)
             raise
+        await check_still_there(services, caller, registration)
         return registration, await _pin(services, registration, known is not None and known.pinned)
 
     return await services.background.complete(work(), f"registering {adapter_id}")

@@ -9,7 +9,7 @@ from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.errors import ConflictError, LoraServeError
 from lora_serve.server.admin.listing import card_response
 from lora_serve.server.admin.ownership import own_name_in
-from lora_serve.server.admin.tenant_rules import check_pin
+from lora_serve.server.admin.tenant_rules import pinnable_bytes
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.reconciler import pinned_refs
@@ -19,8 +19,8 @@ from lora_serve.server.services import SERVICES, Services
 async def pin(request: web.Request) -> web.StreamResponse:
     """On the device from now on, over restarts too."""
     services, name = request.app[SERVICES], own_name_in(request)
-    check_pin(services, caller_of(request[CONTEXT]), services.catalog.entry(name))
-    await services.background.complete(pin_adapter(services, name), f"pinning {name}")
+    max_bytes = pinnable_bytes(caller_of(request[CONTEXT]))
+    await services.background.complete(_pin(services, name, max_bytes), f"pinning {name}")
     return await card_response(request, name)
 
 
@@ -51,10 +51,10 @@ async def evict(request: web.Request) -> web.StreamResponse:
     return await card_response(request, name)
 
 
-async def pin_adapter(services: Services, name: str) -> None:
+async def _pin(services: Services, name: str, max_bytes: int | None) -> None:
     """Note it in the catalog, then load it; if it cannot be loaded, the note is taken back and the error raised."""
     before = services.catalog.entry(name)
-    entry = await set_pinned(services, name, True)
+    entry = await set_pinned(services, name, True, max_bytes)
     try:
         for version in entry.routed:
             await services.client.adapters(Pin(entry.ref(version)))
@@ -63,9 +63,10 @@ async def pin_adapter(services: Services, name: str) -> None:
         raise
 
 
-async def set_pinned(services: Services, name: str, pinned: bool) -> CatalogEntry:
-    """Durable on return. Raises AdapterNotFoundError."""
-    return await services.edit(lambda: services.registry.set_pinned(name, pinned), f"noting the pin of {name}")
+async def set_pinned(services: Services, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
+    """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of its tenant."""
+    registry = services.registry
+    return await services.edit(lambda: registry.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
 
 
 async def _unpin(services: Services, name: str) -> None:

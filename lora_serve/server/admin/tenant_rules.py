@@ -6,8 +6,8 @@ import asyncio
 import re
 from contextlib import suppress
 
-from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.routes import own_name
+from lora_serve.adapters.registry import Registration
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import (
     AdapterNotFoundError,
@@ -20,7 +20,7 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import Services
-from lora_serve.tenancy.key_table import REVOKED
+from lora_serve.tenancy.keys import REVOKED
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -55,34 +55,26 @@ def check_source(services: Services, caller: Caller, source: str) -> None:
         raise ForbiddenError(f"Tenants may not register from this source: upload the adapter (PUT){more}.")
 
 
-def check_pin(services: Services, caller: Caller, entry: CatalogEntry) -> None:
-    """A tenant pins within the device memory that is guaranteed to it. Raises ForbiddenError."""
-    if caller.sees_all:
-        return
-    guaranteed = caller.quota.device_bytes_guaranteed or 0
-    entries = services.catalog.snapshot.entries.values()
-    pinned = {one.name: one for one in (*entries, entry) if one.tenant == caller.tenant and one.pinned} | {
-        entry.name: entry
-    }
-    needed = sum(version.num_bytes for one in pinned.values() for version in one.routed)
-    if needed > guaranteed:
-        raise ForbiddenError(
-            f"With this one, {needed} bytes would be pinned; {guaranteed} bytes of device memory are guaranteed to "
-            f"the tenant `{caller.tenant}`."
-        )
+def pinnable_bytes(caller: Caller) -> int | None:
+    """A tenant pins within the device memory that is guaranteed to it; None: no limit."""
+    return None if caller.sees_all else caller.quota.device_bytes_guaranteed or 0
 
 
-async def check_still_there(services: Services, caller: Caller, name: str) -> None:
+async def check_still_there(services: Services, caller: Caller, made: Registration) -> None:
     """A registration may end after its tenant was deleted, at another replica too: then nothing of it stays.
 
     The deletion first takes the tenant away and then its adapters. So whoever finds the tenant there after its own
-    commit knows that the deletion will find the adapter. Raises AuthenticationError.
+    commit knows that the deletion will find the adapter. One that was made again meanwhile is another tenant. Raises
+    AuthenticationError.
     """
     if caller.sees_all:
         return
     with suppress(AdapterUnavailableError):
         await asyncio.to_thread(services.keys.directory.refresh)
-    if caller.tenant not in services.keys.directory.snapshot.tenants:
+    tenant = services.keys.directory.snapshot.tenants.get(caller.tenant)
+    if tenant is not None and tenant.created == caller.since:
+        return
+    if made.created:
         with suppress(AdapterNotFoundError):
-            await remove_adapter(services, name, None)
-        raise AuthenticationError(REVOKED)
+            await remove_adapter(services, made.ref.name, made.ref.version)
+    raise AuthenticationError(REVOKED)

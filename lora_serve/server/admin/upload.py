@@ -79,6 +79,8 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     async with _staged(services) as upload:
         upload.fields.update(request.query)
         await _receive(request, upload)
+        request[CONTEXT].enter_again()
+        caller = caller_of(request[CONTEXT])
         fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
             await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)

@@ -16,6 +16,7 @@ from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.errors import WireError
 from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
@@ -41,6 +42,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
             name,
             lambda: services.staging.stage(fields.lora_path),
             lambda staged: _register(services, fields, staged),
+            caller_of(request[CONTEXT]),
         )
     except AlreadyLoadedError:
         message = (

@@ -34,7 +34,7 @@ async def run_choices(
     outcomes: set[bool] = set()
     async with permitted(services, context, requests) as permit:
         sources = [_run_choice(services, context, request, rules, permit) for request in requests]
-        with services.client.gate.entered(requests, permit.lines):
+        with services.client.gate.entered(requests, permit.lines, permit.use.started):
             async with aclosing(merge(sources)) as events:
                 async for number, event in events:
                     if isinstance(event, Admitted):

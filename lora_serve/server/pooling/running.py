@@ -30,7 +30,7 @@ async def run_pooled(
     vectors: list[bytes] = [b""] * len(requests)
     async with permitted(services, context, requests) as permit:
         run = _Run(services, context, permit)
-        with services.client.gate.entered(requests, permit.lines):
+        with services.client.gate.entered(requests, permit.lines, permit.use.started):
             async with aclosing(merge([run.one(request) for request in requests])) as events:
                 async for number, event in events:
                     if isinstance(event, Admitted):

@@ -33,12 +33,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def services(services: Services, clock: Clock) -> AsyncIterator[Services]:
-    store = services.adapter_config.store
+    store, services.keys.directory.clock = services.adapter_config.store, clock
     made = replace(
         services,
         quotas=Quotas(limiter(clock)),
         meter=Meter(UsageJournal(store), clock=clock),
-        audit=AuditLog(AuditJournal(store, "replica")),
+        audit=AuditLog(AuditJournal(store, "replica", clock)),
     )
     yield made
     await made.background.close()

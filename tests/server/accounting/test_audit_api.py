@@ -87,6 +87,19 @@ async def test_refused_act_of_a_known_key_is_noted(
     ]
 
 
+async def test_what_a_tenant_tries_on_another_is_not_told_to_that_one(
+    house: House, admin: aiohttp.ClientSession, http: aiohttp.ClientSession, new_key: NewKey
+) -> None:
+    """Or each would learn of the other's name and keys."""
+    prying, other = new_key("acme", role=Role.TENANT_ADMIN), new_key("globex", role=Role.TENANT_ADMIN)
+    async with http.post("/admin/tenants/globex/keys", json={}, headers=bearer(prying)) as response:
+        assert response.status == 404
+    for session, seen in ((admin, 1), (prying, 1), (other, 0)):
+        headers = bearer(session) if isinstance(session, str) else {}
+        async with (http if headers else admin).get("/admin/audit", headers=headers) as response:
+            assert len((await response.json())["data"]) == seen
+
+
 async def test_tenants_admin_sees_acts_by_and_about_its_tenant_only(
     house: House, admin: aiohttp.ClientSession, new_key: NewKey
 ) -> None:

@@ -117,6 +117,23 @@ async def test_tokens_and_places_come_back_when_the_client_leaves(
     assert await tokens_left(house, http, secret) == 100
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_while_its_prompt_is_computed_pays_for_the_prompt(
+    house: House, http: aiohttp.ClientSession, new_key: NewKey, stream: bool
+) -> None:
+    secret, gate = new_key("acme", TOKENS), asyncio.Event()
+    house.engine.script = lambda request: MockReply(gate=gate, has_started=True)
+    sent = asyncio.create_task(complete(http, secret, prompt=list(range(1, 31)), max_tokens=40, n=2, stream=stream))
+    while len(house.engine.requests) < 2:
+        await asyncio.sleep(0.001)
+    sent.cancel()
+    await asyncio.gather(sent, return_exceptions=True)
+    while house.services.lifecycle.num_inside:
+        await asyncio.sleep(0.001)
+    house.engine.script = lambda request: MockReply()
+    assert await tokens_left(house, http, secret) == 100 - 30
+
+
 async def test_client_that_leaves_in_the_middle_of_a_stream_pays_for_what_was_generated(
     house: House, http: aiohttp.ClientSession, new_key: NewKey
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
+import threading
 from typing import Any
 
 import aiohttp
@@ -14,6 +16,7 @@ from lora_serve.core.errors import InternalError
 from lora_serve.core.stats import SlotInfo
 from lora_serve.core.tenant import Role
 from lora_serve.server.residency_meter import record_residency
+from lora_serve.tenancy.metering import summed
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
 from tests.tenancy.limited import Clock
@@ -93,6 +96,26 @@ async def test_tenants_admin_sees_its_own_usage_only(
         assert await usage(client, tenant="globex") == await usage(client, tenant="no-such-tenant") == []
     async with http.get("/admin/usage", headers=bearer(new_key("acme"))) as response:
         assert response.status == 403
+
+
+async def test_figures_of_many_are_added_up_beside_the_event_loop(
+    http: aiohttp.ClientSession, admin: aiohttp.ClientSession, new_key: NewKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year of a thousand tenants takes seconds, in which everybody's streams would stand still."""
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slowly(*given: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60), "nobody else was served meanwhile"
+        return summed(*given)
+
+    monkeypatch.setattr("lora_serve.server.admin.usage.summed", slowly)
+    adding = asyncio.create_task(usage(admin, by=""))
+    await begun.wait()
+    assert (await complete(http, new_key("acme"))).status == 200
+    go_on.set()
+    await adding
 
 
 async def test_bounds_that_are_left_empty_are_none(admin: aiohttp.ClientSession) -> None:
