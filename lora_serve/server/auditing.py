@@ -73,9 +73,8 @@ def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Sn
     entry = before.entries.get(subject.partition("@")[0]) or before.entries.get(own.partition("@")[0])
     if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
         owner = note.owner or request.match_info.get("tenant", "")
-        return AuditNote(
-            subject, owner if caller.scope in (None, owner) else "", note.digest
-        )  # a foreign one's is hidden
+        is_own = caller.scope in (None, owner)  # what is tried on another tenant's is not told to that one
+        return AuditNote(subject, owner if is_own else "", note.digest)
     return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
 
 
