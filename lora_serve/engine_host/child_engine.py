@@ -13,6 +13,7 @@ from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.core.errors import LoraServeError
 from lora_serve.engine_host.channel import Channel
+from lora_serve.engine_host.fatal import FAILED
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
@@ -21,7 +22,6 @@ from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.lean_imports import import_transformers
 
 REFUSED = 2  # exit code: a setting or the model is wrong
-FAILED = 1
 _log = logging.getLogger(__name__)
 
 

@@ -22,7 +22,7 @@ from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host import fake_engine
 from tests.engine_host.engine_clients import process_client, request
-from tests.engine_host.fake_engine import BUG, CRASH, EXIT, HANG, SLOW
+from tests.engine_host.fake_engine import BUG, CRASH, EXIT, FATAL, HANG, SLOW, UNSPEAKABLE
 
 NOTICED = 2.0  # seconds within which a child's death is known
 PATIENCE = 60.0
@@ -70,17 +70,27 @@ async def test_a_killed_engine_is_noticed_at_once_and_its_requests_are_told(clie
     assert client.gate.num_requests == 0
 
 
-@pytest.mark.parametrize(("token", "words"), [(CRASH, "SIGSEGV"), (EXIT, "code 7")])
+@pytest.mark.parametrize(
+    ("token", "words"), [(CRASH, "SIGSEGV"), (EXIT, "code 7"), (FATAL, "code 1"), (UNSPEAKABLE, "code 1")]
+)
 async def test_an_engine_that_ends_by_itself_ends_what_ran(
     client: ProcessEngineClient, token: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(EngineLostError):
-        await tokens_of(client, request("r", prompt=[token]))
+        async with asyncio.timeout(PATIENCE):
+            await tokens_of(client, request("r", prompt=[token]))
     assert words in caplog.text
     with pytest.raises(NotReadyError, match="being started"):
         await client.stats()
     await client.start()
     assert await tokens_of(client, request("s", max_tokens=1)) == [next_token(None, [1, 2])]
+
+
+async def test_an_engine_that_is_told_nonsense_ends(client: ProcessEngineClient) -> None:
+    assert client._process is not None
+    client._process._connection.send(b"\0\0\0\1x")
+    async with asyncio.timeout(PATIENCE):
+        assert "code 1" in await client.lost()
 
 
 async def test_commands_in_the_air_are_told(client: ProcessEngineClient) -> None:
