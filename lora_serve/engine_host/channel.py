@@ -22,7 +22,9 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._outbox: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=run_fatally("what speaks to the server", self._write), name="to server", daemon=True)
+        self._writer = threading.Thread(
+            target=run_fatally("what speaks to the server", self._write), name="to server", daemon=True
+        )
         self._writer.start()
 
     def send(self, record: Record) -> None:

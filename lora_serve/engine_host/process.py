@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import CancelledError
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -47,7 +47,8 @@ async def open_host(
         errands.drop,
     )
     try:
-        await client.spawn()
+        with suppress(OSError):  # `load` tries again
+            await client.spawn()
         yield ProcessHost(client)
     finally:
         await client.stop()

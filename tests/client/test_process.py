@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
-from lora_serve.core.commands import Evict, Pin, Resize, Tune
+from lora_serve.core.commands import Evict, Pin, Resize, Tune, Unpin
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
 from lora_serve.core.events import TokenEvent
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.process import configure_of
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host import fake_engine
@@ -122,6 +125,62 @@ async def test_the_next_engine_is_told_what_the_last_one_was(client: ProcessEngi
     assert {(slot.digest, slot.pinned) for slot in stats.slots} == {
         ("sha256:pinned", True), ("sha256:gone", True), ("sha256:used", False),
     }  # fmt: skip
+
+
+async def test_what_leaves_while_there_is_no_engine_does_not_come_back(client: ProcessEngineClient) -> None:
+    await client.adapters(Pin(adapter("unpinned")))
+    await tokens_of(client, request("r", adapter("deleted")))
+    client.kill("a test")
+    await client.lost()
+    for command in (Unpin("sha256:unpinned"), Evict("sha256:deleted", forget=True)):
+        with pytest.raises(NotReadyError):
+            await client.adapters(command)
+    await client.start()
+    assert (await client.stats()).slots == ()
+
+
+async def test_an_engine_that_cannot_be_started_again_at_present_is_started_later(client: ProcessEngineClient) -> None:
+    """No processes, no descriptors, or no memory for the model: it was served before, so it is no mistake of anyone."""
+    spawn, refused = client._spawn, configure_of(Settings(model=fake_engine.REFUSED))
+
+    async def no_process() -> EngineProcess:
+        return await EngineProcess.start(("/nowhere",), refused)
+
+    async def no_memory() -> EngineProcess:
+        return await EngineProcess.start(fake_engine.COMMAND, refused)
+
+    client.kill("a test")
+    await client.lost()
+    num_descriptors = len(os.listdir("/proc/self/fd"))
+    for client._spawn in (no_process, no_memory):
+        with pytest.raises(EngineLostError, match="cannot be started at present"):
+            await client.start()
+        assert len(os.listdir("/proc/self/fd")) == num_descriptors
+    client._spawn = spawn
+    await client.start()
+    await client.ping()
+
+
+async def test_an_engine_that_hangs_before_it_was_told_its_orders_is_left_to_the_watchdog(
+    client: ProcessEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.adapters(Resize(max_loras=3))
+    client.kill("a test")
+    await client.lost()
+    monkeypatch.setattr("lora_serve.client.process.RELOAD_SECONDS", 0.01)
+    load = client.load
+
+    async def load_and_hang() -> Any:
+        spec = await load()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        return spec
+
+    monkeypatch.setattr(client, "load", load_and_hang)
+    async with asyncio.timeout(PATIENCE):
+        await client.start()
+    client.kill("it hangs")
+    await client.lost()
 
 
 async def test_a_bug_of_the_engine_ends_its_requests_and_not_the_process(client: ProcessEngineClient) -> None:
