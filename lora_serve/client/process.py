@@ -89,8 +89,9 @@ class ProcessEngineClient:
             self._starting = await self._spawn()
 
     async def load(self) -> ModelSpec:
-        """The model, once a child has loaded it. Raises EngineLostError; ModelError, ConfigError from the first one only:
-        what was served once is not wrong, only refused at present.
+        """The model, once a child has loaded it.
+
+        Raises EngineLostError; ModelError, ConfigError from the first one only: what was served once is not wrong.
         """
         if self._process is None or self._spec is None:
             process, spec = await self._loaded()
