@@ -50,10 +50,15 @@ async def running(client: ProcessEngineClient, name: str = "running") -> asyncio
     return task
 
 
+def state_of(pid: int | None) -> str:
+    """One letter, see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_alive(pid: int) -> bool:
     """A zombie is not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state_of(pid) != "Z"
     except FileNotFoundError:
         return False
 
@@ -201,12 +206,11 @@ async def test_a_bug_of_the_engine_ends_its_requests_and_not_the_process(client:
 async def test_a_hung_engine_does_not_answer_a_ping_and_can_be_killed(client: ProcessEngineClient) -> None:
     await client.ping()
     stuck = asyncio.create_task(tokens_of(client, request("r", prompt=[HANG])))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        while state_of(client.pid) != "T":  # stopped
+            await asyncio.sleep(0.01)
     ping = asyncio.create_task(client.ping())
-    done, _ = await asyncio.wait({ping}, timeout=1)
-    if done:  # it was answered before the step
-        ping = asyncio.create_task(client.ping())
-        assert not (await asyncio.wait({ping}, timeout=1))[0]
+    assert not (await asyncio.wait({ping}, timeout=0.2))[0]
     client.kill("it hangs")
     for task in (stuck, ping):
         with pytest.raises(EngineLostError):

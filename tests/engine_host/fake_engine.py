@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ class FaultyRunner(FakeRunner):
         if EXIT in tokens:
             os._exit(7)
         if HANG in tokens:
-            threading.Event().wait()
+            os.kill(os.getpid(), signal.SIGSTOP)  # so that others can see when it hangs
         self.is_broken = FATAL in tokens
         if BUG in tokens or self.is_broken:
             return []  # the scheduler counts on one output per row
