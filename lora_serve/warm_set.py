@@ -23,6 +23,7 @@ from lora_serve.core.stats import EngineStats
 
 FILE_NAME = "hot.json"
 NOTE_SECONDS = 60.0  # between two looks at what is hot
+LOOK_SECONDS = 5.0  # for an engine to say what it holds: one that hangs must not hold up the end
 DEVICE_SECONDS = 30.0  # that /ready waits for the adapters of the device at most
 _MAX_FILE_BYTES = 16 * 2**20
 
@@ -133,12 +134,14 @@ class WarmSetKeeper:
 
     async def _note(self) -> None:
         try:
-            warm_set = WarmSet.of(await self._client.stats(), self._catalog.snapshot.digests)
+            async with asyncio.timeout(LOOK_SECONDS):
+                stats = await self._client.stats()
+            warm_set = WarmSet.of(stats, self._catalog.snapshot.digests)
             if warm_set != self._noted:
                 await asyncio.to_thread(write_warm_set, self._path, warm_set)
                 self._noted = warm_set
-        except (OSError, LoraServeError) as error:
-            _log.warning("hot adapters could not be noted in %s: %s", self._path.name, error)
+        except (OSError, LoraServeError) as error:  # a TimeoutError is an OSError
+            _log.warning("hot adapters could not be noted in %s: %r", self._path.name, error)
 
     def _for_device(self) -> list[AdapterRef]:
         pinned = [entry.ref() for entry in self._catalog.snapshot.entries.values() if entry.pinned]

@@ -7,7 +7,7 @@ import functools
 import logging
 import sys
 import time
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -29,6 +29,7 @@ from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of
 from lora_serve.warm_set import WarmSetKeeper
 
+PIN_SECONDS = 30.0  # that a new engine's readiness waits for what is pinned
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +47,9 @@ class Preparation:
     async def run(self) -> None:
         """Raises ConfigError, and what the engine's end makes fail."""
         if self._is_prepared:
+            with suppress(TimeoutError):  # what is pinned now: a pin that came while there was no engine is among them
+                async with asyncio.timeout(PIN_SECONDS):
+                    await load_pinned(self._services)
             await warm_up(self._services, self._settings)
             return
         await prepare(self._services, self._settings)

@@ -12,7 +12,8 @@ import pytest
 from lora_serve import warm_up
 from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.client.mock import MockEngineClient, MockReply
-from lora_serve.core.commands import Evict
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
@@ -121,3 +122,22 @@ async def test_pinned_adapters_are_loaded_after_registration_and_warm_up(monkeyp
     services: Any = SimpleNamespace()
     await warm_up.prepare(services, Settings(model="fake"))
     assert order == ["register_modules", "warm_up", "load_pinned"]
+
+
+async def test_later_engine_gets_what_was_pinned_while_there_was_none(engine: MockEngineClient) -> None:
+    """The command itself failed then, and nobody gives it again."""
+    entries: dict[str, Any] = {}
+    services: Any = SimpleNamespace(
+        client=engine,
+        spec=ModelSpec("fake", "Fake", 300, 128, (), 1, {}, 0, "float32", "cpu"),
+        catalog=SimpleNamespace(snapshot=SimpleNamespace(entries=entries)),
+        keys=SimpleNamespace(directory=SimpleNamespace(snapshot=SimpleNamespace(tenants={}))),
+    )
+    preparation = warm_up.Preparation(services, Settings(model="fake", warmup="off"))
+    await preparation.run()
+    ref = AdapterRef("acme", "acme/a", 1, "sha256:a", 4, 100)
+    entries["acme/a"] = SimpleNamespace(pinned=True, routed=(ref,), ref=lambda version: version)
+    engine.commands.clear()
+    await preparation.run()
+    assert Pin(ref) in engine.commands
+    await preparation.close()

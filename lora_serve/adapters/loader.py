@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -22,6 +22,7 @@ from lora_serve.core.load_times import LoadTimes
 V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds
 _NAP = 0.01  # seconds between two looks whether others still run
+_CLOSE_SECONDS = 10.0  # that `close` waits: a disk that is gone may keep a load for ever
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +87,7 @@ class Loader(Generic[V]):
         self._num_threads = num_threads
         self._lock = threading.Lock()
         self._in_flight: set[str] = set()
+        self._futures: set[Future[None]] = set()
         self._closing = threading.Event()
         self._threads = ThreadPoolExecutor(num_threads, "adapter-loader", initializer=self._begin)
 
@@ -95,12 +97,21 @@ class Loader(Generic[V]):
             if adapter.digest in self._in_flight:
                 return
             self._in_flight.add(adapter.digest)
-            self._threads.submit(self._run, adapter)
+        try:
+            future = self._threads.submit(self._run, adapter)
+        except RuntimeError as error:  # the system gives no more threads
+            _log.warning("no thread to load adapter %s: %r", adapter.label, error)
+            refusal = AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded at present.")
+            self._finish(LoadFinished(adapter.digest, None, refusal, 0.0))
+            return
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
 
-    def close(self) -> None:
-        """Drop loads that have not begun, wait for those that have."""
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Drop loads that have not begun, wait for those that have, `timeout` seconds at most."""
         self._closing.set()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        wait(self._futures.copy(), timeout)
 
     def _begin(self) -> None:
         if self._pace is not None:
@@ -130,10 +141,13 @@ class Loader(Generic[V]):
         message: LoadFinished[V] = LoadFinished(adapter.digest, None, error, seconds)
         if loaded is not None:
             message = LoadFinished(adapter.digest, loaded.value, None, seconds, loaded.times)
-        with self._lock:  # before the post: whoever reads it may submit the same digest again at once
-            self._in_flight.discard(adapter.digest)
-        self._post(message)
+        self._finish(message)
         return loaded
+
+    def _finish(self, message: LoadFinished[V]) -> None:
+        with self._lock:  # before the post: whoever reads it may submit the same digest again at once
+            self._in_flight.discard(message.digest)
+        self._post(message)
 
     def _try(self, adapter: AdapterRef) -> tuple[Loaded[V] | None, LoraServeError | None]:
         try:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from lora_serve.client.faults import error_of
@@ -47,7 +48,8 @@ class EngineProcess:
         OSError if there can be no process.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as unless_started:
+            unless_started.enter_context(ours)
             environment = {name: value for name, value in os.environ.items() if not name.startswith("LORA_SERVE_")}
             child = await asyncio.create_subprocess_exec(
                 *command,
@@ -56,6 +58,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
+            unless_started.pop_all()
         ours.setblocking(False)
         _, connection = await asyncio.get_running_loop().create_unix_connection(_Connection, sock=ours)
         process = cls(child, connection)

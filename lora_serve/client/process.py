@@ -34,8 +34,8 @@ from lora_serve.client.wire import (
     Weigh,
     Weighed,
 )
-from lora_serve.core.commands import AdapterCommand, ProbeResult
-from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
+from lora_serve.core.commands import AdapterCommand, Evict, ProbeResult, Unpin
+from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
 from lora_serve.core.events import ErrorEvent, Event, StepEvent
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
@@ -89,12 +89,12 @@ class ProcessEngineClient:
             self._starting = await self._spawn()
 
     async def load(self) -> ModelSpec:
-        """The model, once a child has loaded it. Raises ModelError, ConfigError, EngineLostError, OSError."""
+        """The model, once a child has loaded it.
+
+        Raises EngineLostError; ModelError, ConfigError from the first one only: what was served once is not wrong.
+        """
         if self._process is None or self._spec is None:
-            await self.spawn()
-            process, self._starting = self._starting, None
-            assert process is not None
-            spec = await self._ready(process)
+            process, spec = await self._loaded()
             if self._spec is not None and spec.fingerprint != self._spec.fingerprint:
                 process.kill("the model is another one than before")
                 await process.lost
@@ -108,11 +108,10 @@ class ProcessEngineClient:
         if self._process is not None:
             return
         await self.load()
-        for order in self._orders.limits():
-            await self._repeat(order)
-        reloads = [asyncio.ensure_future(self._repeat(order)) for order in self._orders.residents()]
-        if reloads:
-            await asyncio.wait(reloads, timeout=RELOAD_SECONDS)
+        # sent in this order, and not waited for one by one
+        orders = (*self._orders.limits(), *self._orders.residents())
+        if orders:
+            await asyncio.wait([asyncio.ensure_future(self._repeat(order)) for order in orders], timeout=RELOAD_SECONDS)
 
     def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
         """See `EngineClient.infer`."""
@@ -120,6 +119,8 @@ class ProcessEngineClient:
 
     async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
         """See `EngineClient.adapters`."""
+        if isinstance(command, Unpin | Evict):  # whoever hears of it: the next engine is not told otherwise
+            self._orders.note(command)
         answer = await self._ask(lambda call: Order(call, order_of(command)))
         self._orders.note(command)
         return answer.value if isinstance(answer, Probed) else None
@@ -169,6 +170,17 @@ class ProcessEngineClient:
         self._process = self._starting = None
 
     # ----------------------------------------------------------------------------------------------------------
+
+    async def _loaded(self) -> tuple[EngineProcess, ModelSpec]:
+        try:
+            await self.spawn()
+            process, self._starting = self._starting, None
+            assert process is not None
+            return process, await self._ready(process)
+        except (ModelError, ConfigError, OSError) as error:
+            if self._spec is None and not isinstance(error, OSError):
+                raise
+            raise EngineLostError(f"The engine cannot be started at present: {error}") from error
 
     async def _ready(self, process: EngineProcess) -> ModelSpec:
         """A child that nobody waits for any more is ended."""

@@ -22,7 +22,7 @@ from lora_serve.engine.queue_gate import QueueGate
 
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
-STOP_SECONDS = 60.0  # that the thread may take to end its step
+STOP_SECONDS = 20.0  # that the thread may take to end its step
 
 
 class ThreadEngineClient:

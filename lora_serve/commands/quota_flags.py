@@ -8,7 +8,7 @@ from typing import Any
 
 from lora_serve.core.flags import flag_name
 from lora_serve.core.setting_types import parse_bytes
-from lora_serve.core.tenant import Quota
+from lora_serve.core.tenant import MAX_LIMIT, Quota
 
 NONE = "none"
 _HELP = {
@@ -45,7 +45,7 @@ def limit(text: str) -> int | str:
         number = int(value)
     except ValueError:
         number = -1
-    if not 0 <= number <= 10**15:
+    if not 0 <= number <= MAX_LIMIT:
         raise argparse.ArgumentTypeError(f"expected a number such as 100 or 512MiB, or {NONE} (got {text!r})")
     return number
 

@@ -21,7 +21,7 @@ from lora_serve.core.commands import (
     Tune,
     Unpin,
 )
-from lora_serve.core.errors import DeviceMemoryError, InternalError, LoraServeError
+from lora_serve.core.errors import ConflictError, DeviceMemoryError, InternalError, LoraServeError
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.blocks import BlockManager
@@ -123,6 +123,8 @@ class Engine:
 
     def command(self, command: Command) -> None:
         """Take a residency command in; it is answered when it is done."""
+        if isinstance(command.command, Unpin):
+            self._withdraw_pins(command.command.digest)
         self._commands.append(command)
         self._settle_commands()
         self._load_slots()
@@ -222,6 +224,13 @@ class Engine:
             raise
         self._memory.ran_well()
         return outputs
+
+    def _withdraw_pins(self, digest: str) -> None:
+        """Those that still wait for the load: done later, they would outlive the Unpin that came after them."""
+        withdrawn = [c for c in self._commands if isinstance(c.command, Pin) and c.command.adapter.digest == digest]
+        self._commands = [command for command in self._commands if command not in withdrawn]
+        for command in withdrawn:
+            command.reply(ConflictError("The adapter was unpinned before it was on the device."))
 
     def _settle_commands(self) -> None:
         self._commands = [command for command in self._commands if not self._settle(command)]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from lora_serve.client.frames import FrameSplitter, frame_of, to_engine
 from lora_serve.client.record import Record
 from lora_serve.client.wire import ToEngine
+from lora_serve.engine_host.fatal import run_fatally
 
 _READ_BYTES = 2**18
 
@@ -21,7 +22,9 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._outbox: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="to server", daemon=True)
+        self._writer = threading.Thread(
+            target=run_fatally("what speaks to the server", self._write), name="to server", daemon=True
+        )
         self._writer.start()
 
     def send(self, record: Record) -> None:

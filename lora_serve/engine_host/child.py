@@ -17,6 +17,7 @@ from typing import Protocol
 
 from lora_serve.client import wire
 from lora_serve.engine_host.channel import Channel
+from lora_serve.engine_host.fatal import FAILED, fatal
 
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
@@ -57,13 +58,14 @@ def open_channel() -> tuple[Channel, Iterator[wire.ToEngine]]:
 
 def run(engine: Taker, channel: Channel, records: Iterator[wire.ToEngine]) -> int:
     """Hand over what comes, until the end."""
-    for record in records:
-        if isinstance(record, wire.Stop):
-            engine.stop()
-            channel.close()
-            return 0
-        engine.take(record)
-    os._exit(1)  # the parent is gone, and nothing here is worth a moment
+    with fatal("what listens to the server"):
+        for record in records:
+            if isinstance(record, wire.Stop):
+                engine.stop()
+                channel.close()
+                return 0
+            engine.take(record)
+    os._exit(FAILED)  # the parent is gone, and nothing here is worth a moment
 
 
 if __name__ == "__main__":

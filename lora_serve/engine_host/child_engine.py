@@ -13,6 +13,7 @@ from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.core.errors import LoraServeError
 from lora_serve.engine_host.channel import Channel
+from lora_serve.engine_host.fatal import run_fatally
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
@@ -21,7 +22,6 @@ from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.lean_imports import import_transformers
 
 REFUSED = 2  # exit code: a setting or the model is wrong
-FAILED = 1
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ class ChildEngine:
         self._channel = channel
         self._blobs = RemoteBlobs(channel.send, configure.adapters.store / "tmp")
         self._service: EngineService | None = None
-        threading.Thread(target=self._start, name="start", daemon=True).start()
+        threading.Thread(target=run_fatally("the start", self._start), name="start", daemon=True).start()
 
     def take(self, record: wire.ToEngine) -> None:
         """Only errands' answers come before the parent was told that the engine is ready."""
@@ -55,16 +55,9 @@ class ChildEngine:
         try:
             self._load()
         except LoraServeError as error:
-            self._refuse(error, REFUSED)
-        except Exception as error:
-            _log.exception("the engine could not be started")
-            self._refuse(error, FAILED)
-
-    def _refuse(self, error: Exception, code: int) -> None:
-        if code == REFUSED:
             self._channel.send(wire.Refused(fault_of(error)))
-        self._channel.close()
-        os._exit(code)
+            self._channel.close()
+            os._exit(REFUSED)
 
     def _load(self) -> None:
         configure = self._configure

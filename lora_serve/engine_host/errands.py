@@ -10,12 +10,14 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, Errand, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
 from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
+from lora_serve.engine_host.remote_blobs import SCRATCH_PREFIX
 
 _log = logging.getLogger(__name__)
 Send = Callable[[Record], None]
@@ -24,8 +26,10 @@ Send = Callable[[Record], None]
 class Errands:
     """`run` and `drop` are called on the event loop's thread; the stores are spoken to on threads."""
 
-    def __init__(self, blobs: StoredBlobs, num_threads: int) -> None:
+    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path) -> None:
+        """`scratch`: where the engine makes its own folders, see `RemoteBlobs`."""
         self._blobs = blobs
+        self._scratch = scratch
         self._threads = ThreadPoolExecutor(num_threads, "errands")
         self._open: dict[int, ExitStack] = {}  # of the engine that runs now
         self._life = 0  # errands of an earlier engine are nobody's
@@ -38,11 +42,13 @@ class Errands:
         task.add_done_callback(self._tasks.discard)
 
     def drop(self) -> None:
-        """The engine has ended: let go of what it held."""
+        """The engine has ended: let go of what it held, and remove what it was writing."""
         self._life += 1
         stacks, self._open = list(self._open.values()), {}
         for stack in stacks:
             self._threads.submit(stack.close)
+        for folder in self._scratch.glob(f"{SCRATCH_PREFIX}*"):
+            self._threads.submit(remove_folder, folder)
 
     async def close(self) -> None:
         """After the engine has ended."""

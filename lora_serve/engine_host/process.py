@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import CancelledError
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -37,8 +37,8 @@ async def open_host(
     settings: Settings, weights: Weights, command: Sequence[str] = COMMAND
 ) -> AsyncIterator[EngineHost]:
     """See `HostModule`. `command`: what to start, with the number of a socket as its last argument."""
-    errands = Errands(StoredBlobs(weights.store, weights.disk), settings.adapter_load_threads)
-    configure = configure_of(settings)
+    configure, blobs = configure_of(settings), StoredBlobs(weights.store, weights.disk)
+    errands = Errands(blobs, settings.adapter_load_threads, settings.store / "tmp")
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
         QueueGate(settings.engine_slice().queue),
@@ -47,7 +47,8 @@ async def open_host(
         errands.drop,
     )
     try:
-        await client.spawn()
+        with suppress(OSError):  # `load` tries again
+            await client.spawn()
         yield ProcessHost(client)
     finally:
         await client.stop()

@@ -11,12 +11,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
-from lora_serve.adapters.stores.files import make_private, scratch_folder
+from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.client.faults import error_of
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
 
+SCRATCH_PREFIX = "engine-"  # of folders that an engine which was killed leaves behind
 Reply = BlobGiven | ErrandDone | ErrandFailed
 
 
@@ -44,7 +45,7 @@ class RemoteBlobs:
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
         """See Blobs. The bytes do not cross: the file is written here and moved there."""
-        with scratch_folder(make_private(self._scratch)) as folder:
+        with scratch_folder(self._scratch, SCRATCH_PREFIX) as folder:
             (folder / name).write_bytes(content)
             self._ask(lambda errand: KeepBeside(errand, digest, str(folder / name)))
 

@@ -31,6 +31,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine import messages
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop
+from lora_serve.engine_host.fatal import run_fatally
 from lora_serve.engine_host.trial import Examiner
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class EngineService:
         self._send = send
         self._examining = ThreadPoolExecutor(1, "examiner", initializer=on_thread)
         loop = EngineLoop(hosted.engine, hosted.mailbox, self._emit, hosted.rebuild)
-        self.thread = threading.Thread(target=loop.run, name="engine")
+        self.thread = threading.Thread(target=run_fatally("the engine's loop", loop.run), name="engine")
         self.thread.start()
 
     def take(self, record: wire.ToEngine) -> None:

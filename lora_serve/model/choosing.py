@@ -28,7 +28,7 @@ def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
 
     Rows that keep more than the sampler's candidates, which flat distributions alone do, make it wait twice.
     """
-    is_number = ~logits.amax(dim=-1).isnan()  # amax passes NaN on
+    is_number = logits.amax(dim=-1).isfinite()  # amax passes NaN on; a token alone may be at -inf
     tokens, is_settled = draw(logits, rows)
     choices, settled = _read(logits, rows, tokens, is_settled, is_number)
     if settled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -149,8 +150,12 @@ class ModelRunner:
 def _output(row: Row, choice: Choice) -> RowOutput:
     if choice.is_number:
         return RowOutput(row.sequence_id, choice.token_id, choice.logprobs)
+    return _no_numbers(row.sequence_id)
+
+
+def _no_numbers(sequence_id: int) -> RowOutput:
     error = NumericalError("the model's logits for this request are not numbers")
-    return RowOutput(row.sequence_id, None, error=error)
+    return RowOutput(sequence_id, None, error=error)
 
 
 def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLogprobs, ...]:
@@ -166,6 +171,8 @@ def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLo
 
 
 def _with_prompt(output: RowOutput | None, sequence_id: int, found: tuple[TokenLogprobs, ...]) -> RowOutput:
+    if any(math.isnan(logprobs.logprob) for logprobs in found):
+        return _no_numbers(sequence_id)
     if output is None:
         return RowOutput(sequence_id, None, prompt_logprobs=found)
     return RowOutput(sequence_id, output.token_id, output.logprobs, found, output.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from lora_serve.core.containment import contained
 from lora_serve.core.errors import NotReadyError, RequestError
 
 logger = logging.getLogger(__name__)
+RESUME_SECONDS = 1.0
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -42,6 +43,19 @@ class WorkerThread:
     def close(self) -> None:
         """Wait for what runs; what waits is dropped."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
+    """Work for as long as the server runs: a bug in it is logged, and it is begun again. Otherwise nobody would notice
+    that, say, no deleted adapter is freed any more.
+    """
+    while True:
+        try:
+            await work()
+            return
+        except Exception:
+            logger.exception("%s failed; it is begun again", name)
+        await asyncio.sleep(RESUME_SECONDS)
 
 
 class BackgroundTasks:

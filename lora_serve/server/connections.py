@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ConnectionLimits
+from lora_serve.server.background import kept_going
 from lora_serve.server.http_runner import HttpConnection
 
 RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
@@ -89,7 +90,9 @@ class Connections:
 
     async def watching(self, _: web.Application) -> AsyncIterator[None]:
         """Break off answers that nobody reads, for as long as the application runs."""
-        task = asyncio.get_running_loop().create_task(self._watch(), name="connections")
+        task = asyncio.get_running_loop().create_task(
+            kept_going(self._watch, "watching connections"), name="connections"
+        )
         yield
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from lora_serve import __version__
-from lora_serve.core.errors import NotReadyError
+from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
 from lora_serve.server.services import SERVICES
 
@@ -22,7 +22,7 @@ async def get_health(request: web.Request) -> web.StreamResponse:
     if lifecycle.state is ServerState.FAILED:
         raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
     if lifecycle.state is ServerState.READY:
-        with suppress(TimeoutError):  # a long step is no death
+        with suppress(TimeoutError, EngineLostError):  # a long step is no death; a lost engine is started again
             await asyncio.wait_for(services.client.stats(), STEP_PATIENCE)
     return web.json_response({"status": "ok", "state": lifecycle.state.value})
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.server.background import kept_going
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.key_table import KeyTable
 
@@ -19,7 +21,9 @@ logger = logging.getLogger(__name__)
 async def noting_uses(app: web.Application) -> AsyncIterator[None]:
     """While the application runs, and once more at its end."""
     keys = app[SERVICES].keys
-    task = asyncio.get_running_loop().create_task(_keep(keys), name="key uses")
+    task = asyncio.get_running_loop().create_task(
+        kept_going(functools.partial(_keep, keys), "noting keys' uses"), name="key uses"
+    )
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -13,6 +13,7 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import AdapterCommand, Evict, Pin, Unpin
 from lora_serve.core.errors import LoraServeError
+from lora_serve.server.background import kept_going
 from lora_serve.server.services import Services
 
 RETRY = 2.0  # seconds between two tries to delete what the store could not delete
@@ -40,8 +41,8 @@ class Reconciler:
             loop.call_soon_threadsafe(self._changed.set)
 
         self._services.catalog.listen(changed)
-        work = (self._follow(), self._keep_pins(), self._keep_collecting())
-        self._tasks = [loop.create_task(task) for task in work]
+        work = (self._follow, self._keep_pins, self._keep_collecting)
+        self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
         self._changed.set()
 
     async def stop(self) -> None:

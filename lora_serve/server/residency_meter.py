@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from aiohttp import web
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import SlotInfo
+from lora_serve.server.background import kept_going
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.usage import UsageFigures, UsageKey
 
@@ -21,9 +23,10 @@ INTERVAL = 5.0  # seconds between two looks, which an adapter that came or went 
 async def metering(app: web.Application) -> AsyncIterator[None]:
     """While the application runs: residency is looked at and usage written; the rest is written at the end."""
     services, loop = app[SERVICES], asyncio.get_running_loop()
+    look = functools.partial(_keep_looking, services)
     tasks = [
-        loop.create_task(services.meter.keep_flushing(), name="metering"),
-        loop.create_task(_keep_looking(services), name="metering residency"),
+        loop.create_task(kept_going(services.meter.keep_flushing, "metering"), name="metering"),
+        loop.create_task(kept_going(look, "metering residency"), name="metering residency"),
     ]
     yield
     for task in tasks:

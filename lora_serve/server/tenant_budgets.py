@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator
 
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from lora_serve.core.commands import SetTenantBudgets, TenantBudget
 from lora_serve.core.errors import LoraServeError
+from lora_serve.server.background import kept_going
 from lora_serve.server.services import SERVICES, Services
 
 _RETRY = 1.0  # seconds until an engine that was not there is told again
@@ -32,7 +34,10 @@ def budgets_of(services: Services) -> SetTenantBudgets:
 
 async def following_budgets(app: web.Application) -> AsyncIterator[None]:
     """While the application runs."""
-    task = asyncio.get_running_loop().create_task(_follow(app[SERVICES]), name="tenants' budgets")
+    work = functools.partial(_follow, app[SERVICES])
+    task = asyncio.get_running_loop().create_task(
+        kept_going(work, "following tenants' budgets"), name="tenants' budgets"
+    )
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from lora_serve.core.tenant import NO_LIMITS, ApiKey, Quota, Role, Tenant, check_tenant_name
+from lora_serve.core.tenant import MAX_LIMIT, NO_LIMITS, ApiKey, Quota, Role, Tenant, check_tenant_name
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _LIMITS = {one.name for one in fields(Quota)}
@@ -83,7 +83,7 @@ def _key(key_id: str, found: Mapping[str, Any]) -> ApiKey:
 
 def _quota(found: Mapping[str, Any]) -> Quota:
     known = {name: limit for name, limit in found.items() if name in _LIMITS}  # a newer server may know more
-    _check(all(isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 for limit in known.values()))
+    _check(all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_LIMIT for n in known.values()))
     return Quota(**known) if known else NO_LIMITS
 
 

@@ -77,9 +77,9 @@ def test_failed_load_can_be_asked_for_again_by_whoever_reads_the_message() -> No
         return Loaded("weights", TIMES)
 
     def post(message: LoadFinished[str]) -> None:
+        posted.put(message)
         if message.error is not None:
             loader.submit(ref("d"))  # from inside the post: the digest must be free again by now
-        posted.put(message)
 
     loader = Loader(fetch, post)
     loader.submit(ref("d"))
@@ -203,3 +203,39 @@ def test_paced_loads_give_way_to_every_other_thread(posted: queue.Queue[LoadFini
     assert posted.get(timeout=5).adapter == "19"
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 19
     loader.close()
+
+
+def test_load_for_which_there_is_no_thread_fails_and_can_be_tried_again(
+    started: Started, posted: queue.Queue[LoadFinished[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = started(lambda adapter: adapter.name)
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        loader.submit(ref("d"))
+    assert isinstance(posted.get(timeout=60).error, AdapterUnavailableError)
+    loader.submit(ref("d"))
+    assert posted.get(timeout=60).adapter == "tenant/d"
+
+
+def test_close_does_not_wait_for_ever_for_a_load_that_hangs(
+    started: Started, posted: queue.Queue[LoadFinished[str]]
+) -> None:
+    release, begun = threading.Event(), threading.Event()
+
+    def fetch(adapter: AdapterRef) -> str:
+        begun.set()
+        release.wait(60)
+        return "weights"
+
+    loader = started(fetch)
+    loader.submit(ref("d"))
+    assert begun.wait(60)
+    loader.close(0.01)
+    assert posted.empty()
+    release.set()
+    loader.close()
+    assert posted.get(timeout=60).adapter == "weights"

@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
+from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
-from lora_serve.core.commands import Evict, Pin, Resize, Tune
+from lora_serve.core.commands import Evict, Pin, Resize, Tune, Unpin
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
 from lora_serve.core.events import TokenEvent
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.process import configure_of
 from tests.engine.fake_runner import next_token
 from tests.engine.world import adapter
 from tests.engine_host import fake_engine
 from tests.engine_host.engine_clients import process_client, request
-from tests.engine_host.fake_engine import BUG, CRASH, EXIT, HANG, SLOW
+from tests.engine_host.fake_engine import BUG, CRASH, EXIT, FATAL, HANG, SLOW, UNSPEAKABLE
 
 NOTICED = 2.0  # seconds within which a child's death is known
 PATIENCE = 60.0
@@ -47,10 +50,15 @@ async def running(client: ProcessEngineClient, name: str = "running") -> asyncio
     return task
 
 
+def state_of(pid: int | None) -> str:
+    """One letter, see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_alive(pid: int) -> bool:
     """A zombie is not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state_of(pid) != "Z"
     except FileNotFoundError:
         return False
 
@@ -70,17 +78,27 @@ async def test_a_killed_engine_is_noticed_at_once_and_its_requests_are_told(clie
     assert client.gate.num_requests == 0
 
 
-@pytest.mark.parametrize(("token", "words"), [(CRASH, "SIGSEGV"), (EXIT, "code 7")])
+@pytest.mark.parametrize(
+    ("token", "words"), [(CRASH, "SIGSEGV"), (EXIT, "code 7"), (FATAL, "code 1"), (UNSPEAKABLE, "code 1")]
+)
 async def test_an_engine_that_ends_by_itself_ends_what_ran(
     client: ProcessEngineClient, token: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(EngineLostError):
-        await tokens_of(client, request("r", prompt=[token]))
+        async with asyncio.timeout(PATIENCE):
+            await tokens_of(client, request("r", prompt=[token]))
     assert words in caplog.text
     with pytest.raises(NotReadyError, match="being started"):
         await client.stats()
     await client.start()
     assert await tokens_of(client, request("s", max_tokens=1)) == [next_token(None, [1, 2])]
+
+
+async def test_an_engine_that_is_told_nonsense_ends(client: ProcessEngineClient) -> None:
+    assert client._process is not None
+    client._process._connection.send(b"\0\0\0\1x")
+    async with asyncio.timeout(PATIENCE):
+        assert "code 1" in await client.lost()
 
 
 async def test_commands_in_the_air_are_told(client: ProcessEngineClient) -> None:
@@ -114,6 +132,62 @@ async def test_the_next_engine_is_told_what_the_last_one_was(client: ProcessEngi
     }  # fmt: skip
 
 
+async def test_what_leaves_while_there_is_no_engine_does_not_come_back(client: ProcessEngineClient) -> None:
+    await client.adapters(Pin(adapter("unpinned")))
+    await tokens_of(client, request("r", adapter("deleted")))
+    client.kill("a test")
+    await client.lost()
+    for command in (Unpin("sha256:unpinned"), Evict("sha256:deleted", forget=True)):
+        with pytest.raises(NotReadyError):
+            await client.adapters(command)
+    await client.start()
+    assert (await client.stats()).slots == ()
+
+
+async def test_an_engine_that_cannot_be_started_again_at_present_is_started_later(client: ProcessEngineClient) -> None:
+    """No processes, no descriptors, or no memory for the model: it was served before, so it is no mistake of anyone."""
+    spawn, refused = client._spawn, configure_of(Settings(model=fake_engine.REFUSED))
+
+    async def no_process() -> EngineProcess:
+        return await EngineProcess.start(("/nowhere",), refused)
+
+    async def no_memory() -> EngineProcess:
+        return await EngineProcess.start(fake_engine.COMMAND, refused)
+
+    client.kill("a test")
+    await client.lost()
+    num_descriptors = len(os.listdir("/proc/self/fd"))
+    for client._spawn in (no_process, no_memory):
+        with pytest.raises(EngineLostError, match="cannot be started at present"):
+            await client.start()
+        assert len(os.listdir("/proc/self/fd")) == num_descriptors
+    client._spawn = spawn
+    await client.start()
+    await client.ping()
+
+
+async def test_an_engine_that_hangs_before_it_was_told_its_orders_is_left_to_the_watchdog(
+    client: ProcessEngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.adapters(Resize(max_loras=3))
+    client.kill("a test")
+    await client.lost()
+    monkeypatch.setattr("lora_serve.client.process.RELOAD_SECONDS", 0.01)
+    load = client.load
+
+    async def load_and_hang() -> Any:
+        spec = await load()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        return spec
+
+    monkeypatch.setattr(client, "load", load_and_hang)
+    async with asyncio.timeout(PATIENCE):
+        await client.start()
+    client.kill("it hangs")
+    await client.lost()
+
+
 async def test_a_bug_of_the_engine_ends_its_requests_and_not_the_process(client: ProcessEngineClient) -> None:
     await client.adapters(Pin(adapter("a")))
     other = await running(client)
@@ -132,12 +206,11 @@ async def test_a_bug_of_the_engine_ends_its_requests_and_not_the_process(client:
 async def test_a_hung_engine_does_not_answer_a_ping_and_can_be_killed(client: ProcessEngineClient) -> None:
     await client.ping()
     stuck = asyncio.create_task(tokens_of(client, request("r", prompt=[HANG])))
-    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        while state_of(client.pid) != "T":  # stopped
+            await asyncio.sleep(0.01)
     ping = asyncio.create_task(client.ping())
-    done, _ = await asyncio.wait({ping}, timeout=1)
-    if done:  # it was answered before the step
-        ping = asyncio.create_task(client.ping())
-        assert not (await asyncio.wait({ping}, timeout=1))[0]
+    assert not (await asyncio.wait({ping}, timeout=0.2))[0]
     client.kill("it hangs")
     for task in (stuck, ping):
         with pytest.raises(EngineLostError):

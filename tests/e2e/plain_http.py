@@ -28,7 +28,7 @@ def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return Reply(response.status, response.read().decode(), response.headers)
     except urllib.error.HTTPError as error:
         with error:

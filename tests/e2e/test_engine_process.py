@@ -20,7 +20,7 @@ import pytest
 from lora_serve.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
-from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive, loads_torch, until_replaced
+from tests.e2e.processes import PATIENCE, children_of, engine_of, eventually, is_alive, loads_torch, until_replaced
 from tests.oracle import save_adapter
 
 NAMES = ("tiny", "acme/a", "acme/b", "globex/c", "globex/d")
@@ -163,8 +163,10 @@ def test_a_killed_engine_ends_running_streams_in_words_and_comes_back_with_every
 
 
 def test_while_there_is_no_engine_the_server_says_when_to_come_again(hosted: ServerProcess) -> None:
-    """The start of a new one takes longer than these questions: its process has to import torch."""
+    """The new one is stopped as soon as it is there, so that it cannot be ready before all is asked."""
     old = kill_engine(hosted)
+    eventually(lambda: children_of(hosted.pid) not in ([], [old]), "no new engine")
+    os.kill(new := engine_of(hosted.pid), signal.SIGSTOP)
     eventually(lambda: not hosted.is_ready(), "it was not noticed")
     ready = call(f"{hosted.url}/ready")
     refused = call(f"{hosted.url}/v1/completions", {"model": "tiny", "prompt": [5]})
@@ -175,6 +177,7 @@ def test_while_there_is_no_engine_the_server_says_when_to_come_again(hosted: Ser
         assert int(reply.headers["Retry-After"]) >= 1
         assert "restarted" in reply.json["error"]["message"]
     assert (listed.status, health.status) == (200, 200)
+    os.kill(new, signal.SIGCONT)
     until_replaced(hosted, old)
 
 

@@ -178,7 +178,7 @@ def test_body_of_a_hundred_megabytes_is_refused_and_the_server_stays_up(server: 
         headers={"Content-Type": "application/json"},
     )  # fmt: skip
     with pytest.raises((urllib.error.URLError, ConnectionError)) as refused:
-        urllib.request.urlopen(request, timeout=30)
+        urllib.request.urlopen(request, timeout=120)
     if isinstance(refused.value, urllib.error.HTTPError):  # else the server hung up before the body was sent
         with refused.value:
             assert refused.value.code == 413

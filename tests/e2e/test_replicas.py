@@ -260,7 +260,7 @@ def plain_request(url: str, name: str) -> Callable[[], str]:
 
     def ask() -> str:
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return "" if answer.status == 200 else str(answer.status)
         except urllib.error.HTTPError as error:
             return f"{error.code} {error.read()!r}"

@@ -10,7 +10,7 @@ import pytest
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
-from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, LoraServeError
 from lora_serve.core.events import FinishEvent
 from lora_serve.core.load_times import LoadTimes
 from lora_serve.engine.messages import Command
@@ -250,3 +250,13 @@ def test_engine_is_busy_while_sequences_run() -> None:
     assert world.engine.is_busy
     world.run()
     assert not world.engine.is_busy
+
+
+def test_pin_that_waits_for_its_load_is_withdrawn_by_the_unpin_that_follows() -> None:
+    world = World(auto_load=False)
+    pinned = command(world, Pin(adapter("a")))
+    assert command(world, Unpin("sha256:a")) == [None]
+    assert isinstance(pinned[0], ConflictError)
+    world.finish_load(adapter("a"))
+    world.run()
+    assert not world.residency.slots.is_pinned("sha256:a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
@@ -47,25 +46,12 @@ async def thread_client(limits: QueueLimits = LIMITS) -> AsyncIterator[ThreadEng
             mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
 
     world.residency._submit = submit
-    world.runner.run = _slowed(world.runner.run)  # type: ignore[method-assign]
+    world.engine._runner = fake_engine.FaultyRunner(world.settings.block_size)
     client = ThreadEngineClient(world.engine, mailbox, QueueGate(limits))
     try:
         yield client
     finally:
         await client.stop()
-
-
-def _slowed(run: Callable[[Batch], list[RowOutput]]) -> Callable[[Batch], list[RowOutput]]:
-    """As in the process: each step takes 10 ms once a prompt held SLOW, or an answer would end unseen."""
-    seen: set[int] = set()
-
-    def slowly(batch: Batch) -> list[RowOutput]:
-        seen.update(token for row in batch.rows for token in row.token_ids)
-        if fake_engine.SLOW in seen:
-            time.sleep(0.01)
-        return run(batch)
-
-    return slowly
 
 
 @asynccontextmanager

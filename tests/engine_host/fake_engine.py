@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import signal
 import sys
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -31,7 +31,7 @@ from lora_serve.engine_host.service import EngineService
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.world import World
 
-SLOW, CRASH, HANG, EXIT, BUG = 701, 702, 703, 704, 705  # tokens of a prompt
+SLOW, CRASH, HANG, EXIT, BUG, FATAL, UNSPEAKABLE = 701, 702, 703, 704, 705, 706, 707  # tokens of a prompt
 REFUSED = "a picture"  # a model of this name is refused
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
@@ -50,10 +50,17 @@ class FaultyRunner(FakeRunner):
         if EXIT in tokens:
             os._exit(7)
         if HANG in tokens:
-            threading.Event().wait()
-        if BUG in tokens:
+            os.kill(os.getpid(), signal.SIGSTOP)  # so that others can see when it hangs
+        self.is_broken = FATAL in tokens
+        if BUG in tokens or self.is_broken:
             return []  # the scheduler counts on one output per row
-        return super().run(batch)
+        outputs = super().run(batch)
+        return [replace(output, token_id=2**70) for output in outputs] if UNSPEAKABLE in tokens else outputs
+
+    def clear_slot(self, index: int) -> None:
+        if getattr(self, "is_broken", False):
+            raise RuntimeError("the device is lost")  # so the loop cannot build its tables anew either
+        super().clear_slot(index)
 
 
 class FakeExaminer:

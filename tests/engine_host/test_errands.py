@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import new_folder
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, InternalError
@@ -59,7 +61,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     disk = DiskStore(tmp_path / "store")
     disk.put(digest, folder)
     blobs, loop = Counted(disk), asyncio.get_running_loop()
-    errands = Errands(blobs, 2)
+    errands = Errands(blobs, 2, tmp_path / "store" / "tmp")
 
     def answer(record: Record) -> None:
         assert isinstance(record, BlobGiven | ErrandDone | ErrandFailed)
@@ -132,6 +134,25 @@ async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
         await asyncio.sleep(0)
     await pair.errands.close()
     assert pair.blobs.num_open == 0
+
+
+async def test_what_a_dead_engine_was_writing_is_removed_and_nothing_else(pair: Pair, tmp_path: Path) -> None:
+    """A process that is killed removes nothing by itself."""
+    scratch, written = tmp_path / "store" / "tmp", threading.Event()
+    servers_own = new_folder(scratch)
+
+    def send(record: Record) -> None:
+        written.set()  # and then it was killed: the errand never came
+
+    killed = RemoteBlobs(send, scratch)
+    thread = threading.Thread(target=killed.keep_beside, args=(pair.digest, "prepared-1", b"ready"), daemon=True)
+    thread.start()
+    assert await asyncio.to_thread(written.wait, 60)
+    assert len(list(scratch.iterdir())) == 2
+    await pair.errands.close()
+    assert list(scratch.iterdir()) == [servers_own]
+    killed.answered(ErrandDone(1))
+    await asyncio.to_thread(thread.join)
 
 
 async def test_store_that_would_end_its_thread_fails_one_errand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from lora_serve.engine_host.supervisor import Supervisor, load_patiently
 from lora_serve.engine_host.watchdog import until_hung
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class FakeHost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -57,6 +58,18 @@ def test_flat_rows_are_drawn_again_among_all_tokens(waits: list[int]) -> None:
 def test_row_that_is_not_a_number_makes_nobody_wait_again(waits: list[int]) -> None:
     logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(0)) * 9
     logits[2] = float("nan")
+    logits[0, 1:] = float("-inf")  # a model may forbid tokens
     choices = choose(logits, rows(temperature=1.0, top_p=0.5))
     assert [choice.is_number for choice in choices] == [True, True, False, True, True]
     assert len(waits) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "value"), [(slice(3, 4), math.inf), (slice(None), math.inf), (slice(None), -math.inf)]
+)
+def test_row_without_a_finite_best_is_no_answer(waits: list[int], where: slice, value: float) -> None:
+    """Its probabilities are not numbers; no JSON could hold its log-probabilities."""
+    logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(0)) * 9
+    logits[2, where] = value
+    choices = choose(logits, rows(temperature=0.0, logprobs=2))
+    assert [choice.is_number for choice in choices] == [True, True, False, True, True]

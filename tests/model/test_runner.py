@@ -82,6 +82,22 @@ def test_row_that_is_not_a_number_ends_alone_and_its_blocks_leave_nothing(engine
     assert [output.token_id for output in after] == [output.token_id for output in clean]
 
 
+def test_prompt_whose_logprobs_are_not_numbers_ends_alone(engine: LocalEngine) -> None:
+    """Also in a chunk that is not the last: what comes after it may be numbers again, as with sliding windows."""
+    poisoned = load(engine, "b", 1, 1)
+    slots = engine.parts.runner._slots
+    weights = slots.delta(slots.module_index["model.layers.0.self_attn.v_proj"], 1)
+    assert weights is not None
+    weights.a.fill_(float("nan"))
+    scored = [
+        replace(row(i, (5, 6, 7), (i + 1,), slot), sample=None, prompt_targets=(6, 7, 8), num_prompt_logprobs=1)
+        for i, slot in enumerate((None, poisoned))
+    ]
+    good, bad = run(engine, *scored)
+    assert isinstance(bad.error, NumericalError)
+    assert (good.error, len(good.prompt_logprobs)) == (None, 3)
+
+
 def test_a_chunk_that_is_not_the_last_samples_nothing(engine: LocalEngine) -> None:
     first = replace(row(0, (5, 6), (1,)), sample=None)
     assert run(engine, first) == [RowOutput(0, None)]

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from lora_serve.core.errors import ConflictError, InternalError, NotReadyError
-from lora_serve.server.background import BackgroundTasks, WorkerThread
+from lora_serve.server.background import BackgroundTasks, WorkerThread, kept_going
 
 
 async def test_worker_is_one_thread_and_keeps_the_order() -> None:
@@ -86,3 +86,18 @@ async def test_failures_are_logged_but_for_callers_own_mistakes(caplog: pytest.L
         await tasks.close()
     assert "dividing failed" in caplog.text
     assert "theirs" not in caplog.text
+
+
+async def test_work_that_meets_a_bug_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("lora_serve.server.background.RESUME_SECONDS", 0.0)
+    seen: list[int] = []
+
+    async def work() -> None:
+        seen.append(len(seen))
+        if len(seen) < 3:
+            raise RuntimeError("a bug")
+
+    async with asyncio.timeout(60):
+        await kept_going(work, "counting")
+    assert seen == [0, 1, 2]
+    assert caplog.text.count("counting failed") == 2

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, AuthenticationError, InternalServerError
 
 from lora_serve import __version__
 from lora_serve.client.mock import MockReply
-from lora_serve.core.errors import NotReadyError
+from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 
 KEY = "admin-key-of-the-tests"
@@ -87,6 +87,16 @@ async def test_health_tells_a_dead_engine(http: aiohttp.ClientSession, house: An
     house.services.lifecycle.fail("The engine is dead.")
     assert await status_of(http, "/health") == 503
     assert await status_of(http, "/ready") == 503
+
+
+async def test_engine_that_is_lost_while_it_is_asked_is_no_dead_server(http: aiohttp.ClientSession, house: Any) -> None:
+    """It is started again; whoever watches must not end the server meanwhile."""
+
+    async def lost() -> Any:
+        raise EngineLostError("The engine stopped unexpectedly and is being restarted; try again.")
+
+    house.engine.stats = lost
+    assert await status_of(http, "/health") == 200
 
 
 async def test_engine_in_a_long_step_is_not_dead(

@@ -44,6 +44,7 @@ async def test_new_limits_reach_the_engine_and_its_figures_come_back(admin: aioh
         ({"adapter_memory": -1}, "adapter_memory"),
         ({"adapter_host_memory": 0}, "adapter_host_memory"),
         ({"max_cpu_loras": 1.5}, "max_cpu_loras"),
+        ({"max_cpu_loras": 2**64}, "max_cpu_loras"),  # could not be told to an engine in another process
         ({"max_loras": None}, None),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": 2.0}, "max_num_seqs"),

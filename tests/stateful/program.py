@@ -23,7 +23,7 @@ from tests.e2e.plain_http import Reply
 from tests.stateful.letters import BLOCK_SIZE, TEXT, LetterRunner, letter_parts
 
 BASE, KEY = "base", "admin-key-of-the-tests"
-PATIENCE = 20.0  # seconds for what must happen some time
+PATIENCE = 60.0  # seconds for what must happen some time
 _here: contextvars.ContextVar[Program] = contextvars.ContextVar("program")  # whose wiring runs here
 
 

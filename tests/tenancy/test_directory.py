@@ -240,6 +240,7 @@ BROKEN_KEYS: list[Callable[[dict[str, object]], object]] = [
     lambda key: key | {"revoked": True and "no"},
     lambda key: key | {"quota": {"max_running": -1}},
     lambda key: key | {"quota": {"max_running": "all"}},
+    lambda key: key | {"quota": {"device_bytes_max": 2**64}},  # no engine in another process could be told
     lambda key: key | {"quota": None},
     lambda key: {name: item for name, item in key.items() if name != "expires"},
 ]

@@ -21,17 +21,17 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-def new_folder(parent: Path) -> Path:
+def new_folder(parent: Path, prefix: str = "") -> Path:
     """A fresh private folder of a random name in `parent`. Raises OSError."""
-    folder = make_private(parent) / uuid.uuid4().hex
+    folder = make_private(parent) / f"{prefix}{uuid.uuid4().hex}"
     folder.mkdir(mode=FOLDER_MODE)
     return folder
 
 
 @contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
+def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
     """A fresh private folder that is gone afterwards."""
-    folder = new_folder(parent)
+    folder = new_folder(parent, prefix)
     try:
         yield folder
     finally:

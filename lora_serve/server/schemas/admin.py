@@ -49,7 +49,7 @@ class LimitFields(Fields):
     max_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
     adapter_memory: Bytes | None = None
     adapter_host_memory: Bytes | None = None
-    max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
+    max_cpu_loras: Annotated[int, Field(ge=1, le=10**9)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
     max_num_batched_tokens: Annotated[int, Field(ge=16, le=2**24)] | None = None
     batch_wait_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None

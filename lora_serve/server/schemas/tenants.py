@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from lora_serve.core.tenant import Quota, Role
+from lora_serve.core.tenant import MAX_LIMIT, Quota, Role
 from lora_serve.server.schemas.fields import Fields, Name, as_bytes
 
 MAX_LABEL = 200
 MAX_EXPIRY = 10 * 366 * 86400  # seconds
-Count = Annotated[int, Field(ge=0, le=10**15)]
-NumBytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=0, le=10**15)]
+Count = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
+NumBytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=0, le=MAX_LIMIT)]
 Label = Annotated[str, Field(max_length=MAX_LABEL)]
 
 
