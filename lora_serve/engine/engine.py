@@ -21,7 +21,13 @@ from lora_serve.core.commands import (
     Tune,
     Unpin,
 )
-from lora_serve.core.errors import ConflictError, DeviceMemoryError, InternalError, LoraServeError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    ConflictError,
+    DeviceMemoryError,
+    InternalError,
+    LoraServeError,
+)
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.blocks import BlockManager
@@ -76,7 +82,8 @@ class Engine:
         self.residency = residency
         self._blocks = blocks
         self._memory = memory
-        self._commands: list[Command] = []
+        self._commands: list[Command] = []  # that wait for something
+        self._settled: list[tuple[Command, Outcome]] = []  # that are answered once the slots are loaded
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
         self._num_probes = 0
         self._num_steps = 0
@@ -93,7 +100,6 @@ class Engine:
         events: list[StepEvent] = [*self.scheduler.expire(start)]
         batch, news = self.scheduler.schedule(start)
         events += news
-        self._settle_commands()
         self._load_slots()
         if batch is None:
             return False, events
@@ -101,7 +107,7 @@ class Engine:
         outputs = self._run(batch)
         now = self._clock()
         events += self.scheduler.update(outputs, batch, now)
-        self._settle_commands()
+        self._load_slots()  # a command may have waited for a row that ended
         self._record(batch, now - start - seconds_moved)
         return True, events
 
@@ -126,12 +132,12 @@ class Engine:
         if isinstance(command.command, Unpin):
             self._withdraw_pins(command.command.digest)
         self._commands.append(command)
-        self._settle_commands()
         self._load_slots()
 
     def end_commands(self, error: LoraServeError, but: tuple[type[AdapterCommand], ...] = ()) -> list[Command]:
         """Answer every command that still waits with `error`, `but` those of some kinds, which are given back."""
-        commands, self._commands = self._commands, []
+        commands = [*(command for command, _ in self._settled), *self._commands]
+        self._commands, self._settled = [], []
         for command in commands:
             if not isinstance(command.command, but):
                 command.reply(error)
@@ -171,7 +177,9 @@ class Engine:
             swap=self.scheduler.swapping.stats(),
         )
 
-    def _load_slots(self) -> None:
+    def _copy_into_slots(self) -> dict[str, LoraServeError]:
+        """By digest, why a copy failed."""
+        failed: dict[str, LoraServeError] = {}
         for change in self.residency.take_changes():
             if change.adapter is None:
                 self._runner.clear_slot(change.slot.index)
@@ -183,6 +191,8 @@ class Engine:
             except Exception:  # its rows are refused by the pool's check; the others run
                 _log.exception("slot %d could not be loaded with %s", change.slot.index, change.slot.digest)
                 self.residency.not_copied(change.slot)
+                failed[change.slot.digest] = AdapterUnavailableError("The adapter cannot be copied to the device now.")
+        return failed
 
     def _move(self, moves: BlockMoves) -> float:
         """Seconds that it took."""
@@ -232,11 +242,17 @@ class Engine:
         for command in withdrawn:
             command.reply(ConflictError("The adapter was unpinned before it was on the device."))
 
-    def _settle_commands(self) -> None:
+    def _load_slots(self) -> None:
+        """For the rows that were scheduled and for commands, which are answered once that is done."""
         self._commands = [command for command in self._commands if not self._settle(command)]
+        failed = self._copy_into_slots()
+        settled, self._settled = self._settled, []
+        for message, outcome in settled:
+            wanted = message.command.adapter.digest if isinstance(message.command, Prefetch | Pin) else ""
+            message.reply(failed.get(wanted, outcome))
 
     def _settle(self, message: Command) -> bool:
-        """Try a command; True once it is answered."""
+        """Try a command; True once it is done, or never will be."""
         command = message.command
         outcome: Outcome = None
         try:
@@ -264,7 +280,7 @@ class Engine:
         except LoraServeError as refusal:
             is_done, outcome = True, refusal
         if is_done:
-            message.reply(outcome)
+            self._settled.append((message, outcome))
         return is_done
 
     def _probe(self, command: Probe) -> ProbeResult | None:

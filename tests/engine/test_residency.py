@@ -10,7 +10,7 @@ import pytest
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
-from lora_serve.core.errors import AdapterUnavailableError, ConflictError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError, LoraServeError
 from lora_serve.core.events import FinishEvent
 from lora_serve.core.load_times import LoadTimes
 from lora_serve.engine.messages import Command
@@ -193,6 +193,28 @@ def test_prefetch_of_what_cannot_be_loaded_says_why() -> None:
     replies = command(world, Pin(adapter("a")))
     world.finish_load(adapter("a"), AdapterUnavailableError("no such blob"))
     assert [str(reply) for reply in replies] == ["no such blob"]
+
+
+def test_command_that_wants_it_in_a_slot_is_answered_once_it_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(auto_load=False)
+    load, told, replies = world.runner.load_slot, list[int](), Replies()
+
+    def load_slot(slot: SlotRef, value: str) -> None:
+        told.append(len(replies))
+        if len(told) == 1:
+            raise DeviceMemoryError("no room")
+        load(slot, value)
+
+    monkeypatch.setattr(world.runner, "load_slot", load_slot)
+    world.engine.command(Command(Pin(adapter("a")), replies.append))
+    world.finish_load(adapter("a"))
+    world.step()
+    assert [type(reply) for reply in replies] == [AdapterUnavailableError]
+    assert "sha256:a" not in world.residency.slots
+    replies.clear()
+    world.engine.command(Command(Pin(adapter("a")), replies.append))
+    assert (replies, told) == ([None], [0, 0])
+    assert world.residency.slots.is_pinned("sha256:a")
 
 
 def test_host_memory_for_one_adapter_only_still_serves_them_all() -> None:

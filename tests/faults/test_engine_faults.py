@@ -158,6 +158,27 @@ def test_slot_that_could_not_be_loaded_is_loaded_again_for_the_next_request(
         assert ask(house).status == 200
 
 
+@pytest.mark.parametrize("verb", ["pin", "prefetch"])
+def test_pin_whose_copy_into_a_slot_fails_is_not_said_to_be_done(
+    house: House, canaries: Canaries, victim: str, verb: str
+) -> None:
+    make_cold(house)
+    left: list[BaseException] = [DeviceMemoryError("injected")]
+
+    def load(slot: Any) -> None:
+        if slot.digest == victim and left:
+            raise left.pop()
+
+    with watching(house, canaries) as watch, broken_runner(house, load_slot=load):
+        watch.expected_in_log = ["injected", "request"]
+        for status, pinned in ((503, False), (200, verb == "pin")):
+            assert as_admin(house, "POST", f"/admin/adapters/{VICTIM}/{verb}").status == status
+            assert house.services.catalog.entry(VICTIM).pinned == pinned
+            slots = {slot.digest for slot in house.on_loop(house.services.client.stats()).slots}
+            assert victim in slots or not pinned, "what is only prefetched may leave for a canary's adapter"
+        assert as_admin(house, "POST", f"/admin/adapters/{VICTIM}/unpin").status == 200
+
+
 def test_bug_in_an_answers_way_out_ends_that_answer_only(
     house: House, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
