@@ -16,7 +16,9 @@ from lora_serve.text.chat import ChatMessage, render_chat
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
-LONG_TEXT = 50_000  # characters; above this the event loop would be held up too long
+LONG_TEXT = (
+    50_000  # characters or token ids, of all prompts together; above this the event loop would be held up too long
+)
 
 T = TypeVar("T")
 Prompt = str | tuple[int, ...]
@@ -34,17 +36,23 @@ async def completion_prompts(
     text: TextModel, spec: ModelSpec, fields: CompletionFields, max_prompts: int = MAX_PROMPTS
 ) -> list[EncodedPrompt]:
     """Each prompt of the request. Raises InvalidRequestError."""
-    encoded = []
-    for prompt in parse_prompts(fields.prompt, max_prompts=max_prompts):
+    prompts = parse_prompts(fields.prompt, max_prompts=max_prompts)
+    for prompt in prompts:
         if isinstance(prompt, str):
-            token_ids = await encode(text, spec, prompt, fields.add_special_tokens)
-            encoded.append(EncodedPrompt(token_ids, prompt))
-        else:
-            check_vocabulary(prompt, spec, "prompt")
-            encoded.append(EncodedPrompt(prompt, text.decode(prompt) if fields.echo else ""))
+            check_can_fit(text, spec, prompt, "prompt")
+    encoded = await beside(
+        sum(map(len, prompts)), lambda: [_completion_prompt(text, spec, fields, prompt) for prompt in prompts]
+    )
     if not all(prompt.token_ids for prompt in encoded):
         raise InvalidRequestError("A prompt must hold at least one token.", param="prompt")
     return encoded
+
+
+def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionFields, prompt: Prompt) -> EncodedPrompt:
+    if isinstance(prompt, str):
+        return EncodedPrompt(text.encode(prompt, fields.add_special_tokens), prompt)
+    check_vocabulary(prompt, spec, "prompt")
+    return EncodedPrompt(prompt, text.decode(prompt) if fields.echo else "")
 
 
 async def chat_prompt(
@@ -114,6 +122,6 @@ def _wrong_prompt(param: str) -> InvalidRequestError:
     return InvalidRequestError(message, param=param)
 
 
-async def beside(num_characters: int, work: Callable[[], T]) -> T:
-    """What `work` gives; done on a thread where it would hold up the event loop."""
-    return await asyncio.to_thread(work) if num_characters > LONG_TEXT else work()
+async def beside(length: int, work: Callable[[], T]) -> T:
+    """What `work` gives; done on a thread where it would hold up the event loop. `length`: characters, or token ids."""
+    return await asyncio.to_thread(work) if length > LONG_TEXT else work()
