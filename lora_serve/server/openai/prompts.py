@@ -12,13 +12,14 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
-from lora_serve.text.chat import ChatMessage, render_chat
+from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
 LONG_TEXT = (
     50_000  # characters or token ids, of all prompts together; above this the event loop would be held up too long
 )
+MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
 T = TypeVar("T")
 Prompt = str | tuple[int, ...]
@@ -55,12 +56,19 @@ def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionField
     return EncodedPrompt(prompt, text.decode(prompt) if fields.echo else "")
 
 
+async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
+    """The `messages` of a request, checked. Raises InvalidRequestError."""
+    contents = [item.get("content") for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    num_parts = len(contents) + sum(len(content) for content in contents if isinstance(content, list))
+    return await beside(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
+
+
 async def chat_prompt(
     text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
 ) -> tuple[int, ...]:
     """Token ids of the rendered messages. Raises InvalidRequestError."""
     rendered = await beside(
-        sum(len(message.content) for message in messages),
+        sum(MESSAGE_LENGTH + len(message.content) for message in messages),
         lambda: render_chat(
             text,
             messages,
