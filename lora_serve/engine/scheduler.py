@@ -160,8 +160,7 @@ class Scheduler:
                 self.prefix_cache.distrust(sequence)
                 events.append(self._fail(sequence, output.error))
                 continue
-            if output.prompt_logprobs and row.start == len(sequence.prompt_logprobs):
-                sequence.prompt_logprobs.extend(output.prompt_logprobs)
+            sequence.add_prompt_logprobs(row.start, output.prompt_logprobs)
             sequence.num_computed += len(row.token_ids)
             self.prefix_cache.publish(sequence)
             self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))

@@ -96,6 +96,10 @@ class Sequence:
         """At most, but for those of its prompt."""
         return 0 if self.is_pooling else self.request.sampling.max_tokens - self.num_output
 
+    def add_prompt_logprobs(self, start: int, found: tuple[TokenLogprobs, ...]) -> None:
+        """Those of the tokens after position `start` on; after a preemption some are known already."""
+        self.prompt_logprobs.extend(found[len(self.prompt_logprobs) - start :])
+
     def newly_served(self, start: int) -> int:
         """Tokens of its prompt computed since position `start` that never were before: recomputing is no service."""
         before = max(start, self.num_served)

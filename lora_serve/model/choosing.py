@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.events import TokenLogprobs
-from lora_serve.model.sampler import draw, logprob_columns, logprobs_from
+from lora_serve.model.sampler import draw, draw_again, logprob_columns, logprobs_from
 from lora_serve.model.transfer import to_device, to_host
 
 
@@ -33,7 +33,7 @@ def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
     choices, settled = _read(logits, rows, tokens, is_settled, is_number)
     if settled:
         return choices
-    tokens, is_settled = draw(logits, rows, logits.shape[1])
+    tokens = draw_again(logits, rows, tokens, is_settled)
     return _read(logits, rows, tokens, is_settled, is_number)[0]
 
 

@@ -38,7 +38,16 @@ def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     """
     tokens, is_settled = draw(logits, rows)
     (settled,) = to_host(is_settled)
-    return tokens if bool(settled.all()) else draw(logits, rows, logits.shape[1])[0]
+    return tokens if bool(settled.all()) else draw_again(logits, rows, tokens, is_settled)
+
+
+def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_settled: Tensor) -> Tensor:
+    """`tokens`, but those of rows that are not settled drawn among all of the vocabulary.
+
+    A settled row keeps its own: among more candidates, tokens of equal probability may stand in another order, and a
+    row's token must not depend on its neighbours.
+    """
+    return torch.where(is_settled, tokens, draw(logits, rows, logits.shape[1])[0])
 
 
 def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
@@ -55,7 +64,7 @@ def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM
             index = to_device(chosen, torch.int64, logits.device)
             members = [rows[i] for i in chosen]
             temperature = _column([row.params.temperature for row in members], logits)
-            probabilities = torch.softmax(logits[index] / temperature, dim=-1)
+            probabilities = torch.softmax(_below_best(logits[index]) / temperature, dim=-1)
             numbers = uniform([row.seed for row in members], [row.num_output_tokens for row in members])
             numbers = to_device(numbers, torch.float64, logits.device)[:, None]
             if _is_truncated(members[0]):
@@ -95,6 +104,11 @@ def _is_truncated(row: SampleInput) -> bool:
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return to_device(values, like.dtype, like.device)[:, None]
+
+
+def _below_best(logits: Tensor) -> Tensor:
+    """With the best at 0, so that no temperature makes an infinity of it."""
+    return logits - logits.amax(dim=-1, keepdim=True)
 
 
 def _draw(probabilities: Tensor, numbers: Tensor) -> Tensor:
@@ -164,7 +178,8 @@ def _penalised(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     repetition = _column([row.params.repetition_penalty for row in rows], logits)
     seen = (prompts > 0) | (outputs > 0)
     factor = torch.where(logits > 0, 1.0 / repetition, repetition)
-    logits = torch.where(seen, logits * factor, logits)
+    largest = torch.finfo(logits.dtype).max  # a penalty near 0 rewards: not with infinity
+    logits = torch.where(seen, (logits * factor).clamp(max=largest), logits)
     logits = logits - _column([row.params.frequency_penalty for row in rows], logits) * outputs
     return logits - _column([row.params.presence_penalty for row in rows], logits) * (outputs > 0)
 

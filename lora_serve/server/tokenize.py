@@ -9,11 +9,10 @@ from aiohttp import web
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import chooser_for, read_fields
-from lora_serve.server.openai.prompts import chat_prompt, encode
+from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 from lora_serve.server.services import SERVICES
-from lora_serve.text.chat import parse_messages
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
@@ -23,7 +22,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     if "messages" in body:
         fields = check_fields(TokenizeChatFields, body)
         adapter = _adapter_of(request, fields.model)
-        messages = parse_messages(fields.messages)
+        messages = await chat_messages(fields.messages)
         token_ids = await chat_prompt(services.text_of(adapter), services.spec_of(adapter), fields, messages)
     else:
         fields = check_fields(TokenizeTextFields, body)

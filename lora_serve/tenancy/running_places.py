@@ -94,7 +94,8 @@ class RunningPlaces:
     def _grant(self) -> None:
         """To all who have room now, the longest waiting first."""
         for waiter in list(self._waiters):
-            if self._has_room(waiter.limits):
+            has_left = waiter.granted.done()  # cancelled, but its task has not run since
+            if not has_left and self._has_room(waiter.limits):
                 del self._waiters[waiter]
                 self._take(waiter.limits)
                 waiter.granted.set_result(None)

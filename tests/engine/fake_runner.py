@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
+from lora_serve.core.events import TokenLogprobs
 from lora_serve.core.request import PoolingParams
 
 POISON = 666  # a prompt token that makes its row's logits not a number
@@ -96,13 +97,14 @@ class FakeRunner:
         if row.pool is not None:
             return self._pooled(row, key_of_uses(used), row.pool)
         history = self._write_and_read(row)
+        prompt = tuple(TokenLogprobs(token, 0.0, 1, ()) for token in row.prompt_targets or ())
         if row.sample is None:
-            return RowOutput(row.sequence_id, None)
+            return RowOutput(row.sequence_id, None, prompt_logprobs=prompt)
         if POISON in history:
             return RowOutput(row.sequence_id, None, error=NumericalError("not a number"))
         if EXPLOSION in history:
             raise RuntimeError("this row fails alone, too")
-        return RowOutput(row.sequence_id, next_token(key_of_uses(used), history))
+        return RowOutput(row.sequence_id, next_token(key_of_uses(used), history), prompt_logprobs=prompt)
 
     def _pooled(self, row: Row, key: object, pool: PoolingParams) -> RowOutput:
         assert (row.start, row.block_table, row.sample, row.prompt_targets) == (0, (), None, None)

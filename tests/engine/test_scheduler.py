@@ -66,6 +66,19 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_loses_nothing() -> No
     world.check_nothing_held()
 
 
+def test_prompt_preempted_between_two_chunks_keeps_all_its_logprobs() -> None:
+    """It is computed again in chunks of other lengths."""
+    world = World(num_blocks=19, max_num_batched_tokens=16)
+    for index in range(3):
+        world.add(f"old{index}", [index] * 3, max_tokens=13)
+    world.step()
+    world.add("young", list(range(60)), max_tokens=2, prompt_logprobs=0)
+    world.run()
+    assert world.scheduler.num_preemptions > 0
+    world.check_answers()
+    world.check_nothing_held()
+
+
 def test_lower_priority_number_runs_first() -> None:
     world = World(max_num_seqs=1)
     world.add("late", [1], priority=5)
@@ -227,7 +240,11 @@ def test_any_traffic_ends_with_right_answers_and_nothing_held(data: st.DataObjec
     for index in range(data.draw(st.integers(1, 14), "requests")):
         name = data.draw(st.sampled_from(names))
         prompt = data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=20))
-        world.add(f"r{index}", prompt, adapter(name) if name else None, max_tokens=data.draw(st.integers(1, 18)))
+        sampling = {
+            "max_tokens": data.draw(st.integers(1, 18)),
+            "prompt_logprobs": data.draw(st.sampled_from([None, None, 0])),
+        }
+        world.add(f"r{index}", prompt, adapter(name) if name else None, **sampling)
         for _ in range(data.draw(st.integers(0, 3))):
             world.step()
         if data.draw(st.integers(0, 5)) == 0 and f"r{index}" not in world.ends:

@@ -176,6 +176,14 @@ class World:
                 assert self.vectors[request_id] == self.expected_vector(request_id), request_id
             elif isinstance(event, FinishEvent):
                 assert self.tokens[request_id] == self.expected(request_id), request_id
+                self._check_prompt_logprobs(request_id)
+
+    def _check_prompt_logprobs(self, request_id: str) -> None:
+        request = self._requests[request_id]
+        if request.sampling.prompt_logprobs is not None:
+            told = self.prompts[request_id].prompt_logprobs or ()
+            assert told[:1] == (None,), request_id
+            assert [item and item.token_id for item in told[1:]] == list(request.prompt_token_ids[1:]), request_id
 
     def check_nothing_held(self) -> None:
         """All blocks free, no row on any slot, nothing wanted."""

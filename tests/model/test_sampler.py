@@ -16,6 +16,7 @@ from transformers import (
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.request import SamplingParams
+from lora_serve.model.choosing import choose
 from lora_serve.model.sampler import logprobs_of, sample, uniform
 
 VOCABULARY = 300
@@ -88,6 +89,29 @@ def test_seeded_row_draws_the_same_alone_and_in_any_company(logits: torch.Tensor
     assert together == alone
     order = list(reversed(range(23)))
     assert sample(many[order], [company[i] for i in order]).tolist() == [together[i] for i in order]
+
+
+def test_token_among_equally_good_ones_does_not_depend_on_a_neighbour_that_is_drawn_again() -> None:
+    tied = torch.randint(0, 6, (60, 1000), generator=torch.Generator().manual_seed(4)).float()
+    flat = torch.zeros(1, 1000)
+    few = [row(seed=seed, top_k=5) for seed in range(60)]
+    alone = sample(tied, few).tolist()
+    assert sample(torch.cat([tied, flat]), [*few, row(top_p=0.99)])[:60].tolist() == alone
+    choices = choose(torch.cat([tied, flat]), [*few, row(top_p=0.99)])
+    assert [choice.token_id for choice in choices][:60] == alone
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"temperature": 0.0}])
+def test_huge_reward_for_a_repeated_token_draws_that_token(logits: torch.Tensor, params: dict[str, Any]) -> None:
+    token = int(logits.argsort()[0, -9])  # a good one, though not the best
+    assert logits[0, token] > 0
+    assert sample(logits, [row(repetition_penalty=1e-40, prompt=(token,), **params)]).item() == token
+
+
+def test_lowest_temperature_and_huge_logits_draw_the_best(logits: torch.Tensor) -> None:
+    best = logits.argmax().item()
+    assert sample(logits * 1e35, [row(temperature=1e-4)]).item() == best
+    assert sample(logits * 1e35, [row(temperature=1e-4, top_p=0.5)]).item() == best
 
 
 def test_uniform_numbers_are_uniform_and_unrelated_between_seeds_and_counters() -> None:

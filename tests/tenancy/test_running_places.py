@@ -50,6 +50,22 @@ async def test_rows_beyond_the_limit_wait_in_order() -> None:
     assert (places.num_held, places.num_waiting) == (0, 0)
 
 
+async def test_row_that_ends_in_the_moment_in_which_a_waiting_one_is_cancelled_ends_well() -> None:
+    places = RunningPlaces()
+    running, leaving, waiting = (Row(places, TENANT, KEY_A) for _ in range(3))
+    await settle()
+    running.end.set()
+    leaving.task.cancel()
+    await settle()
+    assert running.task.done()
+    assert running.task.exception() is None
+    assert leaving.task.cancelled()
+    assert waiting.runs, "the place goes to the next"
+    waiting.end.set()
+    await waiting.task
+    assert (places.num_held, places.num_waiting) == (0, 0)
+
+
 async def test_key_that_waits_for_itself_holds_up_no_other_key() -> None:
     places = RunningPlaces()
     first, second, other = Row(places, TENANT, KEY_A), Row(places, TENANT, KEY_A), Row(places, TENANT, KEY_B)

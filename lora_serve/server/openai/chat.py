@@ -17,20 +17,20 @@ from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
 from lora_serve.server.openai.generation import run_choices
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
-from lora_serve.server.openai.prompts import chat_prompt
+from lora_serve.server.openai.prompts import chat_messages, chat_prompt
 from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
 from lora_serve.server.sampling import Limits
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.services import SERVICES
-from lora_serve.text.chat import ChatMessage, parse_messages
+from lora_serve.text.chat import ChatMessage
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(ChatFields, await read_fields(request), services.config.requests)
-    messages = parse_messages(fields.messages)
+    messages = await chat_messages(fields.messages)
     adapters = choose_adapters(request, fields)
     text, spec = services.text_of(adapters.vocabulary_of), services.spec_of(adapters.vocabulary_of)
     prompt = await chat_prompt(text, spec, fields, messages)

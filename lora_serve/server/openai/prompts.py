@@ -12,11 +12,14 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
-from lora_serve.text.chat import ChatMessage, render_chat
+from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
-LONG_TEXT = 50_000  # characters; above this the event loop would be held up too long
+LONG_TEXT = (
+    50_000  # characters or token ids, of all prompts together; above this the event loop would be held up too long
+)
+MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
 T = TypeVar("T")
 Prompt = str | tuple[int, ...]
@@ -34,17 +37,30 @@ async def completion_prompts(
     text: TextModel, spec: ModelSpec, fields: CompletionFields, max_prompts: int = MAX_PROMPTS
 ) -> list[EncodedPrompt]:
     """Each prompt of the request. Raises InvalidRequestError."""
-    encoded = []
-    for prompt in parse_prompts(fields.prompt, max_prompts=max_prompts):
+    prompts = parse_prompts(fields.prompt, max_prompts=max_prompts)
+    for prompt in prompts:
         if isinstance(prompt, str):
-            token_ids = await encode(text, spec, prompt, fields.add_special_tokens)
-            encoded.append(EncodedPrompt(token_ids, prompt))
-        else:
-            check_vocabulary(prompt, spec, "prompt")
-            encoded.append(EncodedPrompt(prompt, text.decode(prompt) if fields.echo else ""))
+            check_can_fit(text, spec, prompt, "prompt")
+    encoded = await beside(
+        sum(map(len, prompts)), lambda: [_completion_prompt(text, spec, fields, prompt) for prompt in prompts]
+    )
     if not all(prompt.token_ids for prompt in encoded):
         raise InvalidRequestError("A prompt must hold at least one token.", param="prompt")
     return encoded
+
+
+def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionFields, prompt: Prompt) -> EncodedPrompt:
+    if isinstance(prompt, str):
+        return EncodedPrompt(text.encode(prompt, fields.add_special_tokens), prompt)
+    check_vocabulary(prompt, spec, "prompt")
+    return EncodedPrompt(prompt, text.decode(prompt) if fields.echo else "")
+
+
+async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
+    """The `messages` of a request, checked. Raises InvalidRequestError."""
+    contents = [item.get("content") for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    num_parts = len(contents) + sum(len(content) for content in contents if isinstance(content, list))
+    return await beside(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
 
 
 async def chat_prompt(
@@ -52,7 +68,7 @@ async def chat_prompt(
 ) -> tuple[int, ...]:
     """Token ids of the rendered messages. Raises InvalidRequestError."""
     rendered = await beside(
-        sum(len(message.content) for message in messages),
+        sum(MESSAGE_LENGTH + len(message.content) for message in messages),
         lambda: render_chat(
             text,
             messages,
@@ -114,6 +130,6 @@ def _wrong_prompt(param: str) -> InvalidRequestError:
     return InvalidRequestError(message, param=param)
 
 
-async def beside(num_characters: int, work: Callable[[], T]) -> T:
-    """What `work` gives; done on a thread where it would hold up the event loop."""
-    return await asyncio.to_thread(work) if num_characters > LONG_TEXT else work()
+async def beside(length: int, work: Callable[[], T]) -> T:
+    """What `work` gives; done on a thread where it would hold up the event loop. `length`: characters, or token ids."""
+    return await asyncio.to_thread(work) if length > LONG_TEXT else work()
