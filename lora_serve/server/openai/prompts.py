@@ -16,9 +16,7 @@ from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
-LONG_TEXT = (
-    50_000  # characters or token ids, of all prompts together; above this the event loop would be held up too long
-)
+LONG_TEXT = 50_000  # characters or token ids of all prompts; above this the event loop would be held up too long
 MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
 T = TypeVar("T")
