@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -214,3 +215,12 @@ def test_tensor_that_the_config_does_not_ask_for_is_named(name: str, shape: tupl
 )
 def test_what_the_config_asks_for_and_the_file_lacks_is_named(config: dict[str, Any], words: str) -> None:
     assert words in reasons(LORA_Q, **config)
+
+
+def test_token_far_beyond_the_vocabulary_is_refused_without_counting_what_lies_between() -> None:
+    tracemalloc.start()
+    words = reasons(LORA_Q, trained_tokens=(("", (3_000_000,)),))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "more than 65536 above" in words
+    assert most < 2**22
