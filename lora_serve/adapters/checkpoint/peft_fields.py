@@ -114,8 +114,8 @@ class Fields:
         names = [value] if isinstance(value, str) else value
         if is_empty(value):
             return ()
-        is_list = isinstance(names, list) and len(names) <= MAX_LAYER_NAMES
-        if not is_list or not _are_strings(names) or not all(map(_LAYER_NAME.match, names)):
+        is_list = isinstance(names, list) and len(names) <= MAX_LAYER_NAMES and _are_strings(names)
+        if not isinstance(names, list) or not is_list or not all(map(_LAYER_NAME.match, names)):
             self.reasons.append(
                 f"layers_pattern must be at most {MAX_LAYER_NAMES} plain names such as 'layers' (got {show(value)})"
             )

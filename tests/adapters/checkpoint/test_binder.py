@@ -126,6 +126,11 @@ def test_copies_of_embedding_and_head_are_taken_beside_anything() -> None:
     assert set(bound({**LORA_Q, **copies}).parameters) == {EMBEDDING, HEAD}
 
 
+def test_copy_of_another_shape_is_refused() -> None:
+    copies = {f"{HEAD}.weight": (50, 8), f"{HEAD}.modules_to_save.weight": (2**31,) * 7 + (0,)}
+    assert "one and the same to PEFT, but they differ" in reasons({**LORA_Q, **copies})
+
+
 def test_trained_tokens_need_rows_for_just_their_ids() -> None:
     rows = {**LORA_Q, f"{EMBEDDING}.token_adapter.trainable_tokens_delta": (3, 8)}
     assert bound(rows, trained_tokens=(("", (4, 5, 49)),)).tokens[EMBEDDING].token_ids == (4, 5, 49)
