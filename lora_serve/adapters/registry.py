@@ -72,7 +72,7 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
-        self._owed: dict[str, str] = {}  # digests whose deletion failed -> whose hold it would have ended
+        self._owed: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
 
     def new_folder(self) -> Path:
         """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError.
@@ -154,9 +154,9 @@ class Registry:
         try:
             is_gone = self._collect(digest, holder)
         except AdapterUnavailableError:
-            self._owed[digest] = holder
+            self._owed.add((digest, holder))
             raise
-        self._owed.pop(digest, None)
+        self._owed.discard((digest, holder))
         return is_gone
 
     @property
@@ -166,7 +166,7 @@ class Registry:
 
     def collect_owed(self) -> None:
         """Try again what `collect` could not do: a disk, or a Redis, that was away may be back."""
-        for digest, holder in list(self._owed.items()):
+        for digest, holder in list(self._owed):
             with suppress(AdapterUnavailableError):
                 self.collect(digest, holder)
 
