@@ -26,6 +26,7 @@ from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 MAX_MEMBERS = 1000
 _NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 _CHUNK_BYTES = 2**20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second: of one without members; a tar may begin with a name in PK
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _BROKEN = (
     BrokenArchiveError,
@@ -54,7 +55,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
         with archive.open("rb") as file:
             start = file.read(4)
             file.seek(0)
-            if start.startswith(b"PK"):
+            if start in _ZIP:
                 _take_zip(file, taker)
             elif start.startswith(b"\x1f\x8b"):
                 with gzip.GzipFile(fileobj=file) as content:

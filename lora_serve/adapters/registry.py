@@ -28,11 +28,15 @@ from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import NO_LIMITS, Quota
 
 _log = logging.getLogger(__name__)
+
+
+class OtherContentError(ConflictError):
+    """The id has other content, and a new version was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
-        self._owed: dict[str, str] = {}  # digests whose deletion failed -> whose hold it would have ended
+        self._owed: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
 
     def new_folder(self) -> Path:
         """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError.
@@ -110,15 +114,17 @@ class Registry:
         metadata: Mapping[str, Any] | None = None,
         allow_noop: bool = False,
         activate: bool = True,
+        may_change: bool = True,
     ) -> Registration:
         """Register what was received or fetched into a folder of `new_folder`, which is gone afterwards.
 
-        `source`: what the card says. Raises as above.
+        `source`: what the card says. `may_change`: False: an id that is known gets no content that is new to it; then
+        raises OtherContentError, else as above.
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with self._private_folder(staged_folder) as folder:
             self.check_new(name, tenant, metadata)
-            return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate)
+            return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change)
 
     def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Refuse early, before anything is fetched. Any thread may call it.
@@ -148,9 +154,9 @@ class Registry:
         try:
             is_gone = self._collect(digest, holder)
         except AdapterUnavailableError:
-            self._owed[digest] = holder
+            self._owed.add((digest, holder))
             raise
-        self._owed.pop(digest, None)
+        self._owed.discard((digest, holder))
         return is_gone
 
     @property
@@ -160,7 +166,7 @@ class Registry:
 
     def collect_owed(self) -> None:
         """Try again what `collect` could not do: a disk, or a Redis, that was away may be back."""
-        for digest, holder in list(self._owed.items()):
+        for digest, holder in list(self._owed):
             with suppress(AdapterUnavailableError):
                 self.collect(digest, holder)
 
@@ -243,8 +249,12 @@ class Registry:
         metadata: Mapping[str, Any] | None,
         allow_noop: bool,
         activate: bool,
+        may_change: bool = True,
     ) -> Registration:
         sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
+        entry = self._catalog.snapshot.entries.get(name)
+        if not may_change and entry is not None and not entry.has_content(sent.digest):
+            raise OtherContentError(f"`{name}` has other content.")
         known = self._converted_before(name, sent)
         artifact, origin = (sent, {}) if known else self._plain(folder, sent)
         digest = known.digest if known else artifact.digest

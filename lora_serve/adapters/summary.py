@@ -11,6 +11,8 @@ from lora_serve.core.adapter import AdapterTraits
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 
+MAX_SHOWN = 100  # settings without effect, and characters of each: the card goes into the catalog and every listing
+
 
 def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
     """What the doors must know of it."""
@@ -40,7 +42,7 @@ def summary_of(
         "num_modules": len(bound.modules),
         "dtypes": sorted({tensor.dtype for tensor in artifact.tensors.values()}),
         "base_model": _without_folder(config.base_model),
-        "ignored_settings": list(config.ignored),
+        "ignored_settings": [key[:MAX_SHOWN] for key in config.ignored[:MAX_SHOWN]],
         "traits": dataclasses.asdict(traits),
         "probe": {"max_logit_change": round(probe.logit_change, 6), "max_logit": round(probe.logit_scale, 6)},
         "warnings": base_warnings(artifact, base_names),

@@ -12,6 +12,7 @@ from typing import IO
 
 BLOCK = 512
 MAX_EXTENDED_BYTES = 65536
+MAX_ALL_EXTENDED_BYTES = 4 * 2**20  # of a whole archive: compressed they are almost nothing
 _CHUNK_BYTES = 2**20
 _FILE = (b"0", b"\0", b"7")
 
@@ -42,8 +43,13 @@ class TarMember:
 def read_members(source: IO[bytes]) -> Iterator[TarMember]:
     """The members of the tar that `source` yields. Raises BrokenArchiveError."""
     longer: dict[str, str] = {}
+    left = MAX_ALL_EXTENDED_BYTES
     while (header := _read_header(source)) is not None:
         kind, size = header[156:157], _number(header[124:136])
+        if kind in (b"x", b"L", b"g", b"K"):
+            left -= BLOCK + size
+            if left < 0:
+                raise BrokenArchiveError("its extended headers have no end")
         if kind in (b"x", b"L"):
             longer |= _extended(_content(source, size), kind)
         elif kind in (b"g", b"K"):

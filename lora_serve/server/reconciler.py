@@ -28,6 +28,7 @@ class Reconciler:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._seen = services.catalog.snapshot
+        self._freeing: set[str] = set()  # digests
         self._pinned = set(pinned_refs(self._seen))  # digests; the wiring pins those of the start
         self._changed = asyncio.Event()
         self._pins_changed = asyncio.Event()
@@ -55,7 +56,10 @@ class Reconciler:
             await self._changed.wait()
             self._changed.clear()
             before, self._seen = self._seen, self._services.catalog.snapshot
-            for digest in before.digests - self._seen.digests:
+            # What came and went between two looks was never seen, but it was noted as removed.
+            unseen = self._services.catalog.drained - self._freeing
+            for digest in before.digests - self._seen.digests | unseen:
+                self._freeing.add(digest)
                 self._services.background.start(self._free(digest), f"freeing {digest}")
             self._pins_changed.set()
 
@@ -86,6 +90,12 @@ class Reconciler:
 
     async def _free(self, digest: str) -> None:
         """Every tier. The engine waits for the rows that hold it; the catalog may name it again meanwhile."""
+        try:
+            await self._leave(digest)
+        finally:
+            self._freeing.discard(digest)
+
+    async def _leave(self, digest: str) -> None:
         services = self._services
         if services.catalog.is_shared:
             await asyncio.gather(asyncio.to_thread(services.registry.drain, digest), return_exceptions=True)

@@ -222,6 +222,21 @@ def test_extended_header_bomb_is_refused_before_it_is_read(tmp_path: Path) -> No
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(("kind", "count"), [(tarfile.XHDTYPE, 70), (tarfile.XGLTYPE, 9000)])
+def test_extended_headers_without_end_are_refused(kind: bytes, count: int, tmp_path: Path) -> None:
+    info = tarfile.TarInfo("extended")
+    info.type, info.size = kind, 65535 if kind == tarfile.XHDTYPE else 0
+    header = (
+        info.tobuf(tarfile.USTAR_FORMAT) + b"65535 a=".ljust(info.size, b"a")[: info.size] + b"\0" * (-info.size % 512)
+    )
+    with pytest.raises(InvalidAdapterError, match="no end"):
+        unpacked(gzip.compress(header * count + tar(FILES)), tmp_path, limit=10**8)
+
+
+def test_tar_whose_first_name_begins_like_a_zip_is_a_tar(tmp_path: Path) -> None:
+    assert unpacked(tar({f"PKU-adapter/{name}": content for name, content in FILES.items()}), tmp_path) == FILES
+
+
 def test_damaged_tar_header_is_refused(tmp_path: Path) -> None:
     content = bytearray(ustar(FILES))
     content[0] ^= 1

@@ -350,6 +350,27 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
     assert held(catalog) == set()
 
 
+def test_every_hold_that_could_not_be_ended_is_ended_later(
+    registry: Registry, catalog: Catalog, store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "sha256:" + "7" * 64
+    first, second = catalog.holds.take(digest), catalog.holds.take(digest)
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog.holds, "condemn", _away)
+        for holder in (first, second):
+            with pytest.raises(AdapterUnavailableError):
+                registry.collect(digest, holder)
+    registry.drain(digest)
+    registry.collect(digest)
+    registry.collect_owed()
+    assert not catalog.ledger.state.note(digest).holders
+    assert not registry.owes
+
+
+def _away(digest: str, holder: str) -> bool:
+    raise AdapterUnavailableError("away")
+
+
 def test_sweep_leaves_what_other_replicas_keep_in_the_far_store_but_not_our_own_strays(
     config: AdapterConfig,
     spec: ModelSpec,

@@ -140,3 +140,13 @@ async def test_a_tokenizer_may_be_a_part_of_an_upload(
         card = await answer.json()
     assert "added_tokens" in card["kinds"]
     assert [token.content for token in services.catalog.resolve("acme/tickets").traits.added_tokens] == ["<ticket>"]
+
+
+async def test_loading_an_adapter_with_tokens_again_by_vllms_call_is_200(
+    http: aiohttp.ClientSession, folder: Path, services: Services
+) -> None:
+    for _ in range(2):
+        body = {"lora_name": "tickets", "lora_path": str(folder)}
+        async with http.post("/v1/load_lora_adapter", json=body, headers=ADMIN) as answer:
+            assert answer.status == 200, await answer.text()
+    assert len(services.catalog.entry("tickets").versions) == 1

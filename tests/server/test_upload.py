@@ -113,6 +113,8 @@ def broken_cases(folder: Path) -> dict[str, tuple[Any, str | None, int]]:
     many = form_of(folder)
     for _ in range(20):
         many.add_field("tenant", "x")
+    both = form_of(folder)
+    both.add_field("file", tar_of(folder), filename="adapter.tar")
     long_field = form_of(folder, metadata="x" * 200_000)
     return {
         "nothing": (b"", None, 422),
@@ -121,6 +123,7 @@ def broken_cases(folder: Path) -> dict[str, tuple[Any, str | None, int]]:
         "json": (b"{}", "application/json", 415),
         "one_file": (one, None, 422),
         "twice": (twice, None, 400),
+        "archive_beside_files": (both, None, 400),
         "unknown_part": (unknown, None, 400),
         "many_parts": (many, None, 400),
         "long_field": (long_field, None, 413),

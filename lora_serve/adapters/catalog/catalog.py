@@ -61,6 +61,13 @@ class Catalog:
         """Whether the shared journal cannot be reached, so that others' changes are not known."""
         return self.ledger.is_away
 
+    @property
+    def drained(self) -> frozenset[str]:
+        """What was removed here, and nothing names since: to be freed once no row here uses it."""
+        state, drainer = self.ledger.state, self.holds.drainer
+        held = {digest for digest, note in state.notes.items() if drainer in note.holders and not note.condemned}
+        return frozenset(held - state.snapshot.digests)
+
     def resolve(self, name: str, tenant: str | None = None, sticky_key: str | None = None) -> AdapterRef:
         """`id`, `id@3`, `id@sha256:<hex>` or an alias -> reference. With `tenant`, others' adapters do not exist.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from dataclasses import asdict
 from typing import Any
@@ -61,12 +62,28 @@ def _check(entry: CatalogEntry) -> None:
     for version in entry.versions:
         if not _DIGEST.match(version.digest):
             raise ValueError(f"{version.digest[:80]!r} is not a digest")
-        if not all(type(number) is int and 0 <= number < 2**62 for number in _numbers(version)):
-            raise ValueError("a version's numbers are none")
-        _ = version.traits
+    _check_types(entry)
     if not all((entry.routed, *map(entry.version, entry.history))):
         raise ValueError("a route leads nowhere")
 
 
-def _numbers(version: VersionEntry) -> tuple[int, ...]:
-    return version.version, version.rank, version.num_bytes
+def _check_types(entry: CatalogEntry) -> None:
+    """One record of another form would fail whoever lists all of them."""
+    versions, canaries = entry.versions, [entry.route.canary] if entry.route.canary else []
+    traits = [version.traits for version in versions]
+    tokens = [token for one in traits for token in one.added_tokens]
+    typed: dict[type, list[Any]] = {
+        str: [entry.tenant, *(v.source for v in versions), *(t.base for t in traits), *(t.content for t in tokens)],
+        bool: [entry.pinned, *(one.is_additive for one in traits)],
+        dict: [entry.metadata, *(version.summary.get("converted_from", {}) for version in versions)],
+    }
+    if not all(isinstance(value, form) for form, values in typed.items() for value in values):
+        raise TypeError("a value is of another type than it must be")
+    counts = [entry.last_version, *(canary.version for canary in canaries), *(token.id for token in tokens)]
+    counts += [number for version in versions for number in (version.version, version.rank, version.num_bytes)]
+    counts += [number for one in traits for number in (one.vocab_size, one.num_labels, *one.invocation_tokens)]
+    if not all(type(number) is int and 0 <= number < 2**62 for number in counts):
+        raise ValueError("a number is none")
+    amounts = [entry.created, *(version.created for version in versions), *(canary.percent for canary in canaries)]
+    if not all(math.isfinite(amount) for amount in amounts):
+        raise ValueError("a number is not finite")

@@ -104,6 +104,10 @@ class CatalogEntry:
         """Whether there is one of this number."""
         return any(version.version == number for version in self.versions)
 
+    def has_content(self, digest: str) -> bool:
+        """Whether files of this digest are one of the versions, as they are or as they were before a conversion."""
+        return any(digest in (v.digest, v.summary.get("converted_from", {}).get("digest")) for v in self.versions)
+
     def ref(self, version: VersionEntry | None = None) -> AdapterRef:
         """The reference that travels with requests."""
         found = version or self.default

@@ -40,6 +40,7 @@ class _Binder:
         self._config = config
         self._tensors = experts.rest
         self._spec = spec
+        self._known_modules = frozenset().union(spec.linears, spec.embeddings, spec.modules)
         self.reasons: list[str] = list(experts.reasons)
         self._left: dict[TensorPlace, str] = {}
         self._copies: list[tuple[str, str]] = []
@@ -81,17 +82,20 @@ class _Binder:
 
     def _place(self, name: str) -> None:
         place = place_of(name)
-        if place is None or place.module not in self._known_modules():
+        if place is None or place.module not in self._known_modules:
             self.reasons.append(f"tensor {name[:200]!r} belongs to no module of {self._spec.architecture}")
         elif place in self._left and place.role == "parameter" and place.module in ends_of(self._spec):
-            self._copies.append((self._left[place], name))  # PEFT: once as trained, once more as an embedding layer
+            self._copy(self._left[place], name)  # PEFT: once as trained, once more as an embedding layer
         elif place in self._left:
             self.reasons.append(f"tensor {name[:200]!r} is there twice under two names")
         else:
             self._left[place] = name
 
-    def _known_modules(self) -> frozenset[str]:
-        return frozenset().union(self._spec.linears, self._spec.embeddings, self._spec.modules)
+    def _copy(self, first: str, second: str) -> None:
+        """Of one shape; whether they are of one content is seen when values are looked at."""
+        if self._tensors[first].shape != self._tensors[second].shape:
+            self.reasons.append(f"tensors {first!r} and {second[:200]!r} are one and the same to PEFT, but they differ")
+        self._copies.append((first, second))
 
     def _take(
         self, module: str, role: str, shape: Shape, *, depth: int | None = None, parameter: str = ""

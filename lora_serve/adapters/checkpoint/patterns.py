@@ -19,6 +19,8 @@ from lora_serve.core.errors import InvalidAdapterError
 TIME_LIMIT = 5.0  # seconds, for all patterns of one adapter together
 MAX_LENGTH = 4096  # characters of one pattern
 _MAX_REPEATS = 3
+_MAX_HERE = 16  # patterns with any choice in them that are matched here; each is quick, thousands of them are not
+_CHOICE = re.compile(r"[*+?{|]")
 _REPEAT = re.compile(r"(?<!\()[*+?{][?+]?")
 _DANGER = re.compile(r"\)[*+?{]|\(\?[^:]|\\[1-9]")  # repeated group, look-around or flag, back-reference
 
@@ -49,15 +51,22 @@ class Pattern:
 
 def match_names(patterns: Sequence[Pattern], names: Sequence[str]) -> list[frozenset[str]]:
     """For each pattern the names that it matches. Raises InvalidAdapterError: not a regex, too long, too slow."""
-    risky = [pattern for pattern in patterns if not is_plain(pattern.text)]
     _check(patterns)
+    choosing = [pattern for pattern in patterns if _CHOICE.search(pattern.text)]
+    risky = [pattern for pattern in patterns if not is_plain(pattern.text)]
+    if len(choosing) > _MAX_HERE:
+        risky = list(dict.fromkeys([*risky, *choosing]))
     slow = dict(zip(risky, _match_in_child(risky, names), strict=True)) if risky else {}
     return [slow[pattern] if pattern in slow else _match_here(pattern, names) for pattern in patterns]
 
 
 def is_plain(text: str) -> bool:
-    """Whether matching is at worst polynomial of a low degree: few repeats, none of them of a group."""
-    return not _DANGER.search(text) and len(_REPEAT.findall(text)) <= _MAX_REPEATS
+    """Whether matching is at worst polynomial of a low degree: few repeats, none of them of a group, and alternatives
+    in one place at most, as those of `(a|a)(a|a)...` multiply.
+    """
+    num_repeats = len(_REPEAT.findall(text))
+    is_branching = "|" in text and (num_repeats > 1 or text.count("(") > 1)
+    return not (_DANGER.search(text) or is_branching) and num_repeats <= _MAX_REPEATS
 
 
 def _check(patterns: Sequence[Pattern]) -> None:

@@ -20,6 +20,7 @@ from lora_serve.core.errors import InvalidAdapterError
 
 MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 8
+MAX_INVOCATION = 4096  # tokens; they are kept in the catalog and looked for in every prompt
 
 # Never change what a trained LoRA computes.
 _LORA_HARMLESS = frozenset(
@@ -252,4 +253,7 @@ def _trained_tokens(fields: Fields) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _invocation_tokens(fields: Fields) -> tuple[int, ...]:
     """Activated LoRA (Greenewald et al., 2025, arXiv 2504.12397)."""
     value = fields.table.get("alora_invocation_tokens")
+    if isinstance(value, list) and len(value) > MAX_INVOCATION:
+        fields.reasons.append(f"alora_invocation_tokens lists {len(value)} tokens; {MAX_INVOCATION} are allowed")
+        return ()
     return () if is_empty(value) else fields.token_ids("alora_invocation_tokens", value)

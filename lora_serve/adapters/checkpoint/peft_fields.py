@@ -10,6 +10,7 @@ from typing import Any
 from lora_serve.core.errors import InvalidAdapterError
 
 MAX_PATTERNS = 4096
+MAX_LAYER_NAMES = 64  # of layers_pattern; each is a regex, looked for in every module's path
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}\Z")
 
 
@@ -99,8 +100,11 @@ class Fields:
         layers = [value] if type(value) is int else value
         if layers is None or layers == []:  # PEFT takes an empty list for "every layer"
             return None
-        if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-            self.reasons.append(f"layers_to_transform must be a list of integers (got {show(value)})")
+        is_list = isinstance(layers, list) and len(layers) <= MAX_PATTERNS
+        if not is_list or not all(type(layer) is int for layer in layers):
+            self.reasons.append(
+                f"layers_to_transform must be a list of at most {MAX_PATTERNS} integers (got {show(value)})"
+            )
             return None
         self._require_list_targets("layers_to_transform")
         return tuple(layers)
@@ -110,8 +114,11 @@ class Fields:
         names = [value] if isinstance(value, str) else value
         if is_empty(value):
             return ()
-        if not isinstance(names, list) or not _are_strings(names) or not all(map(_LAYER_NAME.match, names)):
-            self.reasons.append(f"layers_pattern must be plain names such as 'layers' (got {show(value)})")
+        is_list = isinstance(names, list) and len(names) <= MAX_LAYER_NAMES and _are_strings(names)
+        if not isinstance(names, list) or not is_list or not all(map(_LAYER_NAME.match, names)):
+            self.reasons.append(
+                f"layers_pattern must be at most {MAX_LAYER_NAMES} plain names such as 'layers' (got {show(value)})"
+            )
             return ()
         self.require(self.table.get("layers_to_transform") is not None, "layers_pattern needs layers_to_transform")
         self._require_list_targets("layers_pattern")

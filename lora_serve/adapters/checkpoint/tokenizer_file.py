@@ -15,7 +15,7 @@ _MAX_DEPTH = 32
 _KEY = "added_tokens"
 # Possessive: a string without an end fails at once.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
-_MARK = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
+_MARK = re.compile(_STRING + rb"|[{}\[\]\"]", re.DOTALL)  # a quote alone: of a string without an end
 _OPENING = re.compile(rb"\s*\{\s*")
 _NAME = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+|" + _STRING, re.DOTALL)
@@ -47,6 +47,8 @@ def _end_of_value(text: bytes, start: int) -> int:
     depth = 0
     for mark in _MARK.finditer(text, start):
         sign = mark[0]
+        if sign == b'"':  # looked for on, every escaped quote behind it would be taken for a string's beginning
+            break
         if sign[:1] == b'"':
             continue
         depth += 1 if sign in (b"{", b"[") else -1

@@ -83,7 +83,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
         caller = caller_of(request[CONTEXT])
         fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
-            await asyncio.to_thread(unpack, upload.archive, upload.folder, upload.max_bytes)
+            await asyncio.to_thread(_unpack, upload)
         upload.is_handed_over = True
         return await complete_registration(services, fields, upload.staged, caller, request[CONTEXT].audit)
 
@@ -106,6 +106,12 @@ async def _staged(services: Services) -> AsyncIterator[Upload]:
     finally:
         leftovers = [aside] if upload.is_handed_over else [aside, folder]
         services.background.start(_remove(leftovers), "removing an upload's files")
+
+
+def _unpack(upload: Upload) -> None:
+    if any(upload.folder.iterdir()):
+        raise InvalidRequestError("The upload holds an archive and files beside it: send one or the other.")
+    unpack(upload.archive, upload.folder, upload.max_bytes)
 
 
 async def _remove(folders: list[Path]) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from aiohttp import web
 
-from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.registry import Registration
-from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.registry import OtherContentError, Registration
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.admin.removal import remove_adapter
@@ -20,10 +15,6 @@ from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
-
-
-class AlreadyLoadedError(Exception):
-    """Other content is registered under the name, and load_inplace was not set."""
 
 
 async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
@@ -44,7 +35,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
             lambda staged: _register(services, fields, staged),
             caller_of(request[CONTEXT]),
         )
-    except AlreadyLoadedError:
+    except OtherContentError:
         message = (
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
             "set 'load_inplace' to True."
@@ -73,21 +64,12 @@ async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
 
 def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Registration:
     """On the registry's thread. Other content under a known name must never be served, not even for a moment."""
-    known = services.catalog.snapshot.entries.get(fields.lora_name)
-    if known is not None and not fields.load_inplace and not _is_version(known, staged.folder):
-        remove_folder(staged.folder)
-        raise AlreadyLoadedError
     return services.registry.register_staged(
-        fields.lora_name, staged.folder, staged.source, allow_noop=fields.allow_noop
-    )
-
-
-def _is_version(entry: CatalogEntry, folder: Path) -> bool:
-    """Whether these very files are one of the versions already, as they are or as they were before a conversion."""
-    digest = adapter_digest(folder)
-    return any(
-        digest in (version.digest, version.summary.get("converted_from", {}).get("digest"))
-        for version in entry.versions
+        fields.lora_name,
+        staged.folder,
+        staged.source,
+        allow_noop=fields.allow_noop,
+        may_change=fields.load_inplace,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,14 @@ def test_broken_files_are_refused_in_words(tmp_path: Path, text: bytes, reason: 
     (tmp_path / "tokenizer.json").write_bytes(text)
     with pytest.raises(InvalidAdapterError, match=reason):
         find_added_tokens(tmp_path, BOUND, SPEC, BASE)
+
+
+def test_a_string_without_an_end_is_looked_through_once(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b'{"model": ["' + b'\\"' * 40_000)
+    start = time.thread_time()
+    with pytest.raises(InvalidAdapterError, match="not a JSON object"):
+        find_added_tokens(tmp_path, BOUND, SPEC, BASE)
+    assert time.thread_time() - start < 5  # half a minute, and a thousand times that at the largest size allowed
 
 
 def test_a_file_or_a_list_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

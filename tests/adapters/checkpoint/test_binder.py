@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,6 +126,11 @@ def test_copies_of_embedding_and_head_are_taken_beside_anything() -> None:
     assert set(bound({**LORA_Q, **copies}).parameters) == {EMBEDDING, HEAD}
 
 
+def test_copy_of_another_shape_is_refused() -> None:
+    copies = {f"{HEAD}.weight": (50, 8), f"{HEAD}.modules_to_save.weight": (2**31,) * 7 + (0,)}
+    assert "one and the same to PEFT, but they differ" in reasons({**LORA_Q, **copies})
+
+
 def test_trained_tokens_need_rows_for_just_their_ids() -> None:
     rows = {**LORA_Q, f"{EMBEDDING}.token_adapter.trainable_tokens_delta": (3, 8)}
     assert bound(rows, trained_tokens=(("", (4, 5, 49)),)).tokens[EMBEDDING].token_ids == (4, 5, 49)
@@ -214,3 +220,12 @@ def test_tensor_that_the_config_does_not_ask_for_is_named(name: str, shape: tupl
 )
 def test_what_the_config_asks_for_and_the_file_lacks_is_named(config: dict[str, Any], words: str) -> None:
     assert words in reasons(LORA_Q, **config)
+
+
+def test_token_far_beyond_the_vocabulary_is_refused_without_counting_what_lies_between() -> None:
+    tracemalloc.start()
+    words = reasons(LORA_Q, trained_tokens=(("", (3_000_000,)),))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "more than 65536 above" in words
+    assert most < 2**22

@@ -50,7 +50,19 @@ def test_trainers_patterns_go_to_the_child_process() -> None:
     assert [is_plain(text) for text in RISKY] == [False] * len(RISKY)
 
 
-@pytest.mark.parametrize("text", ["(a*)*b", "(a|a)+$", "(.*)*x", "a?" * 30 + "a" * 30, r"(a+)\1+b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(a*)*b",
+        "(a|a)+$",
+        "(.*)*x",
+        "a?" * 30 + "a" * 30,
+        r"(a+)\1+b",
+        r"(.|\w)" * 30 + "X",
+        r"(?:.|\w)(?:.|\w)",
+        ".*.*(a|b)",
+    ],
+)
 def test_patterns_that_can_blow_up_are_not_matched_in_this_process(text: str) -> None:
     assert not is_plain(text)
 
@@ -62,6 +74,17 @@ def test_exponential_pattern_is_refused_in_bounded_time(monkeypatch: pytest.Monk
     with pytest.raises(InvalidAdapterError, match="takes too long"):
         match_names([Pattern(r"(.*\.?)*X", whole)], ["model.layers.0.self_attn.q_proj" * 3])
     assert time.monotonic() - start < 5
+
+
+def test_many_patterns_that_are_each_quick_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.5)
+    with pytest.raises(InvalidAdapterError, match="takes too long"):
+        match_names([Pattern(f".*.*.*{i}X", whole=False) for i in range(2000)], ["model.layers.0.q_proj" * 3] * 20)
+
+
+def test_many_literal_patterns_need_no_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.0)
+    assert match_names([Pattern(name, whole=False) for name in NAMES], NAMES) == [{name} for name in NAMES]
 
 
 def test_worst_pattern_that_is_matched_here_is_quick() -> None:

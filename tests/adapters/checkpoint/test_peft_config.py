@@ -110,6 +110,9 @@ def test_settings_of_training_only_change_nothing(setting: dict[str, Any]) -> No
         ({"layers_pattern": "layers"}, "needs layers_to_transform"),
         ({"layers_pattern": "(a+)+", "layers_to_transform": [0]}, "plain names"),
         ({"layers_to_transform": ["0"]}, "layers_to_transform"),
+        ({"layers_to_transform": [0] * 4097}, "at most 4096 integers"),
+        ({"layers_pattern": [f"h{i}" for i in range(65)], "layers_to_transform": [0]}, "at most 64 plain names"),
+        ({"alora_invocation_tokens": [1] * 4097}, "4096 are allowed"),
         ({"use_rslora": "yes"}, "use_rslora"),
     ],
 )

@@ -1,0 +1,54 @@
+"""Records of the catalog that no server has written: from a foreign export, or another writer of the same Redis."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lora_serve.adapters.catalog.documents import document_of, entry_of
+from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
+
+VERSION = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, {"targets": ["q_proj"]}, "upload", 1.5)
+ENTRY = CatalogEntry("acme/a", "acme", False, 1.5, {"x": 1}, 1, Route(1), (VERSION,))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metadata": None},
+        {"metadata": [["a", 1]]},
+        {"created": "x"},
+        {"created": 1e999},
+        {"pinned": "no"},
+        {"tenant": None},
+        {"last_version": "9"},
+        {"route": {"version": 1, "canary": {"version": 1, "percent": "x"}, "history": []}},
+        {"route": {"version": 1, "canary": {"version": "1", "percent": 5}, "history": []}},
+    ],
+)
+def test_record_whose_values_are_of_other_types_is_left_out(changes: dict[str, Any]) -> None:
+    fields = json.loads(document_of(ENTRY))
+    assert entry_of(json.dumps(fields)) == ENTRY
+    assert entry_of(json.dumps(fields | changes)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"created": "x"},
+        {"source": 5},
+        {"rank": True},
+        {"summary": {"converted_from": 5}},
+        {"summary": {"traits": {"invocation_tokens": ["a"]}}},
+        {"summary": {"traits": {"vocab_size": "x"}}},
+        {"summary": {"traits": {"num_labels": -5}}},
+        {"summary": {"traits": {"base": 5}}},
+        {"summary": {"traits": {"added_tokens": [{"id": 1, "content": 5}]}}},
+    ],
+)
+def test_record_whose_version_is_of_another_form_is_left_out(changes: dict[str, Any]) -> None:
+    fields = json.loads(document_of(ENTRY))
+    fields["versions"][0] |= changes
+    assert entry_of(json.dumps(fields)) is None
