@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, TypeGuard
 
 from lora_serve.core.errors import InvalidAdapterError
 
@@ -100,8 +100,7 @@ class Fields:
         layers = [value] if type(value) is int else value
         if layers is None or layers == []:  # PEFT takes an empty list for "every layer"
             return None
-        is_list = isinstance(layers, list) and len(layers) <= MAX_PATTERNS
-        if not is_list or not all(type(layer) is int for layer in layers):
+        if not _is_list(layers, MAX_PATTERNS) or not all(type(layer) is int for layer in layers):
             self.reasons.append(
                 f"layers_to_transform must be a list of at most {MAX_PATTERNS} integers (got {show(value)})"
             )
@@ -114,8 +113,7 @@ class Fields:
         names = [value] if isinstance(value, str) else value
         if is_empty(value):
             return ()
-        is_list = isinstance(names, list) and len(names) <= MAX_LAYER_NAMES and _are_strings(names)
-        if not isinstance(names, list) or not is_list or not all(map(_LAYER_NAME.match, names)):
+        if not _is_list(names, MAX_LAYER_NAMES) or not _are_strings(names) or not all(map(_LAYER_NAME.match, names)):
             self.reasons.append(
                 f"layers_pattern must be at most {MAX_LAYER_NAMES} plain names such as 'layers' (got {show(value)})"
             )
@@ -143,6 +141,10 @@ class Fields:
         self.require(
             not isinstance(self.table.get("target_modules"), str), f"{key} cannot go with a target_modules regex"
         )
+
+
+def _is_list(value: object, max_length: int) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and len(value) <= max_length
 
 
 def _are_strings(values: list[Any]) -> bool:
