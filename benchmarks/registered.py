@@ -82,7 +82,7 @@ def measure(count: int) -> dict[str, float]:
             "register one more": per_call(lambda i: catalog.add(f"new/a{i}", version_of(f"new/a{i}")), range(20)),
             "list a page of 100": per_call(lambda _: catalog.entries(limit=100), range(50)),
         }
-        refs = [catalog.resolve(name) for name in names]
+        refs = [catalog.resolve(name).ref for name in names]
         catalog.close()
         start = time.perf_counter()
         open_catalog(store).close()

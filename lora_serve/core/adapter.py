@@ -80,6 +80,12 @@ class AdapterRef:
         return next((i for i in starts if tuple(prompt_token_ids[i : i + len(tokens)]) == tokens), None)
 
 
+def split_name(name: str) -> tuple[str, str | None]:
+    """`id@selector` as (id, selector); the selector is None where there is no `@`."""
+    adapter_id, at, selector = name.partition("@")
+    return adapter_id, selector if at else None
+
+
 def check_adapter_id(adapter_id: str) -> str:
     """Return `adapter_id` unchanged if it is a legal id, else raise InvalidRequestError.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.core.tenant import Caller
@@ -40,16 +40,16 @@ class AdapterChooser:
                 _set_of([(self.find(self.base_name if fields.model is None else fields.model, key), 1.0)]), fields
             )
         found = [(self.find(name, key), scale) for name, scale in named]
-        if fields.adapters is not None and any(ref is None for ref, _ in found):
+        if fields.adapters is not None and any(resolution is None for resolution, _ in found):
             message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."
             raise InvalidRequestError(message, param="adapters")
         chosen = _set_of(found)
         if fields.model is not None:
-            self._check_named(fields.model, chosen, [name for name, _ in named], key)
+            self._check_named(fields.model, named, [resolution for resolution, _ in found], key)
         check_composition(chosen, self.catalog, self.limits)
         return self._permitted(chosen, fields)
 
-    def find(self, name: str, sticky_key: str | None = None) -> AdapterRef | None:
+    def find(self, name: str, sticky_key: str | None = None) -> Resolution | None:
         """`name` as in `model`: the base's name, `base:adapter`, `adapter` or `adapter@version`.
 
         `sticky_key`: whose request it is, for the canary; None: the default version.
@@ -74,24 +74,32 @@ class AdapterChooser:
         """The same for all requests of one user; a request that names none stands for itself."""
         return f"{self.caller.tenant}\0{user}" if user else uuid.uuid4().hex
 
-    def _check_named(self, model: str, chosen: AdapterSet, names: list[str], sticky_key: str) -> None:
-        """`model` must be the base model or one of the chosen; a version given in one place only is not a quarrel."""
+    def _check_named(
+        self, model: str, given: list[tuple[str, float]], found: list[Resolution | None], sticky_key: str
+    ) -> None:
+        """`model` must be the base model or one of the adapters found for the names given."""
         if model == self.base_name:
             return
         named = self.find(model, sticky_key)
-        for member, name in zip(chosen.members, names, strict=False):
-            versions_given = "@" in model and "@" in name
-            if named is not None and named.name == member.ref.name and (named == member.ref or not versions_given):
-                return
+        if any(_agree(named, other) for other in found):
+            return
+        names = ", ".join(repr(name) for name, _ in given)
         raise InvalidRequestError(
-            f"`model` names {model!r} and the adapter field or header {', '.join(map(repr, names))}: name the same "
-            "adapter, or the base model.",
+            f"`model` names {model!r} and the adapter field or header {names}: name the same adapter, or the base "
+            "model.",
             param="model",
         )
 
 
-def _set_of(found: list[tuple[AdapterRef | None, float]]) -> AdapterSet:
-    return AdapterSet(tuple(AdapterMember(ref, scale) for ref, scale in found if ref is not None))
+def _agree(one: Resolution | None, other: Resolution | None) -> bool:
+    """Whether two names may stand in one request: the same id, and if both name a version, the same version."""
+    if one is None or other is None or one.entry.name != other.entry.name:
+        return False
+    return one.version.digest == other.version.digest or not (one.names_version and other.names_version)
+
+
+def _set_of(found: list[tuple[Resolution | None, float]]) -> AdapterSet:
+    return AdapterSet(tuple(AdapterMember(name.ref, scale, name) for name, scale in found if name is not None))
 
 
 def _explicit(fields: RequestFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:

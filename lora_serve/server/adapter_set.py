@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.request import AdapterUse, InferenceRequest
 
@@ -15,6 +16,7 @@ class AdapterMember:
 
     ref: AdapterRef
     scale: float = 1.0
+    resolution: Resolution | None = field(default=None, compare=False)  # of the caller's name; None: nobody named it
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.routes import own_name
 from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Caller
 from lora_serve.server.context import AuditNote, RequestContext
@@ -70,7 +71,7 @@ def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Sn
     """What the handler left open, from the URL and from the catalog as it was before the act."""
     subject = note.subject or "/".join(request.match_info.values())
     own = own_name(caller.scope, subject) if caller.scope is not None else subject
-    entry = before.entries.get(subject.partition("@")[0]) or before.entries.get(own.partition("@")[0])
+    entry = before.entries.get(split_name(subject)[0]) or before.entries.get(split_name(own)[0])
     if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
         owner = note.owner or request.match_info.get("tenant", "")
         is_own = caller.scope in (None, owner)  # what is tried on another tenant's is not told to that one

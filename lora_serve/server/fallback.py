@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.resolution import Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import OnCold
-from lora_serve.server.adapter_choice import HEADER
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.composition import check_composition
 from lora_serve.server.schemas.request import RequestFields
@@ -29,7 +27,6 @@ class Fallback:
 
 def fallback_for(
     fields: RequestFields,
-    headers: Mapping[str, str],
     chosen: AdapterSet,
     catalog: Catalog,
     limits: AdapterConfig,
@@ -45,39 +42,23 @@ def fallback_for(
         for member in chosen.members:
             _check_tokens(member.ref, None)
         return Fallback(on_cold, AdapterSet())
-    return _previous(fields, headers, chosen, catalog, limits)
+    return _previous(chosen, catalog, limits)
 
 
-def _previous(
-    fields: RequestFields, headers: Mapping[str, str], chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig
-) -> Fallback | None:
+def _previous(chosen: AdapterSet, catalog: Catalog, limits: AdapterConfig) -> Fallback | None:
     if len(chosen.members) > 1:
         raise _refused("`on_cold`: previous is for one adapter; the request names several. Use base, wait or fail.")
-    if "@" in _name_in(fields, headers):
+    (member,) = chosen.members
+    named = member.resolution
+    if named is not None and named.selection is Selection.PINNED:
         raise _refused("`on_cold`: previous needs an adapter's id without a version: what it meant before answers.")
-    member = chosen.members[0]
-    entry = catalog.snapshot.entries.get(member.ref.name)
-    version = None if entry is None else _before(entry, member.ref)
-    if entry is None or version is None:
+    previous = None if named is None else named.previous
+    if previous is None:
         return None
-    ref = entry.ref(version)
-    _check_tokens(member.ref, ref)
-    adapters = AdapterSet((AdapterMember(ref, member.scale),))
+    _check_tokens(member.ref, previous)
+    adapters = AdapterSet((AdapterMember(previous, member.scale),))
     check_composition(adapters, catalog, limits)
     return Fallback(OnCold.PREVIOUS, adapters)
-
-
-def _before(entry: CatalogEntry, chosen: AdapterRef) -> VersionEntry | None:
-    """A canary stands after the default version, and that one after what the id meant before."""
-    before = entry.default if chosen.version != entry.default_version else entry.previous
-    return None if before is None or before.digest == chosen.digest else before
-
-
-def _name_in(fields: RequestFields, headers: Mapping[str, str]) -> str:
-    """The one adapter as the caller named it."""
-    if fields.adapters is not None:
-        return fields.adapters[0].id
-    return fields.adapter_id or headers.get(HEADER) or fields.model or ""
 
 
 def _check_tokens(ref: AdapterRef, other: AdapterRef | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.adapter import AdapterRef, split_name
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.ownership import owned_entry
 from lora_serve.server.admin.removal import remove_adapter
@@ -34,21 +34,21 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 
 async def get_model(request: web.Request) -> web.StreamResponse:
     services, name = request.app[SERVICES], request.match_info["id"]
-    adapter = chooser_for(request).find(name)
-    if adapter is None:
+    found = chooser_for(request).find(name)
+    if found is None:
         return web.json_response(_base_card(services))
-    return web.json_response(_adapter_card(services, services.catalog.entry(adapter.name), name, adapter))
+    return web.json_response(_adapter_card(services, found.entry, name, found.ref))
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
     """OpenAI's form of the admin's DELETE; `id@3` deletes one version."""
     services, name = request.app[SERVICES], request.match_info["id"]
     caller = caller_of(request[CONTEXT])
-    adapter_id, at, selector = name.partition("@")
+    adapter_id, selector = split_name(name)
     try:
         entry = owned_entry(services.catalog.snapshot, adapter_id, caller)
-        version = services.catalog.resolve(f"{entry.name}@{selector}", caller.scope).version if at else None
-        await remove_adapter(services, entry.name, version)
+        found = None if selector is None else services.catalog.resolve(f"{entry.name}@{selector}", caller.scope)
+        await remove_adapter(services, entry.name, None if found is None else found.version.version)
     except AdapterNotFoundError:
         raise AdapterNotFoundError(name) from None
     return web.json_response({"id": name, "object": "model", "deleted": True})

@@ -57,4 +57,5 @@ async def tokenizer_info(request: web.Request) -> web.StreamResponse:
 
 def _adapter_of(request: web.Request, model: str | None) -> AdapterRef | None:
     """Adapters may add tokens to the base's tokenizer. Raises AdapterNotFoundError."""
-    return None if model is None else chooser_for(request).find(model)
+    found = None if model is None else chooser_for(request).find(model)
+    return None if found is None else found.ref

@@ -103,7 +103,7 @@ def test_refusal_of_a_second_id_leaves_the_firsts_content_alone(
     trial.result = NOTHING
     with pytest.raises(InvalidAdapterError):
         registry.register_folder("acme/b", folder)
-    assert catalog.resolve("acme/a") == ref
+    assert catalog.resolve("acme/a").ref == ref
     assert fetch_adapter(store, spec, ref).digest == ref.digest
 
 
@@ -174,7 +174,7 @@ def test_traits_survive_a_restart(
     assert ref.traits.invocation_tokens == (3, 4)
     catalog.close()
     again = open_catalog(config.store)
-    assert again.resolve("a") == ref
+    assert again.resolve("a").ref == ref
     again.close()
 
 

@@ -56,7 +56,7 @@ def test_registered_folder_can_be_resolved_and_loaded(
     assert done.created
     assert (done.ref.label, done.ref.tenant, done.ref.rank) == ("acme/support@1", "acme", 4)
     shutil.rmtree(folder)  # our copy is our own
-    assert catalog.resolve("acme/support") == done.ref
+    assert catalog.resolve("acme/support").ref == done.ref
     assert FakeTrial().num_bytes(fetch_adapter(store, spec, done.ref)) == done.ref.num_bytes
     summary = catalog.entry("acme/support").default.summary
     assert (summary["r"], summary["targets"], summary["num_modules"]) == (4, ["down_proj", "q_proj"], 4)

@@ -20,7 +20,7 @@ def entry(percent: float, name: str = "acme/support", canary: int = 2) -> Catalo
 
 
 def chosen(table: CatalogEntry) -> set[str]:
-    return {key for key in KEYS if split(table, key).version != 1}
+    return {key for key in KEYS if split(table, key).version.version != 1}
 
 
 @pytest.mark.parametrize("percent", [0.0, 1.0, 10.0, 33.3, 50.0, 99.0, 100.0])

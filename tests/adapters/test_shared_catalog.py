@@ -58,7 +58,7 @@ def test_what_one_server_changes_the_other_knows_at_once(two: tuple[Catalog, Cat
     other.set_route("acme/x", None, Canary(2, 50.0))
     other.set_alias("live", "acme/x@2")
     until(lambda: one.snapshot == other.snapshot)
-    assert one.resolve("live").digest == digest("b")
+    assert one.resolve("live").ref.digest == digest("b")
     one.remove("acme/x")
     assert until(lambda: not other.snapshot.entries) < 2
     assert other.snapshot.aliases == {}
@@ -84,7 +84,7 @@ def test_server_that_was_away_catches_up(open_server: OpenServer, own_redis: Red
     one = open_server("a")
     one.add("x", version("a"))
     with closing(open_catalog(tmp_path / "b", own_redis.url)) as other:
-        assert other.resolve("x").version == 1
+        assert other.resolve("x").ref.version == 1
     one.add("x", version("b"))
     one.add("y", version("a"))
     one.remove("y")
@@ -115,7 +115,7 @@ def test_while_redis_is_away_what_is_known_is_served_and_changes_are_refused(
     until(lambda: "x" in other.snapshot.entries)
     own_redis.kill()
     until(lambda: other.is_away)
-    assert other.resolve("x").digest == digest("a")
+    assert other.resolve("x").ref.digest == digest("a")
     for change in (
         lambda: other.add("y", version("b")),
         lambda: other.remove("x"),
@@ -141,7 +141,7 @@ def test_redis_that_answers_nothing_is_away_too(two: tuple[Catalog, Catalog], ow
         one.add("y", version("b"))
     assert time.monotonic() - start < 6
     until(lambda: one.is_away and other.is_away, 10)
-    assert one.resolve("x").version == 1
+    assert one.resolve("x").ref.version == 1
     own_redis.resume()
     assert until(lambda: not one.is_away and not other.is_away) < 5
     until(lambda: one.snapshot == other.snapshot)
@@ -156,7 +156,7 @@ def test_server_that_starts_while_redis_is_away_serves_what_it_knew(
         pass
     own_redis.kill()
     other = open_server("b")
-    assert other.resolve("x").digest == digest("a")
+    assert other.resolve("x").ref.digest == digest("a")
     own_redis.start()
     until(lambda: not other.is_away)
     one_again_known = until(lambda: not one.is_away)

@@ -27,7 +27,7 @@ def test_sharing_outlives_a_restart_and_goes_with_the_adapter(tmp_path: Path) ->
     try:
         entry = again.entry("acme/a")
         assert entry.shared_with == ("globex", "initech")
-        assert again.resolve("acme/a", "globex").digest == version("a").digest
+        assert again.resolve("acme/a", "globex").ref.digest == version("a").digest
         with pytest.raises(AdapterNotFoundError):
             again.resolve("acme/a", "hooli")
         merged = merge(other.snapshot, entry, {}, overwrite=False)

@@ -304,7 +304,7 @@ def test_exported_folder_serves_what_was_registered(
     restored, catalog, store = open_registry(tmp_path / "backup", spec)
     with closing(catalog):
         for ref in refs:
-            assert fetch_adapter(store, spec, catalog.resolve(f"acme/x@{ref.version}")).digest == ref.digest
+            assert fetch_adapter(store, spec, catalog.resolve(f"acme/x@{ref.version}").ref).digest == ref.digest
         again = restored.register_folder("acme/x", tmp_path / "root" / "1", trusted=True)
         assert (again.created, again.ref) == (False, refs[1])
 

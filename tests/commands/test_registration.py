@@ -23,7 +23,7 @@ async def test_register_says_version_and_digest_and_again_that_it_was_there(ask:
     folder = str(house.make_adapter("a", 1))
     flags = ("--tenant", "globex", "--pin", "--metadata", '{"run": 17}')
     ended = await ask("register", "acme/a", folder, *flags)
-    ref = house.services.catalog.resolve("acme/a")
+    ref = house.services.catalog.resolve("acme/a").ref
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("acme/a@1 registered: rank 2, ")
     assert ended.out.endswith(f"{ref.digest}\n")
@@ -81,7 +81,7 @@ async def test_upload_of_an_archive_needs_no_right_name(ask: Adapters, house: An
         for name in NAMES:
             file.add(folder / name, arcname=name)
     assert (await ask("upload", "acme/a", str(archive))).code == 0
-    assert house.services.catalog.resolve("acme/a").version == 1
+    assert house.services.catalog.resolve("acme/a").ref.version == 1
 
 
 async def test_a_second_upload_is_a_second_version(ask: Adapters, house: Any) -> None:

@@ -52,9 +52,9 @@ def test_new_content_is_a_new_version_and_becomes_what_the_id_means(catalog: Cat
     assert (first_is_new, second_is_new) == (True, True)
     assert [v.version for v in second.versions] == [1, 2]
     assert first.ref().label == "acme/support@1"
-    assert catalog.resolve("acme/support").digest == digest("b")
-    assert catalog.resolve("acme/support@1").digest == digest("a")
-    assert catalog.resolve(f"acme/support@{digest('a')}").version == 1
+    assert catalog.resolve("acme/support").ref.digest == digest("b")
+    assert catalog.resolve("acme/support@1").ref.digest == digest("a")
+    assert catalog.resolve(f"acme/support@{digest('a')}").ref.version == 1
 
 
 def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) -> None:
@@ -63,7 +63,7 @@ def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) ->
     entry, _, is_new = catalog.add("a", version("a"))
     assert not is_new
     assert [v.version for v in entry.versions] == [1, 2]
-    assert catalog.resolve("a").version == 1  # what was sent last is what the id means
+    assert catalog.resolve("a").ref.version == 1  # what was sent last is what the id means
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_owner_is_given_or_the_first_part_of_the_id_or_default(catalog: Catalog)
 
 def test_another_tenants_adapter_does_not_exist(catalog: Catalog) -> None:
     catalog.add("acme/support", version("a"))
-    assert catalog.resolve("acme/support", tenant="acme").tenant == "acme"
+    assert catalog.resolve("acme/support", tenant="acme").ref.tenant == "acme"
     foreign, unknown = [], []
     for name, errors in (("acme/support", foreign), ("acme/nothing", unknown)):
         with pytest.raises(AdapterNotFoundError) as caught:
@@ -99,7 +99,7 @@ def test_an_id_cannot_change_hands(catalog: Catalog) -> None:
     catalog.add("acme/support", version("a"))
     with pytest.raises(ConflictError):
         catalog.add("acme/support", version("b"), tenant="globex")
-    assert catalog.resolve("acme/support").digest == digest("a")
+    assert catalog.resolve("acme/support").ref.digest == digest("a")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
@@ -131,9 +131,9 @@ def test_removing_the_default_version_falls_back_to_the_newest_left(catalog: Cat
     for letter in "abc":
         catalog.add("a", version(letter))
     assert catalog.remove("a", 3) == (digest("c"),)
-    assert catalog.resolve("a").version == 2
+    assert catalog.resolve("a").ref.version == 2
     assert catalog.remove("a", 1) == (digest("a"),)
-    assert catalog.resolve("a").version == 2
+    assert catalog.resolve("a").ref.version == 2
     assert catalog.remove("a", 2) == (digest("b"),)
     with pytest.raises(AdapterNotFoundError):
         catalog.resolve("a")
@@ -159,7 +159,7 @@ def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str,
     catalog.add("a", version("a"))
     with pytest.raises(AdapterNotFoundError):
         catalog.remove(name, number)
-    assert catalog.resolve("a").version == 1
+    assert catalog.resolve("a").ref.version == 1
 
 
 def test_lists_by_name_in_pages(catalog: Catalog) -> None:
@@ -241,8 +241,8 @@ def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: C
     catalog.add("a", version("a"))
     entry, added, is_new = catalog.add("a", version("b"), activate=False)
     assert (added.version, is_new, entry.default_version) == (2, True, 1)
-    assert catalog.resolve("a").version == 1
-    assert catalog.resolve("a@2").digest == digest("b")
+    assert catalog.resolve("a").ref.version == 1
+    assert catalog.resolve("a@2").ref.digest == digest("b")
 
 
 def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalog) -> None:
@@ -250,11 +250,11 @@ def test_route_moves_and_one_call_brings_the_version_before_back(catalog: Catalo
         catalog.add("a", version(letter))
     assert catalog.entry("a").history == (1, 2)
     catalog.set_route("a", 1, None)
-    assert (catalog.resolve("a").version, catalog.entry("a").history) == (1, (2, 3))
+    assert (catalog.resolve("a").ref.version, catalog.entry("a").history) == (1, (2, 3))
     catalog.roll_back("a")
-    assert catalog.resolve("a").version == 3
+    assert catalog.resolve("a").ref.version == 3
     catalog.roll_back("a")
-    assert catalog.resolve("a").version == 2
+    assert catalog.resolve("a").ref.version == 2
     with pytest.raises(ConflictError, match="no version to go back to"):
         catalog.roll_back("a")
 
@@ -263,10 +263,10 @@ def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> 
     for letter in "ab":
         catalog.add("a", version(letter), activate=letter == "a")
     catalog.set_route("a", None, Canary(2, 100.0))
-    assert catalog.resolve("a", sticky_key="x").version == 2
-    assert catalog.resolve("a").version == 1  # nobody in particular asks
+    assert catalog.resolve("a", sticky_key="x").ref.version == 2
+    assert catalog.resolve("a").ref.version == 1  # nobody in particular asks
     catalog.roll_back("a")
-    assert catalog.resolve("a", sticky_key="x").version == 1
+    assert catalog.resolve("a", sticky_key="x").ref.version == 1
 
 
 @pytest.mark.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
@@ -294,15 +294,15 @@ def test_alias_leads_to_an_id_or_to_one_version(catalog: Catalog) -> None:
         catalog.add("acme/a", version(letter))
     catalog.set_alias("acme/live", "acme/a")
     catalog.set_alias("acme/old", "acme/a@1")
-    assert catalog.resolve("acme/live").version == 2
-    assert catalog.resolve("acme/live@1").version == 1
-    assert catalog.resolve("acme/old").version == 1
+    assert catalog.resolve("acme/live").ref.version == 2
+    assert catalog.resolve("acme/live@1").ref.version == 1
+    assert catalog.resolve("acme/old").ref.version == 1
     assert catalog.snapshot.aliases_of("acme/a") == ("acme/live", "acme/old")
     for name, tenant in (("acme/old@2", None), ("acme/live@3", None), ("acme/live", "globex")):
         with pytest.raises(AdapterNotFoundError):
             catalog.resolve(name, tenant=tenant)
     catalog.set_alias("acme/old", "acme/a@2")
-    assert catalog.resolve("acme/old").version == 2
+    assert catalog.resolve("acme/old").ref.version == 2
 
 
 def test_alias_and_id_cannot_share_a_name_and_an_alias_of_nothing_is_refused(catalog: Catalog) -> None:

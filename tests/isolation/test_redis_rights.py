@@ -74,7 +74,7 @@ def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None
         first.set_alias("acme/alias", "acme/support")
         with closing(open_catalog(tmp_path / "b", url, prefix)) as second:
             before = second.snapshot.position
-            assert second.resolve("acme/alias").name == "acme/support"
+            assert second.resolve("acme/alias").ref.name == "acme/support"
             first.add("acme/support", version("b"))
             second.wait(1.0)
             second.refresh()

@@ -139,7 +139,7 @@ async def test_a_tokenizer_may_be_a_part_of_an_upload(
         assert answer.status == 201, await answer.text()
         card = await answer.json()
     assert "added_tokens" in card["kinds"]
-    assert [token.content for token in services.catalog.resolve("acme/tickets").traits.added_tokens] == ["<ticket>"]
+    assert [token.content for token in services.catalog.resolve("acme/tickets").ref.traits.added_tokens] == ["<ticket>"]
 
 
 async def test_loading_an_adapter_with_tokens_again_by_vllms_call_is_200(

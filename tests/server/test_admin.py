@@ -209,7 +209,7 @@ async def test_new_version_of_a_pinned_adapter_takes_over_its_pin(admin: aiohttp
     await post(admin, "/admin/adapters/a/pin")
     _, card = await post(admin, "/admin/adapters", {"id": "a", "source": str(house.make_adapter("a", seed=2))})
     assert (card["pinned"], card["state"]) == (True, "on_device")
-    new = house.services.catalog.resolve("a")
+    new = house.services.catalog.resolve("a").ref
     await until(lambda: {Pin(new), Unpin(old.digest)} <= set(house.engine.commands))
 
 

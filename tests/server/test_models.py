@@ -55,4 +55,4 @@ async def test_one_version_is_deleted_by_its_name(admin: aiohttp.ClientSession, 
     await house.register("acme/a", seed=2)
     async with admin.delete("/v1/models/acme/a@2") as answer:
         assert answer.status == 200
-    assert house.services.catalog.resolve("acme/a").version == 1
+    assert house.services.catalog.resolve("acme/a").ref.version == 1

@@ -39,7 +39,7 @@ async def test_other_content_needs_load_inplace_and_is_never_served_before(
     assert "The lora adapter 'sql' has already been loaded. If you want to load the adapter in place" in text
     assert [entry.digest for entry in house.services.catalog.entry("sql").versions] == [old.digest]
     assert (await load(admin, lora_name="sql", lora_path=folder, load_inplace=True))[0] == 200
-    assert house.services.catalog.resolve("sql").version == 2
+    assert house.services.catalog.resolve("sql").ref.version == 2
 
 
 async def test_missing_fields_are_told_in_vllms_words(admin: aiohttp.ClientSession) -> None:

@@ -24,10 +24,11 @@ from lora_serve.adapters.catalog.entry import (
 from lora_serve.adapters.catalog.holds import Holds
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
+from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, noted, saved
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
-from lora_serve.core.adapter import AdapterRef, check_adapter_id
+from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 from lora_serve.core.tenant import NO_LIMITS, Quota
 
@@ -68,11 +69,12 @@ class Catalog:
         held = {digest for digest, note in state.notes.items() if drainer in note.holders and not note.condemned}
         return frozenset(held - state.snapshot.digests)
 
-    def resolve(self, name: str, tenant: str | None = None, sticky_key: str | None = None) -> AdapterRef:
-        """`id`, `id@3`, `id@sha256:<hex>` or an alias -> reference. With `tenant`, others' adapters do not exist.
+    def resolve(self, name: str, tenant: str | None = None, sticky_key: str | None = None) -> Resolution:
+        """The version that `id`, `id@3`, `id@sha256:<hex>` or an alias means, and how it came to mean it.
 
-        `sticky_key`: who asks, for the canary. Raises AdapterNotFoundError with the name as given;
-        AdapterUnavailableError for an unknown name while the shared registry is away.
+        `tenant`: others' adapters do not exist for it. `sticky_key`: who asks, for the canary. Raises
+        AdapterNotFoundError with the name as given; AdapterUnavailableError for an unknown name while the shared
+        registry is away.
         """
         found = routes.find(self.snapshot, name, tenant, sticky_key)
         if found is not None:
@@ -210,7 +212,7 @@ class Catalog:
         def edit(state: CatalogState) -> tuple[Changes, None]:
             if alias in state.snapshot.entries:
                 raise ConflictError(f"`{alias}` is an adapter's id.")
-            if target.partition("@")[0] not in state.snapshot.entries:
+            if split_name(target)[0] not in state.snapshot.entries:
                 raise AdapterNotFoundError(target)
             if routes.find(state.snapshot, target, None, None) is None:
                 raise AdapterNotFoundError(target)
@@ -281,7 +283,7 @@ def _dangling(snapshot: Snapshot, name: str, left: CatalogEntry | None) -> Chang
     """Takes away the aliases of `name` that lead to nothing once only `left` is left."""
     changes: Changes = {}
     for alias in snapshot.aliases_of(name):
-        _, at, selector = snapshot.aliases[alias].partition("@")
-        if left is None or (at and routes.select(left, selector) is None):
+        _, selector = split_name(snapshot.aliases[alias])
+        if left is None or (selector is not None and routes.select(left, selector) is None):
             changes[ALIAS + alias] = None
     return changes

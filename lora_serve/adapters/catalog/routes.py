@@ -6,13 +6,14 @@ import hashlib
 import re
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.adapter import split_name
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 
 
-def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> AdapterRef | None:
+def find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> Resolution | None:
     """`id`, `id@3`, `id@sha256:<hex>`, or an alias in place of the id; None: there is none that `tenant` may see.
 
     For a tenant, `support` is `<tenant>/support` first, if there is one. `sticky_key`: who asks, for the canary;
@@ -30,19 +31,26 @@ def own_name(tenant: str, name: str) -> str:
     return name if name.startswith(f"{tenant}/") else f"{tenant}/{name}"
 
 
-def _find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> AdapterRef | None:
-    adapter_id, at, selector = name.partition("@")
-    target = snapshot.aliases.get(adapter_id)
+def _find(snapshot: Snapshot, name: str, tenant: str | None, sticky_key: str | None) -> Resolution | None:
+    adapter_id, selector = split_name(name)
+    target, aliased = snapshot.aliases.get(adapter_id), None
     if target is not None:
-        adapter_id, has_own, own = target.partition("@")
-        if has_own and at:  # two selectors: at most one can be meant
-            return None
-        at, selector = at or has_own, selector or own
+        adapter_id, aliased = split_name(target)
+    if selector is not None and aliased is not None:  # two selectors: at most one can be meant
+        return None
     entry = snapshot.entries.get(adapter_id)
     if entry is None or not entry.is_visible_to(tenant):
         return None
-    version = select(entry, selector) if at else split(entry, sticky_key)
-    return None if version is None else entry.ref(version)
+    if selector is not None:
+        return _selected(entry, selector, Selection.PINNED)
+    if aliased is not None:
+        return _selected(entry, aliased, Selection.ALIAS)
+    return split(entry, sticky_key)
+
+
+def _selected(entry: CatalogEntry, selector: str, selection: Selection) -> Resolution | None:
+    version = select(entry, selector)
+    return None if version is None else Resolution(entry, version, selection)
 
 
 def select(entry: CatalogEntry, selector: str) -> VersionEntry | None:
@@ -52,12 +60,12 @@ def select(entry: CatalogEntry, selector: str) -> VersionEntry | None:
     return next((version for version in entry.versions if version.digest == selector), None)
 
 
-def split(entry: CatalogEntry, sticky_key: str | None) -> VersionEntry:
+def split(entry: CatalogEntry, sticky_key: str | None) -> Resolution:
     """The default version, or the canary for its part of the keys: the same key always gets the same answer."""
     canary = entry.route.canary
     if canary is None or sticky_key is None or share_of(entry.name, canary.version, sticky_key) >= canary.percent:
-        return entry.default
-    return entry.version(canary.version)
+        return Resolution(entry, entry.default, Selection.DEFAULT)
+    return Resolution(entry, entry.version(canary.version), Selection.CANARY)
 
 
 def share_of(name: str, canary_version: int, sticky_key: str) -> float:

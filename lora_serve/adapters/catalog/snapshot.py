@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
+from lora_serve.core.adapter import split_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +43,4 @@ class Snapshot:
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         """The aliases that lead to an id, sorted."""
-        return tuple(sorted(alias for alias, target in self.aliases.items() if target.partition("@")[0] == name))
+        return tuple(sorted(alias for alias, target in self.aliases.items() if split_name(target)[0] == name))

@@ -47,7 +47,7 @@ def choose_fallback(request: web.Request, fields: RequestFields, adapters: Adapt
     """Who answers if the adapters are cold; None: nobody. Raises InvalidRequestError."""
     services = request.app[SERVICES]
     may_use_base = caller_of(request[CONTEXT]).may_use_base
-    return fallback_for(fields, request.headers, adapters, services.catalog, services.adapter_config, may_use_base)
+    return fallback_for(fields, adapters, services.catalog, services.adapter_config, may_use_base)
 
 
 def sender_of(request: web.Request, adapters: AdapterSet) -> Sender:

@@ -194,7 +194,7 @@ def test_a_registered_adapter_keeps_its_tokens_in_the_store_and_the_catalog(
     assert not ref.traits.is_additive
     catalog.close()
     again = open_catalog(config.store)
-    assert again.resolve("acme/a").traits == ref.traits
+    assert again.resolve("acme/a").ref.traits == ref.traits
     again.close()
     with DiskStore(config.store).open(ref.digest) as blob:
         assert sorted(path.name for path in blob.iterdir()) == sorted(
