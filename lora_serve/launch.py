@@ -38,10 +38,12 @@ from lora_serve.logs.streams import divert_streams
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.app import build_app
 from lora_serve.server.background import WorkerThread
+from lora_serve.server.client_faults import on_loop_error
 from lora_serve.server.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.exposure import check_exposure
 from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.listener import Listener
 from lora_serve.server.log_metrics import LogFigures, LogMetrics
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.request_traces import RequestTraces
@@ -105,6 +107,7 @@ async def _serve(
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.stand_aside))
     stop = asyncio.Event()
     _on_signals(stop, tls)
+    asyncio.get_running_loop().set_exception_handler(on_loop_error)
     sources = build_sources(settings.adapter_slice())
     restarts = Restarts(settings.engine_max_restarts)
     config, code = settings.adapter_slice(), 0
@@ -262,7 +265,7 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     """The port is taken before the model is loaded; nobody is let in before the site starts to listen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:

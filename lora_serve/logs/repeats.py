@@ -13,7 +13,8 @@ from dataclasses import dataclass
 BURST = 5  # like records shown in a period
 PERIOD = 10.0  # seconds
 MAX_KINDS = 1000  # of records that are told apart at a time
-NOISY = frozenset(("lora_serve.server.http_runner", "lora_serve.server.connections"))  # clients' doings, at any level
+# What clients do is told at every level of these.
+NOISY = frozenset(f"lora_serve.server.{name}" for name in ("client_faults", "connections", "http_runner"))
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ONLY_PLACES = re.compile(r"[\s%srd.:,]*")  # a template such as "%s: %s" says nothing itself
 _MAX_KEY = 200  # characters
