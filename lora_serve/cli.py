@@ -76,7 +76,9 @@ def _run(arguments: list[str]) -> int:
 
 def _serve(arguments: list[str]) -> int:
     from lora_serve.core.settings import load_settings
+    from lora_serve.logs.streams import open_standard_descriptors
 
+    open_standard_descriptors()
     settings = load_settings(arguments)
     if settings.engine == "process":
         from lora_serve.without_torch import import_tokenizers

@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 
+from lora_serve.logs.handler import flush_log
+
 ENDING_SECONDS = 60.0  # from the end of the drain until everything is closed
 EXIT_SECONDS = 5.0  # from then on: threads that nobody could end are left behind
 _log = logging.getLogger(__name__)
@@ -23,4 +25,5 @@ def _end(code: int) -> None:
     main, own = threading.main_thread(), threading.current_thread()
     names = sorted(t.name for t in threading.enumerate() if t not in (main, own) and not t.daemon)
     _log.warning("what still runs is left behind: %s", ", ".join(names) or "the main thread")
+    flush_log()
     os._exit(code)

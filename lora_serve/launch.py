@@ -33,13 +33,18 @@ from lora_serve.engine_host.supervisor import Supervisor, load_patiently
 from lora_serve.last_resort import ENDING_SECONDS, EXIT_SECONDS, end_within
 from lora_serve.log_places import log_redaction
 from lora_serve.logs import configure_logging
+from lora_serve.logs.handler import LogHandler, flush_log
+from lora_serve.logs.streams import divert_streams
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.app import build_app
 from lora_serve.server.background import WorkerThread
+from lora_serve.server.client_faults import on_loop_error
 from lora_serve.server.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.exposure import check_exposure
 from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.listener import Listener
+from lora_serve.server.log_metrics import LogFigures, LogMetrics
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.services import Services
@@ -65,14 +70,15 @@ def serve(settings: Settings) -> int:
     listened.
     """
     _keep_to_oneself()
-    configure_logging(settings.log_format, redaction=log_redaction(settings))
+    log = LogHandler(divert_streams())
+    configure_logging(settings.log_format, redaction=log_redaction(settings), handler=log)
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
     with (
         _bound_socket(settings.host, settings.port) as listener,
         opened_traces(settings.otlp_traces_endpoint) as traces,
     ):
         check_exposure(settings.server_slice(), listener)
-        code = asyncio.run(_serve(settings, listener, tls, traces, functools.partial(end_within, ENDING_SECONDS)))
+        code = asyncio.run(_serve(settings, listener, tls, traces, functools.partial(end_within, ENDING_SECONDS), log))
     end_within(EXIT_SECONDS, code)
     return code
 
@@ -89,6 +95,7 @@ async def _serve(
     tls: ServerTls | None,
     traces: RequestTraces | None,
     drained: Callable[[int], None] | None = None,
+    log: LogFigures | None = None,
 ) -> int:
     """`drained`: called with the exit code once nobody is waited for any more; all the rest is closing."""
     drained = drained or (lambda code: None)
@@ -100,6 +107,7 @@ async def _serve(
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.stand_aside))
     stop = asyncio.Event()
     _on_signals(stop, tls)
+    asyncio.get_running_loop().set_exception_handler(on_loop_error)
     sources = build_sources(settings.adapter_slice())
     restarts = Restarts(settings.engine_max_restarts)
     config, code = settings.adapter_slice(), 0
@@ -115,6 +123,8 @@ async def _serve(
                 services = _build_services(
                     settings, model, text, weights, sources, KeyTable(directory), opened, traces, module.stand_aside
                 )
+                if log is not None:
+                    services.metrics.registry.register(LogMetrics(log))
                 count = services.metrics.engine_restarts.inc
                 supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
                 code = await _run(services, settings, host, supervisor, listener, stop, tls, drained)
@@ -233,6 +243,7 @@ async def _give_up(lifecycle: Lifecycle, reason: str, stopped: asyncio.Future[An
     _log.critical("the engine is lost for good: %s", reason)
     lifecycle.fail("The engine is lost; the server has to be started again.")
     await asyncio.wait({stopped}, timeout=FAILED_SECONDS)
+    flush_log()
     os._exit(GAVE_UP)
 
 
@@ -254,7 +265,7 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     """The port is taken before the model is loaded; nobody is let in before the site starts to listen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -267,6 +278,7 @@ def _on_signals(stop: asyncio.Event, tls: ServerTls | None) -> None:
 
     def handle() -> None:
         if stop.is_set():
+            flush_log()
             os._exit(1)
         stop.set()
 

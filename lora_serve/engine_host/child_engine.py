@@ -17,7 +17,9 @@ from lora_serve.engine_host.fatal import run_fatally
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
+from lora_serve.logs.handler import LogHandler, flush_log
 from lora_serve.logs.redaction import Redaction
+from lora_serve.logs.streams import divert_streams
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.model.lean_imports import import_transformers
 
@@ -57,12 +59,13 @@ class ChildEngine:
         except LoraServeError as error:
             self._channel.send(wire.Refused(fault_of(error)))
             self._channel.close()
+            flush_log()
             os._exit(REFUSED)
 
     def _load(self) -> None:
         configure = self._configure
         import_transformers(configure.model.quantization, configure.model.model)
-        configure_logging(configure.log_format, redaction=_redaction(configure))
+        configure_logging(configure.log_format, redaction=_redaction(configure), handler=LogHandler(divert_streams()))
         from lora_serve.engine_host.local import LocalEngine, build_parts
         from lora_serve.model.threads import stand_aside
 

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from lora_serve.logs.handler import flush_log
+
 FAILED = 1  # exit code
 _log = logging.getLogger(__name__)
 
@@ -21,6 +23,7 @@ def fatal(name: str) -> Iterator[None]:
         yield
     except BaseException:
         _log.critical("the engine's process ends: %s failed", name, exc_info=True)
+        flush_log()
         os._exit(FAILED)
 
 

@@ -19,12 +19,17 @@ _log = logging.getLogger(__name__)
 _NOISE = {"torchao": ("Failed to load ",), "torch.utils._pytree": ("<enum ",)}
 
 
-def configure_logging(form: str, level: int = logging.INFO, redaction: Redaction | None = None) -> None:
-    """`form` is "console" or "json". The libraries' own chatter starts at warnings."""
+def configure_logging(
+    form: str, level: int = logging.INFO, redaction: Redaction | None = None, handler: logging.Handler | None = None
+) -> None:
+    """`form` is "console" or "json". The libraries' own chatter starts at warnings.
+
+    By default whoever logs waits until the line is written; a server brings a `LogHandler`.
+    """
     from lora_serve.logs.pipeline import line_formatter
     from lora_serve.logs.redaction import Redaction
 
-    handler = logging.StreamHandler(sys.stderr)
+    handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(line_formatter(form, redaction or Redaction(), colors=sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("lora_serve").setLevel(level)

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from lora_serve.server.client_faults import is_clients_fault, log_clients_fault
 from lora_serve.server.errors import WireError
 from lora_serve.server.security_headers import secure
 
@@ -42,6 +43,13 @@ class HttpConnection(RequestHandler):
     """aiohttp's own, but for how it refuses what is no HTTP."""
 
     __slots__ = ()
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """aiohttp reads on after the answer, and takes what comes then for an error of ours."""
+        if is_clients_fault(error := kw.get("exc_info")):
+            log_clients_fault(error)
+        else:
+            super().log_exception(*args, **kw)
 
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None

@@ -1,0 +1,152 @@
+"""Text to a descriptor, written by a thread of its own: a caller never waits for a reader, a terminal or a disk."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+MAX_TEXTS = 10_000  # that wait to be written
+MAX_BYTES = 4 * 2**20
+ATOMIC_BYTES = 4096  # PIPE_BUF: so many are written to a pipe together or not at all
+TICK = 1.0  # seconds between two looks when there is nothing to write, or when a write has failed
+
+
+class LogWriter:
+    """Bounded: what comes while it is full is dropped, and counted; once half is free a notice says how much it was.
+
+    Needs no lock of another process and may be used after a fork, which begins with nothing queued.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        notice: Callable[[int], str] = "{} records were dropped\n".format,
+        *,
+        max_texts: int = MAX_TEXTS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """`notice`: the text that tells of so many dropped ones."""
+        self.descriptor = descriptor
+        self.notice = notice
+        self.on_idle: Callable[[], None] = _nothing  # called on the writer's thread, about every TICK
+        self.num_dropped = 0
+        self._max_texts = max_texts
+        self._max_bytes = max_bytes
+        self._begin()
+
+    def add(self, text: str, *, urgent: bool = False) -> None:
+        """Queue `text`, or drop it. What is urgent has as much room again."""
+        if self._process != os.getpid():
+            self._begin()
+        data = text.encode("utf-8", "backslashreplace")
+        with self._changed:
+            if not self._has_room(len(data), urgent):
+                self.num_dropped += 1
+                self._num_untold += 1
+                return
+            self._append(data)
+            self._ensure_thread()
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is written, so long at most and not at all for a descriptor that fails. Whether it is."""
+        if self._process != os.getpid():
+            return True
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_done or self._is_failing, seconds)
+            return self._is_done
+
+    def close(self) -> None:
+        """Leave what waits, and return when nothing is written to the descriptor any more, whose reader has to go on
+        or be gone.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _is_done(self) -> bool:
+        return not self._queue and not self._current
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._queue: deque[bytes] = deque()
+        self._num_bytes = 0  # in the queue
+        self._num_untold = 0  # dropped since the last notice
+        self._current = b""  # out of the queue, and not written yet
+        self._is_failing = self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def _ensure_thread(self) -> None:
+        """If the system has no thread for it now, the next text tries again."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="log", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+
+    def _has_room(self, num_bytes: int, urgent: bool) -> bool:
+        """Where some were dropped, all are until the notice of them is queued, so that one stands for many."""
+        if self._num_untold and not urgent:
+            return False
+        times = 2 if urgent else 1
+        is_short = len(self._queue) >= times * self._max_texts
+        return not is_short and self._num_bytes + num_bytes <= times * self._max_bytes
+
+    def _append(self, data: bytes) -> None:
+        self._queue.append(data)
+        self._num_bytes += len(data)
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            with self._changed:
+                if self._is_done:
+                    self._changed.wait(TICK)
+                self._take()
+            if self._current:
+                self._write()
+            with suppress(Exception):  # an end of this thread would be the end of the log
+                self.on_idle()
+
+    def _take(self) -> None:
+        """The next whole texts, as many as are written together; then the notice, if there is something to tell."""
+        while self._queue and (not self._current or len(self._current) + len(self._queue[0]) <= ATOMIC_BYTES):
+            data = self._queue.popleft()
+            self._num_bytes -= len(data)
+            self._current += data
+        half_free = len(self._queue) <= self._max_texts // 2 and self._num_bytes <= self._max_bytes // 2
+        if self._num_untold and half_free:
+            self._append(self.notice(self._num_untold).encode())
+            self._num_untold = 0
+
+    def _write(self) -> None:
+        """A part of what is to be written, or nothing of it; the rest stays for the next time."""
+        try:
+            num_written, is_failing = os.write(self.descriptor, self._current), False
+        except BlockingIOError:
+            self._await_reader()
+            return
+        except OSError:  # no reader any more, no room on the disk: that may change
+            num_written, is_failing = 0, True
+        with self._changed:
+            self._current, self._is_failing = self._current[num_written:], is_failing
+            self._changed.notify_all()
+        if is_failing:
+            time.sleep(TICK)
+
+    def _await_reader(self) -> None:
+        ready = select.poll()
+        ready.register(self.descriptor, select.POLLOUT)
+        ready.poll(TICK * 1000)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,117 @@
+"""Whoever can connect cannot fill the log: no tracebacks for what clients do, and few lines for what they repeat."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lora_serve.server_process import HOST, ServerProcess
+from tests.e2e.conftest import ADMIN, Site
+from tests.e2e.plain_http import call
+from tests.e2e.processes import PATIENCE, eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+MAX_DESCRIPTORS = 320  # of the server
+NUM_REQUESTS = 50
+FLOOD_SECONDS = 3.0
+JUNK = b"this is no gzip" * 20
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+LENGTH = b"Content-Length: %d\r\n" % len(JUNK)
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+CHUNK = b"%x\r\n%s\r\n" % (len(JUNK), JUNK)
+
+DOINGS = {
+    "junk_gzip": POST + LENGTH + b"Content-Encoding: gzip\r\n\r\n" + JUNK,
+    "junk_deflate": POST + LENGTH + b"Content-Encoding: deflate\r\n\r\n" + JUNK,
+    "junk_brotli": POST + LENGTH + b"Content-Encoding: br\r\n\r\n" + JUNK,
+    "junk_zstd": POST + LENGTH + b"Content-Encoding: zstd\r\n\r\n" + JUNK,
+    "junk_gzip_chunked": POST + CHUNKED + b"Content-Encoding: gzip\r\n\r\n" + CHUNK + b"0\r\n\r\n",
+    "broken_second_chunk": POST + CHUNKED + b"\r\n" + CHUNK + b"zz\r\n",
+    "half_a_body": POST + LENGTH + b"\r\n" + JUNK[:20],
+    "half_gzip": POST + LENGTH + b"Content-Encoding: gzip\r\n\r\n\x1f\x8b\x08\x00",
+    "junk_behind": POST + LENGTH + b"\r\n" + JUNK + b"\x00\xff" * 100 + b"\r\n\r\n",
+    "junk_upload": b"PUT /admin/adapters/a HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    + LENGTH
+    + b"Content-Encoding: gzip\r\n\r\n"
+    + JUNK,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def guarded(site: Site) -> Iterator[ServerProcess]:
+    """Wants keys, and may open few files."""
+    arguments = site.arguments("guarded", "--warmup", "off", "--auth", "on", "--keep-alive-timeout", "600")
+    process = ServerProcess(arguments, site.root / "guarded-log")
+    process._arguments[:0] = ["/bin/sh", "-c", f'ulimit -n {MAX_DESCRIPTORS}; exec "$0" "$@"']
+    with process:
+        process.wait_until_ready(PATIENCE)
+        yield process
+
+
+def logged_by(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode()
+
+
+def send(process: ServerProcess, data: bytes, *, resets: bool) -> None:
+    """The head, what follows it once the answer to the head is there (if one comes), and then: leave, some rudely."""
+    head, ends, body = data.partition(b"\r\n\r\n")
+    with socket.create_connection((HOST, process.port), timeout=0.005) as connection, suppress(ConnectionError):
+        connection.sendall(head + ends)
+        with suppress(TimeoutError):
+            connection.recv(2**16)
+        connection.settimeout(20)
+        connection.sendall(body)
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
+        with suppress(OSError):  # the server may have left
+            connection.shutdown(socket.SHUT_WR)
+        while connection.recv(2**16):
+            pass
+
+
+@pytest.mark.parametrize("with_key", [False, True], ids=["no_key", "key"])
+@pytest.mark.parametrize("name", DOINGS)
+def test_no_traceback_is_logged_for_what_a_client_does(guarded: ServerProcess, name: str, with_key: bool) -> None:
+    data = DOINGS[name]
+    if with_key:
+        line = f"Authorization: {ADMIN['Authorization']}\r\nHost: x\r\n".encode()
+        data = data.replace(b"Host: x\r\n", line)
+    start = guarded.log.stat().st_size
+    for number in range(NUM_REQUESTS):
+        send(guarded, data, resets=number % 5 == 4)
+    assert guarded.is_ready()
+    said = logged_by(guarded.log, start)
+    assert "Traceback" not in said, said[:3000]
+    assert " 500 " not in said
+    assert len(said) < NUM_REQUESTS * 600
+
+
+def test_end_of_the_descriptors_floods_no_log_and_is_survived(guarded: ServerProcess) -> None:
+    start, clients = guarded.log.stat().st_size, list[socket.socket]()
+    ended = time.monotonic() + FLOOD_SECONDS
+    try:
+        while time.monotonic() < ended:
+            clients.append(client := socket.socket())
+            client.setblocking(False)
+            client.connect_ex((HOST, guarded.port))
+            if len(clients) >= 2 * MAX_DESCRIPTORS:
+                clients.pop(0).close()
+                time.sleep(0.001)
+    finally:
+        for client in clients:
+            client.close()
+    eventually(guarded.is_ready, "it does not serve again")
+    said = logged_by(guarded.log, start)
+    assert "Traceback" not in said
+    assert len(said) < 50_000
+    assert call(f"{guarded.url}/v1/models", headers=ADMIN).status == 200
