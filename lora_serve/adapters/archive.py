@@ -19,6 +19,7 @@ from typing import IO, Protocol, cast
 from lora_serve.adapters.bounded_reader import BoundedReader, ByteAllowance
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.regular_file import open_regular
 from lora_serve.adapters.tar_stream import BrokenArchiveError, read_members
 from lora_serve.adapters.zip_stream import read_zip_members
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
@@ -52,7 +53,7 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
     """
     taker = _Taker(folder, max_bytes)
     try:
-        with archive.open("rb") as file:
+        with open_regular(archive) as file:
             start = file.read(4)
             file.seek(0)
             if start in _ZIP:
