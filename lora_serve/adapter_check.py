@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.checkpoint.values import check_values
 from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.probe import check_probe, probe_prompt
+from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
@@ -56,6 +56,7 @@ def run(folder: Path, settings: Settings) -> int:
 
 def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdict:
     """As a registration would, but nothing is stored."""
+    folder = folder.resolve()
     artifact, origin = None, dict[str, Any]()
     try:
         artifact = _with_tokens(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
@@ -82,7 +83,7 @@ def _served(
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         for file in (CONFIG_NAME, WEIGHTS_NAME):
-            shutil.copyfile(folder / file, copy / file)
+            copy_regular(folder / file, copy / file)
         plain, origin = make_plain(copy, artifact, parts.spec, parts.undo, max_rank)
         yield copy, replace(plain, added_tokens=artifact.added_tokens), origin
 

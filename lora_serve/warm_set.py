@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.regular_file import open_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
@@ -54,7 +55,7 @@ class WarmSet:
 def read_warm_set(path: Path) -> WarmSet:
     """What the last run noted; empty if there is no file, or, with a line in the log, if it is broken."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path.parent.resolve() / path.name) as file:
             return _parsed(json.loads(file.read(_MAX_FILE_BYTES)))
     except FileNotFoundError:
         return WarmSet()

@@ -7,15 +7,15 @@ opened file, not on the name, so that no exchange in between can lead outside.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
-from lora_serve.adapters.intake import CHUNK_BYTES, NAMES, PICKLE_NAME, Intake, Progress, no_progress
-from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError
+from lora_serve.adapters.intake import NAMES, PICKLE_NAME, Intake, Progress, no_progress
+from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError, as_regular, pieces_of, size_of
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
 
 
 def find_folder(source: str | Path, roots: Sequence[Path]) -> Path:
@@ -56,7 +56,7 @@ def copy_files(
             if name == PICKLE_NAME:
                 intake.empty(name)  # artifact.check_files refuses it in words
                 continue
-            intake.check_size(os.fstat(file.fileno()).st_size)
+            intake.check_size(size_of(file))
             intake.take(name, _chunks(file))
     try:
         with _opened(source / TOKENIZER_NAME, roots) as file:
@@ -67,21 +67,30 @@ def copy_files(
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
+    try:
+        yield from pieces_of(file)
+    except ChangedFileError:
+        raise AdapterUnavailableError("A file of the folder was changed while it was read; try again.") from None
 
 
 @contextmanager
 def _opened(path: Path, roots: Sequence[Path] | None) -> Iterator[BinaryIO | None]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us up
+        # Links are followed, unlike in the store: a hub's cache is made of them. A FIFO must not hold us up.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         yield None
         return
     real = Path(os.path.realpath(f"/proc/self/fd/{descriptor}"))
-    inside = roots is None or is_inside(real, roots)
-    if not inside or not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)  # a folder cannot even be opened as a file
-        raise InvalidAdapterError([f"{path.name} is not a regular file in its folder"])
-    with open(descriptor, "rb") as file:
+    try:
+        file = as_regular(descriptor, path.name)
+    except NotRegularError:
+        raise _stranger(path) from None
+    with file:
+        if roots is not None and not is_inside(real, roots):
+            raise _stranger(path)
         yield file
+
+
+def _stranger(path: Path) -> InvalidAdapterError:
+    return InvalidAdapterError([f"{path.name} is not a regular file in its folder"])

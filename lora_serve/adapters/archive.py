@@ -1,5 +1,7 @@
 """Reads a sent or fetched tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
 
+Each stream is read to its own end and held against its own checksums, the members that are passed over included.
+
 Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json
 beside them; a README is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
 """
@@ -11,16 +13,15 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
-from lora_serve.adapters.bounded_reader import BoundedReader, CappedFile
+from lora_serve.adapters.bounded_reader import BoundedReader, ByteAllowance
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.regular_file import open_regular
 from lora_serve.adapters.tar_stream import BrokenArchiveError, read_members
+from lora_serve.adapters.zip_stream import read_zip_members
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
 MAX_MEMBERS = 1000
@@ -41,7 +42,7 @@ _BROKEN = (
 
 
 class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int) -> bytes: ...
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
@@ -52,11 +53,11 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
     """
     taker = _Taker(folder, max_bytes)
     try:
-        with archive.open("rb") as file:
+        with open_regular(archive) as file:
             start = file.read(4)
             file.seek(0)
             if start in _ZIP:
-                _take_zip(file, taker)
+                _take_zip(file, taker, max_bytes)
             elif start.startswith(b"\x1f\x8b"):
                 with gzip.GzipFile(fileobj=file) as content:
                     _take_tar(cast("IO[bytes]", content), taker, max_bytes)
@@ -71,22 +72,15 @@ def _take_tar(source: IO[bytes], taker: _Taker, max_bytes: int) -> None:
     # Headers and what is passed over count too, so a compression bomb ends here.
     bounded = cast("IO[bytes]", BoundedReader(source, max_bytes + 4096 * MAX_MEMBERS))
     for member in read_members(bounded):
-        taker.take(member.name, member.is_file, member.is_folder, partial(_itself, member))
+        taker.take(member.name, member.is_file, member.is_folder, member)
 
 
-def _take_zip(file: IO[bytes], taker: _Taker) -> None:
-    with zipfile.ZipFile(cast("IO[bytes]", CappedFile(file))) as archive:
-        for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise BrokenArchiveError("it is encrypted, or compressed by something other than deflate")
-            is_folder = info.filename.endswith("/")  # info.is_dir() fails on an empty name
-            is_file = not is_folder and kind in (0, stat.S_IFREG)
-            taker.take(info.filename, is_file, is_folder, partial(archive.open, info))
-
-
-def _itself(member: _Readable) -> AbstractContextManager[_Readable]:
-    return nullcontext(member)
+def _take_zip(file: IO[bytes], taker: _Taker, max_bytes: int) -> None:
+    for member in read_zip_members(file, ByteAllowance(max_bytes + 4096 * MAX_MEMBERS)):
+        kind = stat.S_IFMT(member.info.external_attr >> 16)
+        is_folder = member.info.filename.endswith("/")  # info.is_dir() fails on an empty name
+        is_file = not is_folder and kind in (0, stat.S_IFREG)
+        taker.take(member.info.filename, is_file, is_folder, member)
 
 
 class _Taker:
@@ -103,20 +97,18 @@ class _Taker:
             PurePosixPath, Path
         ] = {}  # by its parent: which one lies beside the rest shows at the end
 
-    def take(
-        self, name: str, is_file: bool, is_folder: bool, opened: Callable[[], AbstractContextManager[_Readable]]
-    ) -> None:
+    def take(self, name: str, is_file: bool, is_folder: bool, member: _Readable) -> None:
         """Take the member if it is one of the files. Raises as `unpack` does."""
         path = self._checked(name, is_file or is_folder)
         self._has_pickle |= path.suffix in _PICKLES
         if path.name == TOKENIZER_NAME and not is_folder and len(path.parts) <= 2:
-            self._take_tokenizer(path.parent, opened)
+            self._take_tokenizer(path.parent, member)
         if is_folder or path.name not in _NAMES or len(path.parts) > 2:
             return
         if path.name in self._parents:
             raise InvalidAdapterError([f"{path.name} is in the archive twice"])
         self._parents[path.name] = path.parent
-        with opened() as member, (self._folder / path.name).open("xb") as file:
+        with (self._folder / path.name).open("xb") as file:
             self._copy(member, file)
 
     def check_complete(self) -> None:
@@ -138,11 +130,11 @@ class _Taker:
             else:
                 file.unlink()
 
-    def _take_tokenizer(self, parent: PurePosixPath, opened: Callable[[], AbstractContextManager[_Readable]]) -> None:
+    def _take_tokenizer(self, parent: PurePosixPath, member: _Readable) -> None:
         if parent in self._tokenizers:
             raise InvalidAdapterError([f"{TOKENIZER_NAME} is in the archive twice"])
         self._tokenizers[parent] = self._folder / f"{len(self._tokenizers)}-{TOKENIZER_NAME}"
-        with opened() as member, self._tokenizers[parent].open("xb") as file:
+        with self._tokenizers[parent].open("xb") as file:
             self._copy(member, file)
 
     def _checked(self, name: str, is_plain: bool) -> PurePosixPath:

@@ -12,20 +12,30 @@ from lora_serve.core.errors import PayloadTooLargeError
 MAX_READ_BYTES = 2**20
 
 
+class ByteAllowance:
+    """How many bytes an archive may still give."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+
+    def spend(self, chunk: bytes) -> bytes:
+        """The chunk, counted. Raises PayloadTooLargeError."""
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise PayloadTooLargeError("The archive's content exceeds --max-upload-size.")
+        return chunk
+
+
 class BoundedReader:
     """Reads forwards, `max_bytes` in all at most."""
 
     def __init__(self, source: IO[bytes], max_bytes: int) -> None:
         self._source = source
-        self._left = max_bytes
+        self._allowance = ByteAllowance(max_bytes)
 
     def read(self, size: int) -> bytes:
         """`size` bytes, fewer at the end only. Raises PayloadTooLargeError."""
-        chunk = self._source.read(size)
-        self._left -= len(chunk)
-        if self._left < 0:
-            raise PayloadTooLargeError("The archive's content exceeds --max-upload-size.")
-        return chunk
+        return self._allowance.spend(self._source.read(size))
 
 
 class CappedFile(io.RawIOBase):

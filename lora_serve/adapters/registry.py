@@ -28,7 +28,7 @@ from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError, ConflictError, InvalidAdapterError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, InvalidAdapterError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import NO_LIMITS, Quota
 
@@ -115,16 +115,17 @@ class Registry:
         allow_noop: bool = False,
         activate: bool = True,
         may_change: bool = True,
+        digest: str | None = None,
     ) -> Registration:
         """Register what was received or fetched into a folder of `new_folder`, which is gone afterwards.
 
         `source`: what the card says. `may_change`: False: an id that is known gets no content that is new to it; then
-        raises OtherContentError, else as above.
+        raises OtherContentError, else as above. `digest`: that the version must have, or nothing is stored.
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with self._private_folder(staged_folder) as folder:
             self.check_new(name, tenant, metadata)
-            return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change)
+            return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest)
 
     def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Refuse early, before anything is fetched. Any thread may call it.
@@ -250,6 +251,7 @@ class Registry:
         allow_noop: bool,
         activate: bool,
         may_change: bool = True,
+        wanted: str | None = None,
     ) -> Registration:
         sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
         entry = self._catalog.snapshot.entries.get(name)
@@ -258,6 +260,8 @@ class Registry:
         known = self._converted_before(name, sent)
         artifact, origin = (sent, {}) if known else self._plain(folder, sent)
         digest = known.digest if known else artifact.digest
+        if wanted not in (None, digest):
+            raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
         with self._held(digest) as holder:
             version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop)
             quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))

@@ -41,7 +41,10 @@ class TarMember:
 
 
 def read_members(source: IO[bytes]) -> Iterator[TarMember]:
-    """The members of the tar that `source` yields. Raises BrokenArchiveError."""
+    """The members of the tar that `source` yields, which is read to its end. Raises BrokenArchiveError.
+
+    A tar's end is two blocks of zeros, and zeros alone may follow: so a stream around it is read up to its checksum.
+    """
     longer: dict[str, str] = {}
     left = MAX_ALL_EXTENDED_BYTES
     while (header := _read_header(source)) is not None:
@@ -57,6 +60,7 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
         else:
             yield from _member(source, header, int(longer.get("size", size)), longer.get("path"))
             longer = {}
+    _check_end(source)
 
 
 def _member(source: IO[bytes], header: bytes, size: int, name: str | None) -> Iterator[TarMember]:
@@ -72,15 +76,25 @@ def _member(source: IO[bytes], header: bytes, size: int, name: str | None) -> It
 
 
 def _read_header(source: IO[bytes]) -> bytes | None:
+    """None: the first block of the archive's end."""
     header = source.read(BLOCK)
-    if not header or header == bytes(BLOCK):
-        return None
     if len(header) < BLOCK:
         raise BrokenArchiveError("it is truncated")
+    if header == bytes(BLOCK):
+        return None
     plain = header[:148] + b" " * 8 + header[156:]
     if _number(header[148:156]) != sum(plain):
         raise BrokenArchiveError("a header's checksum is wrong")
     return header
+
+
+def _check_end(source: IO[bytes]) -> None:
+    if len(rest := source.read(BLOCK)) < BLOCK:
+        raise BrokenArchiveError("it is truncated: it lacks the second block of its end")
+    while rest:
+        if rest.strip(b"\0"):
+            raise BrokenArchiveError("something stands behind its end")
+        rest = source.read(_CHUNK_BYTES)
 
 
 def _number(field: bytes) -> int:

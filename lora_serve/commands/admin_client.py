@@ -71,10 +71,11 @@ class AdminClient:
         query: Mapping[str, str] | None = None,
         body: dict[str, Any] | None = None,
         form: aiohttp.MultipartWriter | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """`path` as the admin API's table has it. Raises CommandError."""
         assert self._session is not None
-        options: dict[str, Any] = {"json": body} if body is not None else {"data": form}
+        options: dict[str, Any] = {"json": body} if body is not None else {"data": form, "headers": headers}
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         try:
             async with self._session.request(method, url, allow_redirects=False, **options) as answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from lora_serve.adapters.checkpoint.zeros import dummy_adapter
 from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.adapters.fetch import fetch_timed
 from lora_serve.adapters.loader import Loaded
+from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.load_times import LoadTimes
@@ -77,15 +79,15 @@ class AdapterSource:
 
     def _read_prepared(self, path: Path, adapter: AdapterRef) -> Loaded[HostAdapter] | None:
         start = time.perf_counter()
-        if adapter.traits.base not in ("", self._base.fingerprint) or not path.exists():
+        if adapter.traits.base not in ("", self._base.fingerprint) or not os.path.lexists(path):
             return None
-        file = prepared.read(path, pin=self._pin)
-        fetched = time.perf_counter()
         try:
+            file = prepared.read(path, pin=self._pin)
+            fetched = time.perf_counter()
             prepared.verify(file)
             verified = time.perf_counter()
             value = prepared.unpack(file, adapter, self._base)
-        except prepared.NotPreparedError as error:
+        except (prepared.NotPreparedError, NotRegularError, ChangedFileError) as error:
             _log.warning("the prepared file of %s is removed: %s", adapter.label, error)
             with suppress(OSError):
                 path.unlink()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lora_serve.adapters.regular_file import filled, open_regular, size_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.model.arena import ALIGNMENT, aligned, bytes_of, laid_out
@@ -27,7 +28,6 @@ from lora_serve.model.host_adapter import HostAdapter, LinearDelta, SlotColumns
 _MAGIC = b"LSPREP1\n"
 _START = 48  # of the header
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_PIECE = 2**30  # bytes per read: some systems read no more than 2 GiB at once
 
 
 class NotPreparedError(Exception):
@@ -75,12 +75,11 @@ def pack(adapter: HostAdapter, base: PreparedBase) -> memoryview:
 
 def read(path: Path, *, pin: bool) -> Tensor:
     """The file's bytes, uint8, in memory of our own; `pin`: that a GPU reads by itself. Raises OSError."""
-    with path.open("rb", buffering=0) as file:
-        arena = torch.empty(path.stat().st_size, dtype=torch.uint8, pin_memory=pin)
-        left = memoryview(bytes_of(arena))
-        while left and (count := file.readinto(left[:_PIECE])):
-            left = left[count:]
-        return arena[: len(arena) - len(left)]
+    with open_regular(path) as file:
+        arena = torch.empty(size_of(file), dtype=torch.uint8, pin_memory=pin)
+        for _ in filled(file, memoryview(bytes_of(arena))):
+            pass
+        return arena
 
 
 def verify(file: Tensor) -> None:

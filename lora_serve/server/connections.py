@@ -146,7 +146,7 @@ class Connection(HttpConnection):
             max_line_size=limits.max_header_bytes,
             max_field_size=limits.max_header_bytes,
             lingering_time=min(10.0, limits.body),
-            access_log=None,  # type: ignore[arg-type] # None is how aiohttp is told to write none
+            access_log=None,  # None is how aiohttp is told to write none
         )
         self._on_end = on_end
 

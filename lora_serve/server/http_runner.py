@@ -40,9 +40,12 @@ class _HttpServer(web.Server):
 
 
 class HttpConnection(RequestHandler):
-    """aiohttp's own, but for how it refuses what is no HTTP."""
+    """aiohttp's own, but for how it refuses what is no HTTP, and for bodies, which come as they were sent."""
 
     __slots__ = ()
+
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """aiohttp reads on after the answer, and takes what comes then for an error of ours."""

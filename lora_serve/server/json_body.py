@@ -18,12 +18,11 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
+from lora_serve.server.content_coding import decoded_body, decoder_of
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
-
-ENCODINGS = ("", "identity", "gzip", "deflate")  # what aiohttp decodes
 
 
 async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
@@ -44,7 +43,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
     request[CONTEXT].enter_again()
-    value = parse_json(raw)
+    value = parse_json(decoded_body(request.headers, raw, request.app[SERVICES].config.max_body_bytes))
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
@@ -87,8 +86,7 @@ def _check_headers(request: web.Request) -> None:
     kind = request.content_type.lower()
     if "Content-Type" in request.headers and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
-    if request.headers.get("Content-Encoding", "").strip().lower() not in ENCODINGS:
-        raise UnsupportedMediaError("The request body's Content-Encoding must be gzip, deflate or none.")
+    decoder_of(request.headers)
     if (request.content_length or 0) > request.app[SERVICES].config.max_body_bytes:
         raise _too_large(request)
 

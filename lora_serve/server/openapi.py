@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from lora_serve import __version__
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.content_digest import CONTENT_DIGEST
 from lora_serve.server.schemas.admin import (
     AliasFields,
     LimitFields,
@@ -81,6 +82,12 @@ _UPLOAD = {  # PUT /admin/adapters/{id}
         **{kind: {} for kind in ("application/x-tar", "application/gzip", "application/zip")},
     },
 }
+_UPLOAD_HEADER = {
+    "name": CONTENT_DIGEST,
+    "in": "header",
+    "description": "RFC 9530, of the body as it is sent: sha-256, sha-512; a body that it does not fit is refused",
+    "schema": {"type": "string"},
+}
 _OPEN = ("/health", "/ping", "/ready", "/version", "/metrics", "/openapi.json", "/docs")
 _REFS = "#/components/schemas/{model}"
 _REFUSAL = {"application/json": {"schema": {"$ref": _REFS.format(model="Error")}}}
@@ -143,7 +150,8 @@ def _operation(method: str, path: str, body: Mapping[str, Any] | None) -> dict[s
     }
     if path not in _OPEN:
         operation["security"] = [{"key": []}]
-    if parameters := [*_path_parameters(path), *_query_parameters(_QUERIES.get((method, path)))]:
+    headers = [_UPLOAD_HEADER] if (method, path) == ("PUT", "/admin/adapters/{id}") else []
+    if parameters := [*_path_parameters(path), *_query_parameters(_QUERIES.get((method, path))), *headers]:
         operation["parameters"] = parameters
     if body is not None:
         operation["requestBody"] = body

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import tarfile
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.commands.adapters import deletion, upload_files
 from lora_serve.core.commands import ProbeResult
 from tests.commands.conftest import Adapters
@@ -115,12 +115,14 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        plain_open: Callable[..., Any] = upload_files.CountedFile
 
-        def counted(path: Path, on_read: Callable[[int], None]) -> Any:
-            return plain_open(path, lambda size: (self.sizes.append(size), on_read(size)))
+        class Counted(upload_files.CountedFile):
+            def read(counted, size: int | None = -1, /) -> bytes:  # noqa: N805
+                taken = super().read(size)
+                self.sizes.append(len(taken))
+                return taken
 
-        monkeypatch.setattr(upload_files, "CountedFile", counted)
+        monkeypatch.setattr(upload_files, "CountedFile", Counted)
 
 
 async def test_thirty_megabytes_go_out_in_pieces_no_faster_than_the_server_takes_them(
@@ -131,7 +133,8 @@ async def test_thirty_megabytes_go_out_in_pieces_no_faster_than_the_server_takes
         file.truncate(30_000_000)
     reads = Reads(monkeypatch)
     ahead: list[int] = []  # bytes read from the file that the server has not got yet
-    stub.on_chunk = lambda: ahead.append(sum(reads.sizes) - stub.upload_bytes)
+    size = sum((folder / name).stat().st_size for name in NAMES)  # read once before, for the digest
+    stub.on_chunk = lambda: ahead.append(sum(reads.sizes) - size - stub.upload_bytes)
     tracemalloc.start()
     try:
         assert (await ask_stub("upload", "acme/a", str(folder))).code == 0
@@ -142,6 +145,36 @@ async def test_thirty_megabytes_go_out_in_pieces_no_faster_than_the_server_takes
     assert max(ahead) < 20_000_000  # both sides' socket buffers
     assert max(reads.sizes) <= 2**20
     assert peak < 15_000_000
+
+
+async def test_an_upload_says_its_digest_and_one_that_is_changed_on_its_way_is_refused(
+    ask: Adapters, house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changing(upload_files.CountedFile):
+        """Other bytes when they are sent than when they were hashed."""
+
+        num_reads = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            taken = super().read(size)
+            Changing.num_reads += bool(taken)
+            return taken if Changing.num_reads <= 2 else taken[:-1] + bytes([taken[-1] ^ 1])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(upload_files, "CountedFile", Changing)
+        ended = await ask("upload", "acme/a", str(house.make_adapter("a", 1)))
+    assert (ended.code, "Content-Digest" in ended.err) == (1, True), ended.err
+    assert "acme/a" not in house.services.catalog.snapshot.entries
+    assert (await ask("upload", "acme/a", str(house.make_adapter("a", 1)))).code == 0
+
+
+async def test_digest_that_is_asked_for_is_sent_along(ask: Adapters, house: Any) -> None:
+    folder = house.make_adapter("a", 1)
+    digest = adapter_digest(folder)
+    for verb in ("upload", "register"):
+        refused = await ask(verb, "acme/a", str(folder), "--digest", "sha256:" + "0" * 64)
+        assert (refused.code, digest in refused.err) == (1, True), refused.err
+        assert (await ask(verb, "acme/a", str(folder), "--digest", digest)).code == 0
 
 
 async def test_the_bar_shows_bytes_on_a_terminal_and_stays_away_with_json(

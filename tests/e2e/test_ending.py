@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,21 +41,36 @@ def test_hung_engine_holds_up_no_end(site: Site) -> None:
         eventually(lambda: not is_alive(engine), "the engine outlives its server")
 
 
-def hang_loads_of(folder: Path) -> None:
-    """Whoever opens one of its files waits for ever, as on a network disk that is gone."""
-    for file in [*folder.iterdir()]:
-        if file.is_file():
-            file.unlink()
-            os.mkfifo(file)
+HANGING = """
+import os, threading
+
+MARK = os.environ["HANG_WHILE_THERE_IS"]
+plain = os.open
+
+def hanging(path, *arguments, **options):
+    if "/blobs/" in os.fsdecode(path) and os.path.exists(MARK):
+        threading.Event().wait()
+    return plain(path, *arguments, **options)
+
+os.open = hanging
+"""
+
+
+@pytest.fixture
+def hang_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on whoever opens a stored file waits for ever, as on a network disk that is gone."""
+    (tmp_path / "sitecustomize.py").write_text(HANGING)
+    monkeypatch.setenv("HANG_WHILE_THERE_IS", str(tmp_path / "mark"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return (tmp_path / "mark").touch
 
 
 @pytest.mark.parametrize("engine", ["thread", "process"])
-def test_load_that_hangs_holds_up_no_end(site: Site, engine: str) -> None:
+def test_load_that_hangs_holds_up_no_end(site: Site, engine: str, hang_loads: Callable[[], None]) -> None:
     module = f"acme/a={site.adapters['acme/a']}"
     with serving(site, f"load-{engine}", "--engine", engine, "--lora-modules", module) as process:
         assert call(f"{process.url}/admin/adapters/acme/a/evict", {}, ADMIN).status == 200
-        (blob,) = (site.root / f"load-{engine}" / "blobs").iterdir()
-        hang_loads_of(blob)
+        hang_loads()
         body = {"model": "acme/a", "prompt": [5], "timeout_ms": 300}
         assert call(f"{process.url}/v1/completions", body).status in {408, 504}
         assert exit_code(process) == 0

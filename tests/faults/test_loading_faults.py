@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -149,9 +150,32 @@ def swapped_by_a_whole_blob(house: House, blob: Path) -> None:
     shutil.copytree(blob_of(house, "hooli/a"), blob)
 
 
+def fifo(house: House, blob: Path) -> None:
+    (blob / WEIGHTS).unlink()
+    os.mkfifo(blob / WEIGHTS)
+
+
+def zeros_without_end(house: House, blob: Path) -> None:
+    (blob / WEIGHTS).unlink()
+    (blob / WEIGHTS).symlink_to("/dev/zero")
+
+
+def all_fifos(house: House, blob: Path) -> None:
+    for file in list(blob.iterdir()):
+        file.unlink()
+        os.mkfifo(file)
+
+
+def linked_elsewhere(house: House, blob: Path) -> None:
+    """The right bytes, but not the store's own."""
+    place = house.store / "elsewhere"
+    shutil.move(blob / WEIGHTS, place)
+    (blob / WEIGHTS).symlink_to(place)
+
+
 DAMAGES = [
     other_weights, other_config, one_bit, truncated, empty, missing_file, missing_blob, linked_file, linked_blob,
-    folder_as_file, loops, swapped_by_a_whole_blob,
+    folder_as_file, loops, swapped_by_a_whole_blob, fifo, zeros_without_end, all_fifos, linked_elsewhere,
 ]  # fmt: skip
 
 
@@ -221,7 +245,7 @@ PREPARED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*PREPARED, "of_another_adapter"])
+@pytest.mark.parametrize("name", [*PREPARED, "of_another_adapter", "fifo", "zeros_without_end"])
 def test_prepared_file_that_is_not_whole_or_anothers_is_left_for_the_adapters_own_files(
     house: House, canaries: Canaries, truth: str, name: str
 ) -> None:
@@ -229,10 +253,13 @@ def test_prepared_file_that_is_not_whole_or_anothers_is_left_for_the_adapters_ow
     assert ask(house).status == 200
     file = _prepared(house, VICTIM)
     make_cold(house, prepared=True)
-    content = (
-        _prepared(house, "acme/a").read_bytes() if name == "of_another_adapter" else PREPARED[name](file.read_bytes())
-    )
-    file.write_bytes(content)
+    if name in PREPARED:
+        file.write_bytes(PREPARED[name](file.read_bytes()))
+    elif name == "of_another_adapter":
+        file.write_bytes(_prepared(house, "acme/a").read_bytes())
+    else:
+        file.unlink()
+        os.mkfifo(file) if name == "fifo" else file.symlink_to("/dev/zero")
     with watching(house, canaries):
         assert ask(house).json["choices"][0]["text"] == truth
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.soundness import Unsound, is_readable
 from lora_serve.adapters.checkpoint.digest import adapter_digest, content_names
+from lora_serve.adapters.regular_file import open_regular, pieces_of
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; the second is an estimate at first
-_CHUNK_BYTES = 2**20
 
 
 class BlobCopier:
@@ -100,8 +100,7 @@ class BlobCopier:
 def _chunks(path: Path) -> Iterator[bytes]:
     """Raises Unsound for a file that cannot be read."""
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+        with open_regular(path) as file:
+            yield from pieces_of(file)
     except OSError as error:
         raise Unsound(f"the source's {path.name} cannot be read: {error.strerror}") from None

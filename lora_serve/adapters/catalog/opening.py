@@ -10,6 +10,7 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
+from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError
@@ -47,7 +48,8 @@ def replica_name(store: Path) -> str:
     """A random name that the folder keeps: so a server knows after a crash what was its own. Raises ConfigError."""
     path = store / "replica"
     try:
-        if path.exists() and (name := path.read_text().strip()):
+        path = store.resolve() / path.name  # the store itself may be a link
+        if path.exists() and (name := read_regular(path).decode().strip()):
             return name
         name = uuid.uuid4().hex
         path.touch(FILE_MODE)

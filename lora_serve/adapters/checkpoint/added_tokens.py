@@ -16,6 +16,7 @@ from lora_serve.adapters.checkpoint.binding import BoundAdapter
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME
 from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.checkpoint.tokenizer_file import MAX_LIST_BYTES, TOKENIZER_NAME, added_tokens_text
+from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -61,7 +62,7 @@ def read_added_tokens(folder: Path) -> tuple[AddedToken, ...]:
     path = folder / ADDED_TOKENS_NAME
     if not path.is_file():
         return ()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return parse_added_tokens(file.read(MAX_LIST_BYTES))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from lora_serve.adapters.checkpoint.digest import (
     check_found,
     content_names,
 )
-
-_PIECE = 2**20  # bytes that are hashed while they are still in the processor's cache
+from lora_serve.adapters.regular_file import filled, open_regular, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +42,13 @@ def read_content(folder: Path, digest: str) -> AdapterContent:
 
 
 def _read(path: Path) -> tuple[memoryview, bytes]:
-    """The file, as long as it was when it was opened (less, if it became shorter), and its 32 bytes of SHA-256."""
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        memory = left = _memory(size)
+    """The file and its 32 bytes of SHA-256. Raises OSError, also if it changes its length meanwhile."""
+    with open_regular(path) as file:
+        memory = _memory(size_of(file))
         content = hashlib.sha256()
-        while left and (count := file.readinto(left[:_PIECE])):
-            content.update(left[:count])
-            left = left[count:]
-        return memory[: size - len(left)], content.digest()
+        for piece in filled(file, memory):
+            content.update(piece)
+        return memory, content.digest()
 
 
 def _memory(size: int) -> memoryview:

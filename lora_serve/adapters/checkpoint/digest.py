@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from lora_serve.adapters.regular_file import open_regular, pieces_of
 from lora_serve.core.errors import AdapterUnavailableError
 
 CONFIG_NAME = "adapter_config.json"
@@ -14,8 +15,11 @@ ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that 
 
 def file_sha256(path: Path) -> bytes:
     """32 bytes; the file is streamed. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    content = hashlib.sha256()
+    with open_regular(path) as file:
+        for chunk in pieces_of(file):
+            content.update(chunk)
+    return content.digest()
 
 
 def adapter_digest(folder: Path) -> str:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_serve.adapters.checkpoint.field_kinds import check_kinds
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
 from lora_serve.adapters.checkpoint.methods.settings import SHARED
 from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show
 from lora_serve.adapters.checkpoint.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.strict_json import parse_object
+from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
 MAX_FILE_BYTES = 2**20
@@ -97,9 +99,10 @@ class PeftConfig:
 
 def read_config(path: Path, max_rank: int | None = None, tasks: tuple[str, ...] = GENERATION_TASKS) -> PeftConfig:
     """Read and check the file. Raises InvalidAdapterError with every reason found, OSError."""
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise InvalidAdapterError([f"{path.name} is larger than {MAX_FILE_BYTES} bytes"])
-    return parse_config(path.read_bytes(), max_rank, tasks)
+    with open_regular(path) as file:
+        if size_of(file) > MAX_FILE_BYTES:
+            raise InvalidAdapterError([f"{path.name} is larger than {MAX_FILE_BYTES} bytes"])
+        return parse_config(b"".join(pieces_of(file)), max_rank, tasks)
 
 
 def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...] = GENERATION_TASKS) -> PeftConfig:
@@ -108,12 +111,13 @@ def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...
     `tasks`: what it may have been trained for.
     """
     fields = Fields(_parse_json(text))
+    check_kinds(fields)
     peft_type = str(fields.table.get("peft_type"))
     config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
     _check_rank(fields, config, max_rank)
     _check_task(fields, tasks)
     if fields.reasons:
-        raise InvalidAdapterError(fields.reasons)
+        raise InvalidAdapterError(list(dict.fromkeys(fields.reasons)))
     return config
 
 
@@ -209,7 +213,7 @@ def _lora_config(fields: Fields) -> PeftConfig:
     table = fields.table
     _check_lora(fields)
     parameters = fields.names("target_parameters")
-    bias = table.get("bias") or "none"
+    bias = "none" if table.get("bias") is None else table["bias"]
     fields.require(bias in _BIASES, f"bias must be one of {', '.join(_BIASES)} (got {show(bias)})")
     config = PeftConfig(
         ranks=RankRules(
@@ -244,7 +248,7 @@ def _lora_config(fields: Fields) -> PeftConfig:
 
 def _trained_tokens(fields: Fields) -> tuple[tuple[str, tuple[int, ...]], ...]:
     value = fields.table.get("trainable_token_indices")
-    if is_empty(value):
+    if value in (None, [], {}):
         return ()
     table = value if isinstance(value, dict) else {"": value}
     return tuple((name, fields.token_ids("trainable_token_indices", ids)) for name, ids in table.items())
@@ -256,4 +260,4 @@ def _invocation_tokens(fields: Fields) -> tuple[int, ...]:
     if isinstance(value, list) and len(value) > MAX_INVOCATION:
         fields.reasons.append(f"alora_invocation_tokens lists {len(value)} tokens; {MAX_INVOCATION} are allowed")
         return ()
-    return () if is_empty(value) else fields.token_ids("alora_invocation_tokens", value)
+    return () if value in (None, []) else fields.token_ids("alora_invocation_tokens", value)

@@ -80,7 +80,7 @@ class Fields:
         return value[:1000] if isinstance(value, str) else ""
 
     def mapping(self, key: str) -> list[tuple[str, Any]]:
-        value = self.table.get(key) or {}
+        value = {} if self.table.get(key) is None else self.table[key]
         if isinstance(value, dict) and len(value) <= MAX_PATTERNS:
             return list(value.items())
         self.reasons.append(f"{key} must be a table of at most {MAX_PATTERNS} entries")
@@ -92,7 +92,9 @@ class Fields:
             return value
         if isinstance(value, list) and value and len(value) <= MAX_PATTERNS and _are_strings(value):
             return tuple(value)
-        self.require(not required and is_empty(value), f"{key} must list names or be a regex (got {show(value)})")
+        self.require(
+            not required and value in (None, "", []), f"{key} must list names or be a regex (got {show(value)})"
+        )
         return ()
 
     def layers(self) -> tuple[int, ...] | None:
@@ -111,7 +113,7 @@ class Fields:
     def layers_pattern(self) -> tuple[str, ...]:
         value = self.table.get("layers_pattern")
         names = [value] if isinstance(value, str) else value
-        if is_empty(value):
+        if value in (None, "", []):
             return ()
         if not _is_list(names, MAX_LAYER_NAMES) or not _are_strings(names) or not all(map(_LAYER_NAME.match, names)):
             self.reasons.append(
@@ -123,11 +125,11 @@ class Fields:
         return tuple(names)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of names; empty if the key is empty."""
+        """A list of names; none for null."""
         value = self.table.get(key)
         if isinstance(value, list) and len(value) <= MAX_PATTERNS and _are_strings(value):
             return tuple(value)
-        self.require(is_empty(value), f"{key} must list names (got {show(value)})")
+        self.require(value in (None, []), f"{key} must list names (got {show(value)})")
         return ()
 
     def token_ids(self, key: str, value: Any) -> tuple[int, ...]:

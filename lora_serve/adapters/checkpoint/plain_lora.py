@@ -23,6 +23,7 @@ from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.checkpoint.weights_file import open_weights
+from lora_serve.adapters.regular_file import read_regular
 from lora_serve.core.model_spec import ModelSpec
 
 Undo: TypeAlias = Callable[
@@ -67,7 +68,7 @@ def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replace_config(path: Path) -> None:
-    table = parse_object(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), path.name)
+    table = parse_object(read_regular(path).removeprefix(b"\xef\xbb\xbf"), path.name)
     path.unlink()  # it may be a hard link to what was sent
     path.write_text(json.dumps(plain_settings(table), ensure_ascii=False, indent=2), encoding="utf-8")
 

@@ -1,7 +1,8 @@
 """Strict reader of a safetensors header; reads the header only, trusts nothing.
 
 Format: https://huggingface.co/docs/safetensors: u64 little-endian header length, a JSON object of
-name -> {dtype, shape, data_offsets}, then the tensors' bytes without gap or overlap.
+name -> {dtype, shape, data_offsets} that begins with "{" and may be padded with spaces, then the tensors' bytes without
+gap or overlap.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.strict_json import parse_object
+from lora_serve.adapters.regular_file import open_regular, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 MAX_HEADER_BYTES = 16 * 2**20
+MAX_PADDING = 4096  # spaces: the format's own writer aligns to 8 bytes, some others to a page
 MAX_DIMENSIONS = 8
 MAX_DIMENSION = 2**31
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -37,8 +40,8 @@ class TensorInfo:
 
 def read_header(path: Path) -> Mapping[str, TensorInfo]:
     """The table of tensors, checked against the file's size. Raises InvalidAdapterError, OSError."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = size_of(file)
         length = _header_length(file.read(64), size, path.name)
         file.seek(8, os.SEEK_SET)
         header = _parse(file.read(length), path.name)
@@ -71,7 +74,12 @@ def _refuse_other_formats(start: bytes, name: str) -> None:
 
 
 def _parse(text: bytes, name: str) -> dict[str, Any]:
-    header = parse_object(text, f"the safetensors header of {name}")
+    what, content = f"the safetensors header of {name}", text.rstrip(b" ")
+    if text[:1].isspace():
+        raise InvalidAdapterError([f"{what} does not begin with {{"])
+    if len(text) - len(content) > MAX_PADDING or content[-1:].isspace():
+        raise InvalidAdapterError([f"{what} is padded with more than {MAX_PADDING} spaces, or with something else"])
+    header = parse_object(content, what)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise InvalidAdapterError([f"{name}: __metadata__ must map strings to strings"])

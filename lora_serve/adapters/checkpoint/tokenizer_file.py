@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -24,9 +25,10 @@ _NEXT = re.compile(rb"\s*([,}])")
 
 def added_tokens_text(path: Path) -> bytes:
     """The JSON text of `added_tokens`; an empty list if there is none. Raises InvalidAdapterError, OSError."""
-    if not 0 < path.stat().st_size <= MAX_TOKENIZER_BYTES:
-        raise _broken(f"it is empty, no file of its own, or larger than {MAX_TOKENIZER_BYTES} bytes")
-    text = path.read_bytes()
+    with open_regular(path) as file:
+        if not 0 < size_of(file) <= MAX_TOKENIZER_BYTES:
+            raise _broken(f"it is empty, no file of its own, or larger than {MAX_TOKENIZER_BYTES} bytes")
+        text = b"".join(pieces_of(file))
     position = _after(_OPENING, text, 0)
     while text[position : position + 1] not in (b"}", b""):
         name = _NAME.match(text, position)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.safetensors_header import parse_header
+from lora_serve.adapters.regular_file import open_regular, size_of
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -46,6 +47,6 @@ def open_weights(folder: Path) -> WeightsFile:
 
     What is written to a tensor stays in memory. Raises InvalidAdapterError, OSError.
     """
-    with (folder / WEIGHTS_NAME).open("rb") as file:
-        is_empty = not file.seek(0, 2)
-        return WeightsFile(memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)))
+    with open_regular(folder / WEIGHTS_NAME) as file:
+        size = size_of(file)
+        return WeightsFile(memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""))

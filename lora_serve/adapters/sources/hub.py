@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.intake import CHUNK_BYTES, Intake, Progress
+from lora_serve.adapters.intake import Intake, Progress
+from lora_serve.adapters.regular_file import open_regular, pieces_of
 from lora_serve.adapters.sources.base import refuse
 from lora_serve.adapters.sources.named_files import take_files
 from lora_serve.adapters.stores.files import scratch_folder
@@ -93,9 +94,8 @@ class _Repository:
                 tqdm_class=self.bar,
             )
         )
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
+        with open_regular(path) as file:
+            yield from pieces_of(file)
         path.unlink()
 
 

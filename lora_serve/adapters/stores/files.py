@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lora_serve.adapters.regular_file import link_regular
+
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 
@@ -50,10 +52,7 @@ def remove_folder(folder: Path) -> None:
 
 def link_or_copy(source: Path, target: Path) -> None:
     """`target` gets `source`'s content, durably. Raises OSError."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
+    link_regular(source, target)
     target.chmod(FILE_MODE)
     flush(target)
 

@@ -16,10 +16,10 @@ import redis
 
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect
+from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
-CHUNK_BYTES = 2**20
 MAX_FILE_BYTES = 2**36  # of one file of an adapter
 UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
 _NEEDED = (CONFIG_NAME, WEIGHTS_NAME)
@@ -106,8 +106,8 @@ class RedisStore:
 
     def _write_file(self, digest: str, path: Path) -> dict[str, int]:
         size = chunks = 0
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+        with open_regular(path) as file:
+            for chunk in pieces_of(file):
                 # nx: another replica's chunk is the same bytes, and its expiry may already be lifted
                 self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS, nx=True)
                 size, chunks = size + len(chunk), chunks + 1
@@ -135,9 +135,11 @@ class RedisStore:
         for name in manifest:
             with (folder / name).open("wb") as file:
                 for number in range(manifest[name]["chunks"]):
-                    file.write(self._redis.get(self._key(digest, name, number)) or b"")
-                if file.tell() != manifest[name]["size"]:
-                    raise AdapterUnavailableError(f"Redis has lost a part of {digest}.")
+                    wanted = min(CHUNK_BYTES, manifest[name]["size"] - file.tell())
+                    chunk = self._redis.getrange(self._key(digest, name, number), 0, wanted)  # one more would show
+                    if len(chunk) != wanted:
+                        raise AdapterUnavailableError(f"Redis has lost a part of {digest}.")
+                    file.write(chunk)
 
 
 def _parse_manifest(text: bytes | None) -> _Manifest | None:

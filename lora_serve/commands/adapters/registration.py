@@ -23,6 +23,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-activate", dest="activate", action="store_false", help="a new version of a known id: leave its route"
     )
+    parser.add_argument("--digest", metavar="sha256:HEX", help="take it only if this is its content's digest")
     add_wait_flag(parser)
 
 
@@ -48,6 +49,8 @@ def _fields(flags: argparse.Namespace) -> dict[str, Any]:
     fields: dict[str, Any] = {} if flags.tenant is None else {"tenant": flags.tenant}
     if flags.metadata is not None:
         fields["metadata"] = flags.metadata
+    if flags.digest is not None:
+        fields["digest"] = flags.digest
     fields |= {name: True for name in ("pin", "allow_noop") if getattr(flags, name)}
     return fields if flags.activate else {**fields, "activate": False}
 

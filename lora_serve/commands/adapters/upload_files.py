@@ -1,15 +1,17 @@
-"""The files of an upload, streamed from disk as multipart: nothing is read before the socket takes it."""
+"""The files of an upload, streamed from disk as multipart: read once for a digest, then as the socket takes them."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
+from lora_serve.adapters.content_digest import CONTENT_DIGEST, content_digest
 from lora_serve.commands.output import Output, plain
 from lora_serve.core.errors import ConfigError
 
@@ -28,11 +30,11 @@ class CountedFile(io.FileIO):
 
     def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
         super().__init__(path, "rb")
-        self._on_read = on_read
+        self.on_read = on_read
 
     def read(self, size: int | None = -1, /) -> bytes:
         taken = super().read(-1 if size is None else size)
-        self._on_read(len(taken))
+        self.on_read(len(taken))
         return taken
 
 
@@ -80,7 +82,9 @@ def files_of(path: Path) -> dict[str, Path]:
 async def send_files(
     client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
 ) -> Reply:
-    """PUT them and the form's texts, with a bar of bytes. Raises ConfigError, CommandError.
+    """PUT them and the form's texts, with a bar of bytes, and the digest that all of it must have when it arrives.
+
+    Raises ConfigError, CommandError.
 
     It may take as long as it takes; only when nothing has moved for the client's timeout is it given up.
     """
@@ -95,6 +99,9 @@ async def _send(
     client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output, patience: Patience
 ) -> Reply:
     with ExitStack() as stack:
+        opened = {name: stack.enter_context(_open(file, lambda _: patience.renew())) for name, file in files.items()}
+        form = _form(opened.items(), texts)
+        headers = {CONTENT_DIGEST: await _digest(form)}
         progress = stack.enter_context(output.progress())
         total = sum(file.stat().st_size for file in files.values())
         task = progress.add_task(plain(path.rpartition("/")[2]), total=total)
@@ -103,8 +110,26 @@ async def _send(
             progress.advance(task, num_bytes)
             patience.renew()
 
-        opened = {name: stack.enter_context(_open(file, on_read)) for name, file in files.items()}
-        return await client.call("PUT", path, form=_form(opened.items(), texts))
+        for file in opened.values():
+            file.on_read = on_read
+        return await client.call("PUT", path, form=form, headers=headers)
+
+
+async def _digest(form: aiohttp.MultipartWriter) -> str:
+    """Of the whole body, as it will be sent."""
+    hashing = _Hashing()
+    await form.write(cast("aiohttp.abc.AbstractStreamWriter", hashing))
+    return content_digest(hashing.content)
+
+
+class _Hashing:
+    """Where a body is written to that is not sent yet."""
+
+    def __init__(self) -> None:
+        self.content = hashlib.sha256()
+
+    async def write(self, chunk: bytes) -> None:
+        self.content.update(chunk)
 
 
 def _open(path: Path, on_read: Callable[[int], None]) -> CountedFile:

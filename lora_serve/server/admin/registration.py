@@ -69,6 +69,7 @@ async def complete_registration(
             fields.metadata,
             fields.allow_noop,
             fields.activate,
+            digest=fields.digest,
         )
 
     registration, warnings = await register_and_pin(services, fields.id, stage, register, caller)

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archive import unpack
@@ -27,6 +27,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.admin.registration import check_new_id, complete_registration
 from lora_serve.server.admin.tenant_rules import registration_for
+from lora_serve.server.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields, parse_json
 from lora_serve.server.openai.chosen import caller_of
@@ -35,7 +36,6 @@ from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
 
-CHUNK_BYTES = 2**18
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -53,6 +53,7 @@ class Upload:
     patience: float  # seconds without a byte
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
+    num_received: int = 0  # of the whole body, what stands between its files included
     is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -60,11 +61,20 @@ class Upload:
         """What is to be registered."""
         return Staged(self.folder, "upload")
 
-    def count(self, chunk: bytes) -> None:
+    def receive(self, num_bytes: int) -> None:
         """Raises PayloadTooLargeError."""
-        self.num_bytes += len(chunk)
         self.deadline.reschedule(asyncio.get_running_loop().time() + self.patience)
-        if self.num_bytes > self.max_bytes:
+        self.num_received += num_bytes
+        self.check(self.num_received - MAX_PARTS * MAX_FIELD_BYTES)
+
+    def count(self, chunk: bytes) -> None:
+        """Bytes of files. Raises PayloadTooLargeError."""
+        self.num_bytes += len(chunk)
+        self.check(self.num_bytes)
+
+    def check(self, num_bytes: int) -> None:
+        """Raises PayloadTooLargeError."""
+        if num_bytes > self.max_bytes:
             raise PayloadTooLargeError(f"The upload is larger than {self.max_bytes} bytes (--max-upload-size).")
 
 
@@ -120,8 +130,7 @@ async def _remove(folders: list[Path]) -> None:
 
 
 async def _receive(request: web.Request, upload: Upload) -> None:
-    if (request.content_length or 0) > upload.max_bytes + MAX_PARTS * MAX_FIELD_BYTES:
-        raise PayloadTooLargeError(f"The upload is larger than {upload.max_bytes} bytes (--max-upload-size).")
+    upload.check((request.content_length or 0) - MAX_PARTS * MAX_FIELD_BYTES)
     try:
         async with asyncio.timeout(upload.patience) as upload.deadline:
             await _receive_content(request, upload)
@@ -132,16 +141,18 @@ async def _receive(request: web.Request, upload: Upload) -> None:
 
 
 async def _receive_content(request: web.Request, upload: Upload) -> None:
+    body = BodyStream(request, upload.receive)
     if request.content_type.startswith("multipart/"):
-        await _receive_parts(request, upload)
+        await _receive_parts(MultipartReader(request.headers, cast(StreamReader, body)), upload)
+        async for _ in body.chunks():  # to its end, where it is held against what it says of itself
+            pass
     elif request.content_type.endswith("json"):
         raise UnsupportedMediaError("Upload multipart/form-data, or a tar, tar.gz or zip as it is.")
     else:  # an archive; its own first bytes say which, as clients rarely send the right type
-        await _write(upload.archive, aiter(request.content.iter_chunked(CHUNK_BYTES)), upload)
+        await _write(upload.archive, body.chunks(), upload)
 
 
-async def _receive_parts(request: web.Request, upload: Upload) -> None:
-    reader = await request.multipart()
+async def _receive_parts(reader: MultipartReader, upload: Upload) -> None:
     for _ in range(MAX_PARTS):
         part = await reader.next()
         if part is None:

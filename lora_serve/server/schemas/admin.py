@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lora_serve.server.schemas.fields import Bytes, Fields, Name
 
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]  # of a version, as its card has it
 Version = Annotated[int, Field(ge=1)]
 
 
@@ -21,6 +22,7 @@ class RegisterFields(Fields):
     metadata: dict[str, Any] | None = None
     allow_noop: bool = False
     activate: bool = True  # the bare id means this version from now on
+    digest: Digest | None = None  # that the version must come to have; any other content is refused
 
 
 class CanaryFields(Fields):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from lora_serve.core.adapter import AdapterState
+from lora_serve.server.schemas.admin import Digest
 from lora_serve.server.schemas.fields import Fields, Name
 from lora_serve.tenancy.usage import KEY_FIELDS
 
@@ -100,3 +101,4 @@ class UploadFields(Query):
     metadata: Annotated[str, Field(json_schema_extra={"contentMediaType": "application/json"})] | None = None
     allow_noop: bool = False
     activate: bool = True
+    digest: Digest | None = None

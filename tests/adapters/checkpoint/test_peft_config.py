@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoKrConfig, LoraConfig, VeraConfig
+from peft import PeftConfig as PeftConfigOfPeft
 
+from lora_serve.adapters.checkpoint.field_kinds import KINDS
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig, parse_config
 from lora_serve.core.errors import InvalidAdapterError
 
@@ -67,9 +70,62 @@ def test_settings_of_training_only_change_nothing(setting: dict[str, Any]) -> No
     assert parse(**setting) == parse()
 
 
+EVERY_TYPE: tuple[Any, ...] = (True, False, 0, 1, 1.5, "", "yes", [], ["x"], {}, {"a": 1})
+LISTED = {  # every setting of PEFT's own configs, and what may be taken of EVERY_TYPE for each
+    **dict.fromkeys(
+        ["fan_in_fan_out", "inference_mode", "use_rslora", "ensure_weight_tying", "lora_bias", "use_dora"],
+        (True, False),
+    ),
+    "use_qalora": (False,),
+    "use_bdlora": (False, {}),
+    **dict.fromkeys(["corda_config", "eva_config", "loftq_config", "lora_ga_config", "auto_mapping"], ({}, {"a": 1})),
+    **dict.fromkeys(["runtime_config", "rank_pattern", "alpha_pattern"], ({}, {"a": 1})),
+    **dict.fromkeys(["megatron_config", "arrow_config", "kasa_config", "monteclora_config", "velora_config"], ({},)),
+    **dict.fromkeys(["base_model_name_or_path", "revision", "peft_version", "megatron_core"], ("", "yes")),
+    "lora_dropout": (0, 1, 1.5),
+    "qalora_group_size": (0, 1),
+    "layer_replication": ([],),
+    "bias": (),
+    "task_type": (),
+    "r": (1,),
+    "lora_alpha": (0, 1, 1.5),
+    "init_lora_weights": (True, False),
+    "target_modules": ("yes", ["x"]),
+    "exclude_modules": ("", "yes", [], ["x"]),
+    "modules_to_save": ([], ["x"]),
+    "target_parameters": ([], ["x"]),
+    "layers_to_transform": (0, 1, []),
+    "layers_pattern": ("", []),
+    "trainable_token_indices": ([], {}),
+    "alora_invocation_tokens": ([],),
+}
+
+
+@pytest.mark.parametrize("key", LISTED)
+def test_settings_of_another_type_than_theirs_are_refused(key: str) -> None:
+    taken = []
+    for value in EVERY_TYPE:
+        with suppress(InvalidAdapterError):
+            parse(**{key: value})
+            taken.append(value)
+    assert list(map(repr, taken)) == list(map(repr, LISTED[key]))
+    if key not in ("r", "lora_alpha", "target_modules"):
+        assert parse(**{key: None}) == parse()  # null is what PEFT writes for what was not set
+
+
+@pytest.mark.parametrize("config", [LoraConfig, AdaLoraConfig, LoHaConfig, LoKrConfig, IA3Config, VeraConfig])
+def test_the_types_are_pefts_own(config: type[PeftConfigOfPeft]) -> None:
+    """Whatever PEFT gives to a setting by itself has a type that is taken."""
+    for field in dataclasses.fields(config):
+        kinds = KINDS.get(field.name)
+        if kinds is not None and field.default not in (None, dataclasses.MISSING):
+            assert type(field.default) in kinds, field.name
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
+        ({"fan_in_fan_out": "yes"}, "fan_in_fan_out must be true or false"),
         ({"peft_type": "HRA"}, "not one of LORA, ADALORA, IA3, LOHA, LOKR, VERA"),
         ({"task_type": "SEQ_CLS"}, "SEQ_CLS"),
         ({"bias": "some"}, "none, all, lora_only"),

@@ -56,6 +56,33 @@ def test_header_lengths_that_begin_like_a_pickle_are_no_pickles(tmp_path: Path, 
     assert read_header(path).keys() == {"a"}
 
 
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        (b" ", b""),
+        (b"\n", b""),
+        (b"", b"\n"),
+        (b"", b"\t  "),
+        (b"", b" " * 4097),
+        (b"", b" " * 3_000_000),
+        (b" ", b" "),
+    ],
+)
+def test_header_padded_in_another_way_than_the_format_says_is_refused(
+    refused: Callable[[bytes], str], before: bytes, behind: bytes
+) -> None:
+    text = json.dumps({"a": entry()}).encode()
+    assert "header" in refused(built(before + text + behind, bytes(8)))
+
+
+@pytest.mark.parametrize("size", [0, 7, 4096])
+def test_header_padded_with_spaces_is_read(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(built(json.dumps({"a": entry()}).encode() + b" " * size, bytes(8)))
+    assert read_header(path).keys() == {"a"}
+    assert library_accepts(path)
+
+
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 20, len(GOOD) // 2, len(GOOD) - 1])
 def test_truncated_file_is_refused(refused: Callable[[bytes], str], cut: int) -> None:
     assert "truncated" in refused(GOOD[:cut])

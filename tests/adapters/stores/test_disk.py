@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from lora_serve.adapters import regular_file
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores import files
 from lora_serve.adapters.stores.disk import DiskStore
@@ -85,7 +85,7 @@ def test_full_disk_is_told_and_leaves_nothing(
 
     folder = make_adapter()
     monkeypatch.setattr(files.os, "link", full)
-    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr(regular_file, "copy_regular", full)
     with pytest.raises(AdapterUnavailableError, match="No space left") as caught:
         store.put(adapter_digest(folder), folder)
     assert str(tmp_path) not in str(caught.value)

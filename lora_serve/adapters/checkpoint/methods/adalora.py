@@ -62,6 +62,8 @@ class AdaLoraConfig:
 
 def parse(table: Mapping[str, Any]) -> AdaLoraConfig:
     settings = Settings(table, PEFT_TYPE, HARMLESS | UNDERSTOOD)
+    if table.get("r") is not None:
+        settings.integer("r")  # LoRA's, which AdaLoRA does not read
     init_r, alpha = settings.rank("init_r"), settings.number("lora_alpha")
     config = AdaLoraConfig(init_r, alpha, MappingProxyType(_ranks(settings, init_r)))
     settings.finish()

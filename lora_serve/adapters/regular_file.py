@@ -1,0 +1,116 @@
+"""The one way in which stored and staged files are opened and read: as regular files of their own folder.
+
+No link is followed, so that nothing outside the store is read for something in it; nothing is waited for (a FIFO has no
+end, and perhaps no beginning); and a file is read by the size that it had when it was opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK_BYTES = 2**20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_STRANGE = (errno.ELOOP, errno.ENXIO)  # a link, a socket
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class NotRegularError(OSError):
+    """A link, a device, a FIFO, a socket or a folder is where a file should be."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(errno.EINVAL, f"{name} is not a regular file")
+
+
+class ChangedFileError(OSError):
+    """A file became longer or shorter while it was read."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ESTALE, "a file was changed while it was read")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, unbuffered. Neither it nor its folder may be a link. Raises OSError, NotRegularError among them."""
+    folder = os.open(path.parent, _FOLDER)
+    try:
+        descriptor = os.open(path.name, _FILE, dir_fd=folder)
+    except OSError as error:
+        raise NotRegularError(path.name) if error.errno in _STRANGE else error from None
+    finally:
+        os.close(folder)
+    return as_regular(descriptor, path.name)
+
+
+def as_regular(descriptor: int, name: str) -> BinaryIO:
+    """The open file, if it is a regular one; it is closed otherwise. Raises NotRegularError."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(name)
+    return open(descriptor, "rb", buffering=0)
+
+
+def size_of(file: BinaryIO) -> int:
+    """Bytes, as of now."""
+    return os.fstat(file.fileno()).st_size
+
+
+def filled(file: BinaryIO, memory: memoryview) -> Iterator[memoryview]:
+    """Read the file into `memory`, which is as large, in pieces that are still in the processor's cache when they come.
+
+    Raises ChangedFileError, OSError.
+    """
+    left = memory
+    while left:
+        count: int = file.readinto(left[:CHUNK_BYTES])  # type: ignore[attr-defined]
+        if not count:
+            raise ChangedFileError
+        yield left[:count]
+        left = left[count:]
+    _check_end(file)
+
+
+def pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    """The whole file, no more at once than CHUNK_BYTES. Raises ChangedFileError, OSError."""
+    left = size_of(file)
+    while left:
+        chunk = file.read(min(CHUNK_BYTES, left))
+        if not chunk:
+            raise ChangedFileError
+        left -= len(chunk)
+        yield chunk
+    _check_end(file)
+
+
+def read_regular(path: Path) -> bytes:
+    """Its whole content; look at its size first where that matters. Raises OSError."""
+    with open_regular(path) as file:
+        return b"".join(pieces_of(file))
+
+
+def copy_regular(source: Path, target: Path) -> None:
+    """`target` is a new file. Raises OSError."""
+    with open_regular(source) as file, target.open("xb") as copy:
+        for chunk in pieces_of(file):
+            copy.write(chunk)
+
+
+def link_regular(source: Path, target: Path) -> None:
+    """`target` is the very file that `source` is, or, where there are no such links, a copy of it. Raises OSError."""
+    with open_regular(source) as file:
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without hard links
+            copy_regular(source, target)
+            return
+        if not os.path.samestat(os.fstat(file.fileno()), target.lstat()):
+            target.unlink()
+            raise ChangedFileError
+
+
+def _check_end(file: BinaryIO) -> None:
+    if file.read(1):
+        raise ChangedFileError
