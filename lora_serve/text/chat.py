@@ -1,23 +1,29 @@
-"""Chat messages -> prompt text, by the base model's own template only.
+"""Chat messages -> prompt text by the base model's own template only, and the places of the template's control tokens.
 
-transformers renders the template in jinja2's immutable sandbox. A template in a request or beside an adapter is never
-used.
+A template in a request or beside an adapter is never used. What a request says is data: the text of a control token in
+it stays text. All strings of a request that enter the template do so by `_marked`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
+from lora_serve.text.marked import Marked, true_text
+from lora_serve.text.marks import Marks
+from lora_serve.text.template import Conversation
 from lora_serve.text.tokenizer import TextModel
 
 ROLES = ("system", "developer", "user", "assistant")
 TemplateValue = str | int | float | bool | None
+Change = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +48,52 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template_values: Mapping[str, TemplateValue] | None = None,
-) -> str:
+) -> RenderedChat:
     """The prompt's text; it holds the special tokens already. Raises InvalidRequestError."""
-    tokenizer: Any = text_model.wrapper
-    if not tokenizer.chat_template:
+    template = text_model.template
+    if not template.source:
         raise InvalidRequestError("The base model has no chat template: use /v1/completions instead.", param="messages")
-    try:
-        rendered = tokenizer.apply_chat_template(
-            [{"role": _role(text_model, message.role), "content": message.content} for message in messages],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **_checked(template_values or {}, tokenizer.apply_chat_template),
-        )
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        message = f"The model's chat template refuses these messages: {error}"
-        raise InvalidRequestError(message, param="messages") from error
-    return str(rendered)
+    conversation = [{"role": _role(text_model, message.role), "content": message.content} for message in messages]
+    values = _checked(template_values or {}, text_model.wrapper.apply_chat_template)
+    ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}
+    with _refusals():
+        text = template.render(conversation, values, **ends)
+    tokens = text_model.control_tokens
+    if tokens is None:
+        return RenderedChat(text)
+    strings: list[str] = []
+
+    def noted(said: str) -> str:
+        strings.append(said)
+        return said
+
+    _each_text(conversation, values, noted)
+    characters = {said: found for said in strings if (found := tokens.characters(said))}
+    if not characters:
+        return RenderedChat(text)
+    marks = Marks([template.source, *map(str, template.special_tokens.values()), *strings])
+    entering = _each_text(
+        conversation, values, lambda said: marks.put(said, characters[said]) if said in characters else said
+    )
+    with _refusals():
+        marked = template.render_marked(*entering, marks, **ends)
+    return _compared(tokens, text, marked)
+
+
+def _compared(tokens: ControlTokens, text: str, marked: Marked) -> RenderedChat:
+    """With marks a chat holds the template's control tokens alone, so whatever it holds more comes from the request.
+
+    Raises InvalidRequestError.
+    """
+    marked = marked[: len(text)]  # a continued message is cut
+    found, written = tokens.found(text), tokens.found(str.__str__(marked))
+    if found == written:
+        return RenderedChat(text)
+    if true_text(marked) == text:
+        return RenderedChat(text, tokens.places(str.__str__(marked)))
+    if [token for _, token in found] == [token for _, token in written]:
+        return RenderedChat(text)  # the template looked into a text in a way that saw its marks
+    raise refused()
 
 
 def _parse_message(item: Any, where: str) -> ChatMessage:
@@ -88,6 +123,37 @@ def _parse_content(content: Any, where: str) -> str:
             )
         texts.append(text)
     return "\n".join(texts)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What a template raises is the caller's error."""
+    try:
+        yield
+    except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        message = f"The model's chat template refuses these messages: {error}"
+        raise InvalidRequestError(message, param="messages") from error
+
+
+def _each_text(conversation: Conversation, values: Mapping[str, Any], change: Change) -> tuple[Conversation, Any]:
+    """Messages and values with each text that the request says changed. Roles are the server's own words, of which
+    templates make control tokens."""
+    messages = [
+        {name: part if name == "role" else _changed(part, change) for name, part in message.items()}
+        for message in conversation
+    ]
+    return messages, {name: _changed(value, change) for name, value in values.items()}
+
+
+def _changed(value: Any, change: Change) -> Any:
+    match value:
+        case str():
+            return change(value)
+        case Mapping():
+            return {_changed(key, change): _changed(item, change) for key, item in value.items()}
+        case list() | tuple():
+            return [_changed(item, change) for item in value]
+    return value
 
 
 def _role(text_model: TextModel, role: str) -> str:

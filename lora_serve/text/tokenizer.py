@@ -17,7 +17,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import ModelError
+from lora_serve.text.control_tokens import ControlTokens, RenderedChat
 from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
+from lora_serve.text.template import ChatTemplate
 from lora_serve.text.token_bytes import TokenBytes
 from lora_serve.text.truncation import cut
 
@@ -42,10 +44,17 @@ class TextModel:
         backend: Tokenizer | None = None,
         max_token_length: int | None = None,
         preparation: TextPreparation = AS_IT_IS,
+        template: ChatTemplate | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
-        """`backend`: another than the wrapper's own. `max_token_length`: if it is known already."""
+        """`backend`: another than the wrapper's own. `max_token_length`, `template`: if they are known already.
+
+        `allow_control_tokens`: text of a message that looks like a control token is one.
+        """
         self.wrapper = tokenizer
         self.preparation = preparation
+        self.template = template or ChatTemplate(tokenizer)
+        self._allow_control_tokens = allow_control_tokens
         self._backend: Tokenizer = backend or tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -58,7 +67,7 @@ class TextModel:
         self.with_added: Callable[[tuple[AddedToken, ...]], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._added)
 
     @classmethod
-    def load(cls, model: str) -> TextModel:
+    def load(cls, model: str, allow_control_tokens: bool = False) -> TextModel:
         """Load the tokenizer of a folder or hub id. Raises ModelError if it has none that can be used."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
@@ -66,7 +75,7 @@ class TextModel:
             raise ModelError(f"The tokenizer of {model} cannot be loaded: {error}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
-        return cls(tokenizer, preparation=preparation_of(model))
+        return cls(tokenizer, preparation=preparation_of(model), allow_control_tokens=allow_control_tokens)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's spelling and id, added tokens included."""
@@ -76,6 +85,20 @@ class TextModel:
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_chat(self, chat: RenderedChat, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids of a chat, in which control tokens are the template's alone. Raises InvalidRequestError."""
+        if chat.places is None or self.control_tokens is None:
+            return self.encode(chat.text, add_special_tokens)
+        return self.control_tokens.encode(chat.text, chat.places, add_special_tokens)
+
+    @functools.cached_property
+    def control_tokens(self) -> ControlTokens | None:
+        """What only the template writes; None: whoever writes a message may write them too."""
+        if self._allow_control_tokens or not self.template.source:
+            return None
+        chosen = getattr(self.wrapper, "chat_control_tokens", None)
+        return ControlTokens(self._backend, self.template.source, chosen=chosen, unknown=self.wrapper.unk_token)
 
     def encode_input(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, max_tokens: int | None = None
@@ -123,7 +146,7 @@ class TextModel:
         found_ids = {number: token.content for number, token in view.get_added_tokens_decoder().items()}
         assert found_ids == expected, "the tokenizer gives added tokens other ids than their file"
         longest = max(self.max_token_length, *(len(token.content) for token in tokens))
-        return TextModel(self.wrapper, view, longest, self.preparation)
+        return TextModel(self.wrapper, view, longest, self.preparation, self.template, self._allow_control_tokens)
 
     def _decode_one(self, token_id: int) -> str:
         """Text of one token within a text: decoded twice, as some decoders strip the first token's space."""

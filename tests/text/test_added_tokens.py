@@ -82,4 +82,4 @@ def test_a_chat_of_a_view_finds_new_tokens_in_messages() -> None:
     base, view, _ = grown(byte_level_tokenizer)
     rendered = render_chat(view, (ChatMessage("user", "see <ticket>"),))
     assert rendered == render_chat(base, (ChatMessage("user", "see <ticket>"),))
-    assert base.vocab_size in view.encode(rendered, False)
+    assert base.vocab_size in view.encode_chat(rendered, False)

@@ -15,7 +15,7 @@ TEXT_MODEL = TextModel(byte_level_tokenizer())
 
 
 def render(messages: Any, **options: Any) -> str:
-    return render_chat(TEXT_MODEL, parse_messages(messages), **options)
+    return render_chat(TEXT_MODEL, parse_messages(messages), **options).text
 
 
 def test_messages_are_rendered_as_transformers_does_it() -> None:
@@ -84,7 +84,7 @@ def test_template_values_reach_the_template() -> None:
     tokenizer = byte_level_tokenizer()
     tokenizer.chat_template = "{% if enable_thinking %}think{% else %}plain{% endif %}"
     text_model, messages = TextModel(tokenizer), parse_messages([{"role": "user", "content": "x"}])
-    assert render_chat(text_model, messages, template_values={"enable_thinking": True}) == "think"
+    assert render_chat(text_model, messages, template_values={"enable_thinking": True}).text == "think"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "messages", "conversation", "tokenize", "tools"])

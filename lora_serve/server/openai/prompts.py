@@ -75,17 +75,16 @@ async def chat_prompt(
             template_values=fields.chat_template_kwargs,
         ),
     )
-    token_ids = await encode(text, spec, rendered, fields.add_special_tokens, param="messages")
+    check_can_fit(text, spec, rendered.text, "messages")
+    token_ids = await beside(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
     return token_ids
 
 
-async def encode(
-    text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool, param: str = "prompt"
-) -> tuple[int, ...]:
+async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
     """Token ids of `prompt`. Raises InvalidRequestError."""
-    check_can_fit(text, spec, prompt, param)
+    check_can_fit(text, spec, prompt, "prompt")
     return await beside(len(prompt), lambda: text.encode(prompt, add_special_tokens))
 
 

@@ -48,5 +48,5 @@ def _rendered(services: Services) -> str:
     """By the model's template, if it has one that takes a user's message."""
     if services.spec.pooling is None:
         with suppress(InvalidRequestError):
-            return render_chat(services.text, (ChatMessage("user", _TEXT),))
+            return render_chat(services.text, (ChatMessage("user", _TEXT),)).text
     return _TEXT

@@ -30,7 +30,7 @@ def threads(text_model: TextModel, monkeypatch: pytest.MonkeyPatch) -> list[thre
 
         return noting
 
-    for name in ("encode", "decode"):
+    for name in ("encode", "encode_chat", "decode"):
         monkeypatch.setattr(text_model, name, watched(getattr(text_model, name)))
     for name in ("parse_messages", "render_chat"):
         monkeypatch.setattr(prompts, name, watched(getattr(prompts, name)))

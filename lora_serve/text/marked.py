@@ -1,0 +1,197 @@
+"""Texts of a request as a template writes them: each character that could be a part of a control token is a mark.
+
+A mark is a private-use character that occurs nowhere else in the chat. Whatever the template does to a text, its marks
+stay marks: there is no operation that gives the text itself to the template. Whatever the template asks of a text (does
+it hold `</think>`? what stands before it?) is answered as for the text itself, so that it writes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, SupportsIndex, TypeVar
+
+V = TypeVar("V")
+
+
+def _asked(name: str) -> Callable[..., Any]:
+    """A method that tells about the true text and gives no text."""
+
+    def method(self: Marked, *values: Any) -> Any:
+        return getattr(true_text(self), name)(*map(true_text, values))
+
+    return method
+
+
+def _in_case(change: Callable[[str], str]) -> Callable[[Marked], Marked]:
+    """A letter that is marked keeps its mark; where the number of letters changes all of them are marked."""
+
+    def method(self: Marked) -> Marked:
+        true = true_text(self)
+        changed = change(true)
+        if len(changed) == len(true):
+            letters = zip(str.__iter__(self), true, changed, strict=True)
+            return self._with("".join(new if mark == old else mark for mark, old, new in letters), changed)
+        mark = next((mark for mark, old in zip(str.__iter__(self), true, strict=True) if mark != old), None)
+        return self._with(changed if mark is None else mark * len(changed), changed)
+
+    return method
+
+
+class Marked(str):
+    """A text that is written with marks and answers as if there were none; the true text is as long as the marked."""
+
+    _true: str
+    _meaning: Callable[[str], str]
+
+    def __new__(cls, marked: str, true: str | None = None, meaning: Callable[[str], str] = str.__str__) -> Marked:
+        """`meaning`: gives the true text of one that a template made of this. Without `true`: it hides nothing."""
+        made = super().__new__(cls, marked)
+        made._true, made._meaning = str.__str__(marked) if true is None else true, meaning
+        return made
+
+    def _with(self, marked: str, true: str) -> Marked:
+        return Marked(marked, true, self._meaning)
+
+    def _part(self, start: int, end: int) -> Marked:
+        return self._with(str.__getitem__(self, slice(start, end)), self._true[start:end])
+
+    def _walk(self, true_parts: Iterable[str], gap: int) -> list[Marked]:
+        """The parts that follow each other with `gap` characters between them."""
+        lengths = [len(part) for part in true_parts]
+        starts = accumulate(lengths, lambda start, length: start + length + gap, initial=0)
+        return [self._part(start, start + length) for start, length in zip(starts, lengths, strict=False)]
+
+    def __str__(self) -> str:
+        return self
+
+    def __hash__(self) -> int:
+        return hash(self._true)
+
+    def __eq__(self, other: object) -> bool:
+        return self._true == true_text(other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._true != true_text(other)
+
+    def __lt__(self, other: str) -> bool:
+        return self._true < true_text(other)
+
+    def __le__(self, other: str) -> bool:
+        return self._true <= true_text(other)
+
+    def __gt__(self, other: str) -> bool:
+        return self._true > true_text(other)
+
+    def __ge__(self, other: str) -> bool:
+        return self._true >= true_text(other)
+
+    def __contains__(self, other: object) -> bool:
+        return true_text(other) in self._true  # type: ignore[operator]
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._part(index, index + 1) for index in range(len(self)))
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Marked:
+        return self._with(str.__getitem__(self, key), self._true[key])
+
+    def __add__(self, other: str) -> Marked:
+        return self._with(str.__add__(self, other), self._true + true_text(other))
+
+    def __radd__(self, other: str) -> Marked:
+        return self._with(str.__add__(other, self), true_text(other) + self._true)
+
+    def __mul__(self, times: SupportsIndex) -> Marked:
+        return self._with(str.__mul__(self, times), self._true * times)
+
+    __rmul__ = __mul__
+
+    find: Any = _asked("find")
+    rfind: Any = _asked("rfind")
+    index: Any = _asked("index")
+    rindex: Any = _asked("rindex")
+    count: Any = _asked("count")
+    startswith: Any = _asked("startswith")
+    endswith: Any = _asked("endswith")
+    isalnum: Any = _asked("isalnum")
+    isalpha: Any = _asked("isalpha")
+    isascii: Any = _asked("isascii")
+    isdecimal: Any = _asked("isdecimal")
+    isdigit: Any = _asked("isdigit")
+    isidentifier: Any = _asked("isidentifier")
+    islower: Any = _asked("islower")
+    isnumeric: Any = _asked("isnumeric")
+    isprintable: Any = _asked("isprintable")
+    istitle: Any = _asked("istitle")
+    isupper: Any = _asked("isupper")
+
+    upper: Any = _in_case(str.upper)
+    lower: Any = _in_case(str.lower)
+    casefold: Any = _in_case(str.casefold)
+    capitalize: Any = _in_case(str.capitalize)
+    title: Any = _in_case(str.title)
+    swapcase: Any = _in_case(str.swapcase)
+
+    def strip(self, characters: str | None = None) -> Marked:
+        return self.lstrip(characters).rstrip(characters)
+
+    def lstrip(self, characters: str | None = None) -> Marked:
+        return self._part(len(self) - len(self._true.lstrip(true_text(characters))), len(self))
+
+    def rstrip(self, characters: str | None = None) -> Marked:
+        return self._part(0, len(self._true.rstrip(true_text(characters))))
+
+    def removeprefix(self, prefix: str) -> Marked:
+        return self._part(len(self) - len(self._true.removeprefix(true_text(prefix))), len(self))
+
+    def removesuffix(self, suffix: str) -> Marked:
+        return self._part(0, len(self._true.removesuffix(true_text(suffix))))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        if sep is None:  # no mark stands for white space
+            return self._pairs(str.split(self, None, maxsplit), self._true.split(None, maxsplit))
+        return self._walk(self._true.split(true_text(sep), maxsplit), len(sep))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        if sep is None:
+            return self._pairs(str.rsplit(self, None, maxsplit), self._true.rsplit(None, maxsplit))
+        return self._walk(self._true.rsplit(true_text(sep), maxsplit), len(sep))
+
+    def splitlines(self, keepends: bool = False) -> list[Any]:
+        return self._pairs(str.splitlines(self, keepends), self._true.splitlines(keepends))
+
+    def partition(self, sep: str) -> tuple[Any, Any, Any]:
+        before, between, after = self._walk(self._true.partition(true_text(sep)), 0)
+        return before, between, after
+
+    def rpartition(self, sep: str) -> tuple[Any, Any, Any]:
+        before, between, after = self._walk(self._true.rpartition(true_text(sep)), 0)
+        return before, between, after
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> Marked:
+        if not len(old):
+            return self._with(str.replace(self, "", new, count), self._true.replace("", true_text(new), count))
+        return Marked(new, true_text(new), self._meaning).join(self.split(old, count))
+
+    def join(self, parts: Iterable[str]) -> Marked:
+        listed = list(parts)
+        return self._with(str.join(self, listed), self._true.join(map(true_text, listed)))
+
+    def _pairs(self, marked: Sequence[str], true: Sequence[str]) -> list[Marked]:
+        return [self._with(part, true_part) for part, true_part in zip(marked, true, strict=True)]
+
+
+def true_text(value: V) -> V:
+    """A marked text's true one, and any other value as it is; tuples (of `startswith`) part by part."""
+    if isinstance(value, Marked):
+        return value._true  # type: ignore[return-value] # noqa: SLF001
+    return tuple(map(true_text, value)) if isinstance(value, tuple) else value  # type: ignore[return-value]
+
+
+def joined(pieces: Iterable[object]) -> str:
+    """`"".join` for templates: where a piece is marked, the whole still answers as the true text would."""
+    parts = [piece if isinstance(piece, str) else str(piece) for piece in pieces]
+    meaning = next((part._meaning for part in parts if isinstance(part, Marked)), None)  # noqa: SLF001
+    if meaning is None:
+        return "".join(parts)
+    return Marked("".join(parts), "".join(map(meaning, parts)), meaning)
