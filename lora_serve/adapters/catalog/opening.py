@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sqlite3
 import uuid
+from contextlib import closing
+from io import FileIO
 from pathlib import Path
 
 from lora_serve.adapters.catalog.catalog import Catalog
@@ -12,7 +15,7 @@ from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.adapters.stores.lock import lock_store
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
@@ -25,12 +28,34 @@ def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = 
     lock = lock_store(store)
     try:
         if redis_url is None:
-            return Catalog(SqliteJournal(store / CATALOG_NAME), replica_name(store), lock)
+            return open_own(store, replica_name(store), lock)
         journal = MirroredJournal(redis_journal(redis_url, redis_prefix), SqliteJournal(store / MIRROR_NAME))
         return Catalog(journal, replica_name(store), lock, is_shared=True)
     except BaseException:
         lock.close()
         raise
+
+
+def open_own(store: Path, replica: str, lock: FileIO) -> Catalog:
+    """The catalog of a folder that is held. Raises ConfigError, also for one that is damaged, which stays as it is."""
+    path = store / CATALOG_NAME
+    try:
+        if path.is_file():
+            _check_pages(path)
+        return Catalog(SqliteJournal(path), replica, lock)
+    except (AdapterUnavailableError, sqlite3.Error) as error:
+        raise ConfigError(
+            f"--store {store}: the adapter catalog cannot be used: {str(error).rstrip('.')}. Nothing was changed. "
+            f"`lora-serve registry rebuild --store {store}` makes the catalog again from the blobs."
+        ) from None
+
+
+def _check_pages(path: Path) -> None:
+    """Of a damaged file some records may still be read: as if the others had been deleted. Raises sqlite3.Error."""
+    with closing(sqlite3.connect(path)) as database:
+        found = [str(row[0]) for row in database.execute("PRAGMA integrity_check(1)")]
+    if found != ["ok"]:
+        raise sqlite3.DatabaseError(f"its file is damaged ({found[0] if found else 'unreadable'})")
 
 
 def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "adapter registry") -> Journal:
