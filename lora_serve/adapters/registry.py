@@ -218,7 +218,7 @@ class Registry:
         for folder in make_private(self._tmp).iterdir():
             remove_folder(folder)
         state = self._catalog.ledger.state
-        knowledge = Knowledge(state)
+        knowledge = Knowledge(state, self._catalog.is_shared)
         known = state.position.epoch  # without one it is not even known whether there are any
         named = state.snapshot.digests if known else self._own.digests()
         num_aside = self._store.sweep(named, knowledge.knows, self._config.unnamed_days)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapters.catalog.blob_records import key_of, record_of
+from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.state import CatalogState
 
@@ -19,6 +19,7 @@ class Knowledge:
     """What the catalog knew at one moment."""
 
     state: CatalogState
+    is_shared: bool = False  # the blobs are this machine's copies: others let go of them without leaving a word here
 
     def knows(self, digest: str, records: Mapping[str, str], traces: Mapping[str, str]) -> bool:
         """`records`: beside the blob; `traces`: of those that count no more. Both are texts by key."""
@@ -27,7 +28,15 @@ class Knowledge:
             return False
         if {key_of(name) for name in self.state.unreadable} & records.keys():
             return False
-        return bool(found) or digest in self.state.notes
+        if digest in self.state.notes:
+            return True
+        # Of what was let go under this catalog, by us, there is a note, or no more than a trace.
+        return bool(found) and (self.is_shared or not records)
+
+    def let_go(self, record: BlobRecord) -> bool:
+        """Whether the id of a record that lies in the catalog's own store was deleted, and is no loss."""
+        noted = any(version.digest in self.state.notes for version in record.entry.versions)
+        return noted and self.is_past(record.position) and record.entry.name not in self.state.unreadable
 
     def is_past(self, position: Position) -> bool:
         """Whether this catalog was there once."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_own, redis_journal
 from lora_serve.adapters.catalog.recognition import check_own
 from lora_serve.adapters.catalog.state import ADAPTER
@@ -100,14 +101,20 @@ def _open_folder(address: Address, replica: str, stack: ExitStack, is_source: bo
 
 
 def _open_redis(address: Address, replica: str, stack: ExitStack) -> Place:
-    journal = redis_journal(address.target, address.redis_prefix)
-    stack.callback(journal.close)
+    journal, store, tmp = stack.enter_context(open_redis_store(address))
     catalog = Catalog(journal, replica, is_shared=True)
-    module = importlib.import_module("lora_serve.adapters.stores.redis")
-    store = stack.enter_context(closing(module.RedisStore(address.target, f"{address.redis_prefix}:adapters:")))
     catalog.write_beside(store)
-    tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
     return Place(address, catalog, store, tmp, _unreadable(catalog))
+
+
+@contextmanager
+def open_redis_store(address: Address) -> Iterator[tuple[Journal, AdapterStore, Path]]:
+    """The journal, the blobs and a private folder for files on their way. Raises ConfigError."""
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(redis_journal(address.target, address.redis_prefix)))
+        module = importlib.import_module("lora_serve.adapters.stores.redis")
+        store = stack.enter_context(closing(module.RedisStore(address.target, f"{address.redis_prefix}:adapters:")))
+        yield journal, store, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
 
 
 def _unreadable(catalog: Catalog) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from lora_serve.adapters.stores.files import flush, make_private, remove_folder
@@ -41,6 +41,12 @@ class UnnamedBlobs:
             for path in sorted(self.folder.iterdir()):
                 if named := _NAME.match(path.name):
                     yield "sha256:" + named[1], path
+
+    def drop(self, digests: Collection[str]) -> None:
+        """These are in use again. Raises OSError."""
+        for digest, path in list(self.all()):
+            if digest in digests:
+                remove_folder(path)
 
     def expire(self, days: float) -> None:
         """Remove those whose term is over; `days` 0: it never is. Raises OSError."""
