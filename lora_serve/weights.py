@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
+from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.adapters.catalog.recognition import check_own, check_shared
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.config import AdapterConfig
@@ -33,6 +35,7 @@ def open_weights(config: AdapterConfig) -> Iterator[Weights]:
     with closing(open_catalog(config.store, config.redis_url, config.redis_prefix)) as catalog:
         if config.redis_url is None:
             disk = DiskStore(config.store, config.disk_bytes, policy=config.eviction)
+            check_own(catalog.ledger.state, disk, f"--store {config.store}")
             yield Weights(catalog, disk, disk)
             return
         from lora_serve.adapters.stores.redis import RedisStore
@@ -41,6 +44,7 @@ def open_weights(config: AdapterConfig) -> Iterator[Weights]:
         cache = DiskStore(config.store / "cache", config.disk_bytes, is_cache=True, policy=config.eviction)
         far = RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:", tmp=cache.tmp)
         store = TieredStore(cache, far)
+        check_shared(catalog.ledger.state, store, f"--redis-url URL --also {config.store}")
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield Weights(catalog, store, cache)
@@ -50,3 +54,4 @@ def _replenish(store: TieredStore, catalog: Catalog) -> None:
     """Redis lost something, or was away: what it should have and is here is given back."""
     with suppress(AdapterUnavailableError):  # away again; its return is another chance
         store.replenish(catalog.snapshot.digests)
+        catch_up(store.far, catalog.ledger.state)

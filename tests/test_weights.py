@@ -30,5 +30,5 @@ def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cl
         assert weights.disk.has(digest)
         killed = weights.disk.tmp / "left by a process that was killed"
         killed.mkdir()
-        weights.store.sweep(frozenset())
+        weights.store.sweep(frozenset(), lambda *_: True)
         assert list(weights.disk.tmp.iterdir()) == []

@@ -16,14 +16,17 @@ from typing import Any
 
 from lora_serve.adapters.admission import copy_files, find_folder
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
+from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.knowledge import Knowledge
 from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import make_private, new_folder, remove_folder
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
@@ -72,6 +75,9 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
+        near = store.near if isinstance(store, TieredStore) else None
+        self._writer = catalog.write_beside(store, near)
+        self._own = near or store  # what only this server writes
         self._owed: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
 
     def new_folder(self) -> Path:
@@ -163,10 +169,12 @@ class Registry:
     @property
     def owes(self) -> bool:
         """Whether `collect_owed` has anything to do."""
-        return bool(self._owed)
+        return bool(self._owed) or self._writer.owes
 
     def collect_owed(self) -> None:
-        """Try again what `collect` could not do: a disk, or a Redis, that was away may be back."""
+        """Try again what could not be done: a disk, or a Redis, that was away may be back."""
+        with suppress(AdapterUnavailableError, OSError):
+            self._writer.pay(self._catalog.ledger.state)
         for digest, holder in list(self._owed):
             with suppress(AdapterUnavailableError):
                 self.collect(digest, holder)
@@ -204,16 +212,40 @@ class Registry:
         self._config = replace(self._config, host_bytes=host_bytes)
 
     def sweep(self) -> None:
-        """Once at start: remove what a crash left over, set broken blobs aside.
+        """Once at start: remove what a crash left over; set aside broken blobs, and those that the catalog cannot know.
 
         Of a store that replicas share only this server's own leftovers go, and those of replicas long gone.
         """
         for folder in make_private(self._tmp).iterdir():
             remove_folder(folder)
-        self._store.sweep(self._catalog.snapshot.digests)
-        for digest, holder in self._catalog.holds.leftovers().items():
-            with suppress(AdapterUnavailableError):  # `collect_owed` tries again
-                self.collect(digest, holder)
+        state = self._catalog.ledger.state
+        knowledge = Knowledge(state, self._catalog.is_shared)
+        known = state.position.epoch  # without one it is not even known whether there are any
+        named = state.snapshot.digests if known else self._own.digests()
+        num_aside = self._store.sweep(named, knowledge.knows, self._config.unnamed_days)
+        if num_aside:
+            _log.warning(
+                "%d blobs that the catalog does not know are kept aside in %s; `lora-serve registry rebuild` brings "
+                "back what they were",
+                num_aside,
+                self._config.store,
+            )
+        leftovers = self._catalog.holds.leftovers()
+        records = self._records_of(leftovers)
+        for digest, holder in leftovers.items():
+            if knowledge.knows(digest, records.get(digest, {}), {}):
+                with suppress(AdapterUnavailableError):  # `collect_owed` tries again
+                    self.collect(digest, holder)
+        with suppress(AdapterUnavailableError):  # what is away is caught up with once it is back
+            catch_up(
+                self._store.near if isinstance(self._store, TieredStore) else self._store, self._catalog.ledger.state
+            )
+
+    def _records_of(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
+        try:
+            return self._store.records(digests) if digests else {}
+        except AdapterUnavailableError:
+            return {}
 
     def _collect(self, digest: str, holder: str) -> bool:
         if not self._catalog.holds.condemn(digest, holder):

@@ -86,6 +86,7 @@ class AdapterConfig:
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
     redis_prefix: str = "lora_serve"  # of every key
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
+    unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Settings(
             self.adapter_url,
             self.redis_prefix,
             self.tenant_source,
+            self.unnamed_blob_days,
         )
 
     def accounting_slice(self) -> AccountingConfig:

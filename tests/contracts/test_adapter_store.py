@@ -250,14 +250,14 @@ class TestTieredStore(AdapterStoreContract):
         digest = make_folder(tmp_path / "a", b"x")
         store.put(digest, tmp_path / "a")
         assert store.near.has(digest)
-        assert store._far.has(digest)
+        assert store.far.has(digest)
 
     def test_what_another_replica_put_is_fetched_once(self, store: TieredStore, tmp_path: Path) -> None:
         digest = make_folder(tmp_path / "a", b"x")
-        store._far.put(digest, tmp_path / "a")
+        store.far.put(digest, tmp_path / "a")
         assert store.has(digest)
         assert contents(store, digest)[WEIGHTS] == b"x"
-        store._far.delete(digest)
+        store.far.delete(digest)
         assert contents(store, digest)[WEIGHTS] == b"x"
 
     def test_broken_near_copy_is_fetched_again(self, store: TieredStore, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ class TestTieredStore(AdapterStoreContract):
 
     def test_corrupt_far_copy_never_comes_near(self, store: TieredStore, tmp_path: Path) -> None:
         digest = make_folder(tmp_path / "a", b"x" * 100)
-        far = store._far
+        far = store.far
         assert isinstance(far, RedisStore)
         far.put(digest, tmp_path / "a")
         far._redis.set(far._key(digest, WEIGHTS, 0), b"y" * 100)
@@ -288,7 +288,7 @@ class TestTieredStore(AdapterStoreContract):
         def away(*args: object, **kwargs: object) -> None:
             raise redis.ConnectionError("gone")
 
-        far = store._far
+        far = store.far
         assert isinstance(far, RedisStore)
         monkeypatch.setattr(far._redis, "execute_command", away)
         assert contents(store, digest)[WEIGHTS] == b"x"

@@ -170,9 +170,9 @@ def test_prepared_file_is_private_goes_with_its_blob_and_leaves_nothing(house: H
 
 def test_sweep_at_the_start_takes_the_prepared_files_of_unnamed_adapters(house: House, tmp_path: Path) -> None:
     house.load_and_keep()
-    house.disk.sweep(frozenset({house.ref.digest}))
+    house.disk.sweep(frozenset({house.ref.digest}), lambda *_: False)
     assert len(house.prepared()) == 1
-    house.disk.sweep(frozenset())
+    house.disk.sweep(frozenset(), lambda *_: True)
     assert not list((tmp_path / "store").rglob("prepared-*"))
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog import edits, routes
 from lora_serve.adapters.catalog.allowance import check_allowance, check_pinned, owner_of
+from lora_serve.adapters.catalog.blob_writer import BlobWriter
 from lora_serve.adapters.catalog.entry import (
     Canary,
     CatalogEntry,
@@ -28,6 +29,7 @@ from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, noted, saved
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
+from lora_serve.adapters.stores.base import RecordShelf
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 from lora_serve.core.tenant import NO_LIMITS, Quota
@@ -253,6 +255,13 @@ class Catalog:
     def refresh(self) -> None:
         """Bring in what others wrote. Raises AdapterUnavailableError."""
         self.ledger.refresh()
+
+    # -- what lies beside the blobs ----------------------------------------------------------------------------
+
+    def write_beside(self, shelf: RecordShelf, near: RecordShelf | None = None) -> BlobWriter:
+        """Keep, beside each blob of `shelf`, what is said of the ids that name it. `near`: see BlobWriter."""
+        self.ledger.witness = writer = BlobWriter(shelf, near)
+        return writer
 
     def close(self) -> None:
         """Let another server have the store."""

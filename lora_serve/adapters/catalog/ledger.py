@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, Self, TypeVar
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.core.errors import AdapterUnavailableError
@@ -31,12 +33,36 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 S_co = TypeVar("S_co", bound=State, covariant=True)
+S_contra = TypeVar("S_contra", bound=State, contravariant=True)
 
 
 class Edit(Protocol[S_co]):
     """Commits what `edit` makes of the newest state; see Ledger.change."""
 
     def __call__(self, edit: Callable[[S_co], tuple[Changes, T]]) -> T: ...
+
+
+class Witness(Protocol[S_contra]):
+    """Is told of every change of the state, under the ledger's lock. `keys`: of the records that changed."""
+
+    def staged(
+        self, before: S_contra, after: S_contra, keys: Collection[str]
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Before a commit; what is given is called once it is made. Raises AdapterUnavailableError: no commit then."""
+
+    def followed(self, before: S_contra, after: S_contra, keys: Collection[str] | None) -> None:
+        """Others' commits were brought in; `keys` None: all records were read anew."""
+
+
+class _Nobody:
+    """Is told, and does nothing."""
+
+    @contextmanager
+    def staged(self, before: Any, after: Any, keys: Collection[str]) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    def followed(self, before: Any, after: Any, keys: Collection[str] | None) -> None:
+        pass
 
 
 class Ledger(Generic[S]):
@@ -50,6 +76,7 @@ class Ledger(Generic[S]):
         self.journal = journal
         self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
         self.title = title
+        self.witness: Witness[S] = _Nobody()
         self._empty = empty
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
@@ -120,19 +147,26 @@ class Ledger(Generic[S]):
         self.journal.close()
 
     def _commit(self, changes: Mapping[str, str | None]) -> bool:
-        position = self.journal.commit(self._state.position, changes)
-        if position is not None:
-            self._publish(self._state.after(Page(position, changes)))
-        return position is not None
+        before = self._state
+        position = Position(before.position.epoch or uuid.uuid4().hex, before.position.generation + 1)
+        after = before.after(Page(position, changes))
+        with self.witness.staged(before, after, changes.keys()) as made:
+            if self.journal.commit(before.position, changes, None if before.position.epoch else position) is None:
+                return False
+            self._publish(after)
+            made()
+        return True
 
     def _refresh(self) -> None:
-        position = self._state.position
-        page = None if self.is_away else self.journal.since(position)
+        before = self._state
+        page = None if self.is_away else self.journal.since(before.position)
         if page is None:
             self._publish(self._empty.after(self.journal.load()))
             self.num_reloads += 1
-        elif page.position != position:
-            self._publish(self._state.after(page))
+            self.witness.followed(before, self._state, None)
+        elif page.position != before.position:
+            self._publish(before.after(page))
+            self.witness.followed(before, self._state, page.records.keys())
 
     def _publish(self, state: S) -> None:
         self._state = state

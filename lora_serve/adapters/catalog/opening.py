@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import sqlite3
 import uuid
+from contextlib import closing
+from io import FileIO
 from pathlib import Path
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
+from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.adapters.stores.lock import lock_store
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
+
+
+class DamagedCatalogError(ConfigError):
+    """The catalog's file is there and cannot be read, or not all of it."""
 
 
 def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = "lora_serve") -> Catalog:
@@ -26,12 +34,57 @@ def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = 
     lock = lock_store(store)
     try:
         if redis_url is None:
-            return Catalog(SqliteJournal(store / CATALOG_NAME), replica_name(store), lock)
+            return open_own(store, replica_name(store), lock)
         journal = MirroredJournal(redis_journal(redis_url, redis_prefix), SqliteJournal(store / MIRROR_NAME))
         return Catalog(journal, replica_name(store), lock, is_shared=True)
     except BaseException:
         lock.close()
         raise
+
+
+def open_own(store: Path, replica: str, lock: FileIO) -> Catalog:
+    """The catalog of a folder that is held. Raises ConfigError, also for one that is damaged, which stays as it is."""
+    path = store / CATALOG_NAME
+    try:
+        _check_pages(path)
+        return Catalog(SqliteJournal(path), replica, lock)
+    except DamagedCatalogError as error:
+        raise ConfigError(f"--store {store}: {error}") from None
+    except AdapterUnavailableError as error:
+        raise ConfigError(f"--store {store}: {_damaged(store, error)}") from None
+
+
+def load_own(store: Path) -> CatalogState | None:
+    """What the catalog of a folder that is held says; None: there is none. Raises DamagedCatalogError, ConfigError."""
+    path = store / CATALOG_NAME
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    _check_pages(path)
+    try:
+        with closing(SqliteJournal(path)) as journal:
+            return CatalogState.of(journal.load())
+    except AdapterUnavailableError as error:
+        raise _damaged(store, error) from None
+
+
+def _check_pages(path: Path) -> None:
+    """Of a damaged file some records may still be read: as if the others had been deleted."""
+    if not path.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            found = [str(row[0]) for row in database.execute("PRAGMA integrity_check(1)")]
+    except sqlite3.Error as error:
+        raise _damaged(path.parent, error) from None
+    if found != ["ok"]:
+        raise _damaged(path.parent, found[0] if found else "no pages")
+
+
+def _damaged(store: Path, reason: object) -> DamagedCatalogError:
+    return DamagedCatalogError(
+        f"the adapter catalog cannot be used: {str(reason).strip('. *')}. Nothing was changed. "
+        f"`lora-serve registry rebuild --store {store}` makes the catalog again from the blobs."
+    )
 
 
 def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "adapter registry") -> Journal:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
-from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
+from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_own, redis_journal
+from lora_serve.adapters.catalog.recognition import check_own
 from lora_serve.adapters.catalog.state import ADAPTER
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -86,31 +86,39 @@ def _open_folder(address: Address, replica: str, stack: ExitStack, is_source: bo
             f"there is no registry ({CATALOG_NAME}) in this folder; servers with --redis-url keep theirs in Redis."
         )
     lock = stack.enter_context(closing(lock_store(folder)))
-    journal = SqliteJournal(folder / CATALOG_NAME)
-    catalog = stack.enter_context(closing(Catalog(journal, replica, lock)))
+    catalog = stack.enter_context(closing(open_own(folder, replica, lock)))
     tmp = folder / "tmp"
     try:
         store = DiskStore(folder)
     except OSError as error:
         raise ConfigError(f"the folder cannot be used: {error.strerror}") from None
+    catalog.write_beside(store)
     if not is_source:
+        check_own(catalog.ledger.state, store, f"--store {folder}")
         for left in tmp.iterdir():  # of a process that was killed; we hold the lock
             remove_folder(left)
-    return Place(address, catalog, store, tmp, _unreadable(journal, catalog))
+    return Place(address, catalog, store, tmp, _unreadable(catalog))
 
 
 def _open_redis(address: Address, replica: str, stack: ExitStack) -> Place:
-    journal = redis_journal(address.target, address.redis_prefix)
-    stack.callback(journal.close)
+    journal, store, tmp = stack.enter_context(open_redis_store(address))
     catalog = Catalog(journal, replica, is_shared=True)
-    module = importlib.import_module("lora_serve.adapters.stores.redis")
-    store = stack.enter_context(closing(module.RedisStore(address.target, f"{address.redis_prefix}:adapters:")))
-    tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
-    return Place(address, catalog, store, tmp, _unreadable(journal, catalog))
+    catalog.write_beside(store)
+    return Place(address, catalog, store, tmp, _unreadable(catalog))
 
 
-def _unreadable(journal: Journal, catalog: Catalog) -> tuple[str, ...]:
-    while (page := journal.load()).position != catalog.snapshot.position:  # a server wrote in between
+@contextmanager
+def open_redis_store(address: Address) -> Iterator[tuple[Journal, AdapterStore, Path]]:
+    """The journal, the blobs and a private folder for files on their way. Raises ConfigError."""
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(redis_journal(address.target, address.redis_prefix)))
+        module = importlib.import_module("lora_serve.adapters.stores.redis")
+        store = stack.enter_context(closing(module.RedisStore(address.target, f"{address.redis_prefix}:adapters:")))
+        yield journal, store, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
+
+
+def _unreadable(catalog: Catalog) -> tuple[str, ...]:
+    while (page := catalog.ledger.journal.load()).position != catalog.snapshot.position:  # a server wrote in between
         catalog.refresh()
     ids = {key.removeprefix(ADAPTER) for key in page.records if key.startswith(ADAPTER)}
     return tuple(sorted(ids - catalog.snapshot.entries.keys()))

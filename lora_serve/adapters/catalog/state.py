@@ -22,6 +22,7 @@ class CatalogState:
 
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
     notes: Mapping[str, BlobNote] = field(default_factory=dict)  # by digest
+    unreadable: frozenset[str] = frozenset()  # ids whose records make no sense
 
     @staticmethod
     def of(page: Page) -> CatalogState:
@@ -31,13 +32,17 @@ class CatalogState:
     def after(self, page: Page) -> CatalogState:
         """The state once these records have changed. A record that cannot be read changes nothing."""
         entries, aliases, notes = dict(self.snapshot.entries), dict(self.snapshot.aliases), dict(self.notes)
+        unreadable = set(self.unreadable)
         for key, text in page.records.items():
             kind, colon, name = key.partition(":")
-            _put(kind + colon, name, text, entries, aliases, notes)
+            is_read = _put(kind + colon, name, text, entries, aliases, notes)
+            if kind + colon == ADAPTER:
+                (unreadable.discard if is_read else unreadable.add)(name)
         if entries == self.snapshot.entries and aliases == self.snapshot.aliases:
             old = self.snapshot
-            return CatalogState(Snapshot(page.position, old.entries, old.aliases, old.names, old.digests), notes)
-        return CatalogState(Snapshot.of(page.position, entries, aliases), notes)
+            snapshot = Snapshot(page.position, old.entries, old.aliases, old.names, old.digests)
+            return CatalogState(snapshot, notes, frozenset(unreadable))
+        return CatalogState(Snapshot.of(page.position, entries, aliases), notes, frozenset(unreadable))
 
     @property
     def position(self) -> Position:
@@ -64,15 +69,18 @@ def _put(
     entries: dict[str, CatalogEntry],
     aliases: dict[str, str],
     notes: dict[str, BlobNote],
-) -> None:
+) -> bool:
+    """Whether it could be read."""
     if text is None:
         tables: dict[str, dict[str, Any]] = {ADAPTER: entries, ALIAS: aliases, BLOB: notes}
         tables.get(kind, {}).pop(name, None)
     elif kind == ADAPTER:
         entry = entry_of(text)
-        if entry is not None and entry.name == name:
-            entries[name] = entry
+        if entry is None or entry.name != name:
+            return False
+        entries[name] = entry
     elif kind == ALIAS:
         aliases[name] = text
     elif kind == BLOB:
         notes[name] = note_of(text)
+    return True

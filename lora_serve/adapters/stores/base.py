@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from lora_serve.core.stats import TierStats
 
+Records = Mapping[str, str]  # texts by key
+Knows = Callable[[str, Records, Records], bool]  # digest, its records, and traces of those that were taken away
 
-class AdapterStore(Protocol):
+
+class RecordShelf(Protocol):
+    """Short texts beside blobs, each under a key of 32 hex digits: the catalog's own words, so that they outlive it.
+
+    They are durable, no part of a digest, and go with their blob. Every method raises AdapterUnavailableError.
+    """
+
+    def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
+        """By digest, of those that are here: its records. What cannot be read as text is an empty one."""
+
+    def staging(self, records: Mapping[str, Records]) -> AbstractContextManager[Callable[[], None]]:
+        """Make sure that there is room for these records, by digest; what is given puts them in their place.
+
+        Of a blob that is not here they are left out.
+        """
+
+    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
+        """A record counts no more, though a disk may be full. `leaves_trace`: that there was one stays known."""
+
+
+class AdapterStore(RecordShelf, Protocol):
     """Files of adapter versions by digest. Safe to call from several threads; a half-written blob is never seen.
 
     Every method raises AdapterUnavailableError when the store cannot be reached or written.
@@ -41,8 +64,12 @@ class AdapterStore(Protocol):
     def release(self, digest: str) -> None:
         """Drop a copy that is this machine's own beside one that others may need; a no-op without such a copy."""
 
-    def sweep(self, named: frozenset[str]) -> None:
-        """At start: remove what a crash left on this machine and what is not in `named`, set broken blobs aside."""
+    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
+        """At start: remove what a crash left on this machine, set broken blobs aside.
+
+        Of what is not in `named` that is removed which the catalog `knows`; the rest is kept aside for so many days
+        (0: for ever). How many are kept aside now.
+        """
 
 
 class StoreFigures(Protocol):

@@ -7,13 +7,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
+from lora_serve.adapters.stores.base import Knows, Records
 from lora_serve.adapters.stores.blob_table import BlobTable
 from lora_serve.adapters.stores.files import (
     FILE_MODE,
@@ -24,11 +25,20 @@ from lora_serve.adapters.stores.files import (
     remove_folder,
     scratch_folder,
 )
+from lora_serve.adapters.stores.record_files import (
+    TRACE,
+    is_record,
+    read_records,
+    staged_records,
+    take_away,
+    write_record,
+)
+from lora_serve.adapters.stores.unnamed import UnnamedBlobs
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, PayloadTooLargeError
 from lora_serve.core.stats import EvictionReason, TierStats
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
-MAX_QUARANTINED = 8  # broken blobs kept
+MAX_QUARANTINED = 8  # broken blobs that a cache keeps
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +59,9 @@ class DiskStore:
         self._blobs = make_private(store / "blobs")
         self.tmp = make_private(store / "tmp")  # for files on their way here; emptied by `sweep`
         self._quarantine = store / "quarantine"
+        self.unnamed = UnnamedBlobs(store / "unnamed")
         self._max_bytes = max_bytes
+        self._is_cache = is_cache
         self._table = BlobTable(self._scan, self._evict, max_bytes, is_cache, policy)
 
     def put(self, digest: str, folder: Path) -> None:
@@ -60,21 +72,22 @@ class DiskStore:
                 f"{self._max_bytes} in all: delete adapters or raise it."
             )
 
-    def keep(self, digest: str, folder: Path, load_seconds: float = 0.0) -> Path | None:
+    def keep(self, digest: str, folder: Path, load_seconds: float = 0.0, records: Records | None = None) -> Path | None:
         """`put` that gives the blob; None, and nothing written, if there is no room beside what may not leave.
 
-        `load_seconds`: what fetching the folder took, 0: not known.
+        `load_seconds`: what fetching the folder took, 0: not known. `records`: to lie beside it from the beginning.
         """
-        started, blob = time.perf_counter(), self._blob(digest)
+        started, blob, records = time.perf_counter(), self._blob(digest), dict(records or {})
         with _readable_errors():
             if blob.exists():
                 if is_sound(blob, digest):
                     return blob
+                records = read_records(blob) | records  # of others that name the same content
                 self.quarantine(digest)
             if not self._table.admit(digest, content_bytes(folder), load_seconds):
                 return None
             try:
-                self._write(blob, folder)
+                self._write(blob, folder, records)
             except BaseException:
                 if not blob.is_dir():
                     self._table.left(digest, None)
@@ -140,7 +153,7 @@ class DiskStore:
                 self._table.left(digest, EvictionReason.DELETED)
 
     def quarantine(self, digest: str) -> None:
-        """Set a broken blob aside for the operator to look at; the last few are kept."""
+        """Set a broken blob aside for the operator to look at; a cache keeps the last few."""
         with _readable_errors(), suppress(FileNotFoundError):  # another thread was first
             self._set_aside(self._blob(digest))
             self._table.left(digest, EvictionReason.CORRUPT)
@@ -162,30 +175,58 @@ class DiskStore:
     def release(self, digest: str) -> None:
         """See AdapterStore. There is no other copy."""
 
-    def sweep(self, named: frozenset[str]) -> None:
-        """See AdapterStore. Raises OSError.
+    def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
+        """See RecordShelf."""
+        with _readable_errors():
+            return {digest: read_records(self._blob(digest)) for digest in digests if self.has(digest)}
+
+    @contextmanager
+    def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
+        """See RecordShelf."""
+        here = {digest: texts for digest, texts in records.items() if self.has(digest)}
+        with _readable_errors(), staged_records(self.tmp, self._blob, here) as publish:
+            yield publish
+
+    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
+        """See RecordShelf."""
+        with _readable_errors():
+            take_away(self._blob(digest), key, leaves_trace)
+
+    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
+        """See AdapterStore. Raises OSError. What lies among the blobs and is nothing of ours stays.
 
         The check is of the files' form only; their digests are checked whenever they are loaded.
         """
         for folder in self.tmp.iterdir():
             remove_folder(folder)
         for blob in list(self._blobs.iterdir()):
-            if "sha256:" + blob.name not in named:
+            digest = "sha256:" + blob.name
+            if digest in named:
+                if not _is_well_formed(blob):
+                    self._set_aside(blob)
+            elif not _HEX.match(blob.name):  # nothing of ours
+                continue
+            elif _is_known(digest, blob, knows):
                 blob.rename(new_folder(self.tmp) / "blob")
-            elif not _is_well_formed(blob):
-                self._set_aside(blob)
+            else:
+                self.unnamed.take(blob)
+        flush(self._blobs)
         for folder in self.tmp.iterdir():
             remove_folder(folder)
+        self.unnamed.expire(days)
+        return sum(1 for _ in self.unnamed.all())
 
     def _blob(self, digest: str) -> Path:
         name = digest.removeprefix("sha256:")
         assert _HEX.match(name), digest
         return self._blobs / name
 
-    def _write(self, blob: Path, folder: Path) -> None:
+    def _write(self, blob: Path, folder: Path, records: Records) -> None:
         with scratch_folder(self.tmp) as scratch:
             for name in content_names(folder):
                 link_or_copy(folder / name, scratch / name)
+            for key, text in records.items():
+                write_record(scratch, key, text)
             flush(scratch)
             self._rename(scratch, blob)
 
@@ -201,6 +242,8 @@ class DiskStore:
         place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
         blob.rename(place)
         _log.warning("blob %s is broken; moved to %s", blob.name, place)
+        if not self._is_cache:  # what looks broken may be all that is left of it
+            return
         oldest_first = sorted(self._quarantine.iterdir(), key=lambda folder: folder.name.rpartition("-")[2])
         for folder in oldest_first[:-MAX_QUARANTINED]:
             remove_folder(folder)
@@ -209,7 +252,7 @@ class DiskStore:
         """Every blob with its bytes, the longest unused first."""
         blobs = [blob for blob in self._blobs.iterdir() if _HEX.match(blob.name)]
         return [
-            ("sha256:" + blob.name, sum(file.stat().st_size for file in blob.iterdir()))
+            ("sha256:" + blob.name, sum(file.stat().st_size for file in blob.iterdir() if not is_record(file.name)))
             for blob in sorted(blobs, key=lambda blob: blob.stat().st_mtime_ns)
         ]
 
@@ -231,12 +274,22 @@ def is_sound(folder: Path, digest: str) -> bool:
         return False
 
 
+def _is_known(digest: str, blob: Path, knows: Knows) -> bool:
+    try:
+        return knows(digest, read_records(blob), read_records(blob, TRACE))
+    except OSError:
+        return False
+
+
 def _is_well_formed(blob: Path) -> bool:
+    """Also if it cannot be read at present: that is no fault of the blob's."""
     try:
         check_files(blob)
         read_header(blob / WEIGHTS_NAME)
-    except (InvalidAdapterError, OSError):
+    except (InvalidAdapterError, FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        _log.warning("blob %s cannot be read: %r", blob.name, error)
     return True
 
 

@@ -1,6 +1,7 @@
 """Adapter files in Redis, shared by replicas: chunks of 1 MiB, then a manifest that makes them visible.
 
-Keys: `<prefix><hex>:<file>:<number>` hold chunks, `<prefix><hex>:manifest` a JSON object file -> {size, chunks}.
+Keys: `<prefix><hex>:<file>:<number>` hold chunks, `<prefix><hex>:manifest` a JSON object file -> {size, chunks},
+`<prefix><hex>:records` a hash of the records beside the blob.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import redis
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
+from lora_serve.adapters.stores.base import Knows, Records
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_FILE_BYTES = 2**36  # of one file of an adapter
 UPLOAD_SECONDS = 3600  # chunks without a manifest expire: a crash leaves nothing behind
+_PAGE = 500  # hashes that are asked for at once
 _NEEDED = (CONFIG_NAME, WEIGHTS_NAME)
 _Manifest = dict[str, dict[str, int]]  # file name -> {"size": bytes, "chunks": count}
 _log = logging.getLogger(__name__)
@@ -83,8 +86,38 @@ class RedisStore:
     def release(self, digest: str) -> None:
         """See AdapterStore. There is no copy on this machine."""
 
-    def sweep(self, named: frozenset[str]) -> None:
+    def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
+        """See RecordShelf. Of a blob that is not here too, if there are any."""
+        asked, found = list(digests), {}
+        with _readable_errors():
+            for start in range(0, len(asked), _PAGE):
+                pipe = self._redis.pipeline(transaction=False)
+                for digest in asked[start : start + _PAGE]:
+                    pipe.hgetall(self._key(digest, "records"))
+                for digest, texts in zip(asked[start : start + _PAGE], pipe.execute(), strict=True):
+                    found[digest] = {_text(key): _text(value) for key, value in texts.items()}
+        return found
+
+    @contextmanager
+    def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
+        """See RecordShelf. Room is not looked for."""
+
+        def publish() -> None:
+            with _readable_errors():
+                for digest, texts in records.items():
+                    if texts:
+                        self._redis.hset(self._key(digest, "records"), mapping=dict(texts))
+
+        yield publish
+
+    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
+        """See RecordShelf. No trace is left: nothing here is ever swept."""
+        with _readable_errors():
+            self._redis.hdel(self._key(digest, "records"), key)
+
+    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
         """See AdapterStore. There is nothing on this machine, and others may name what is in Redis."""
+        return 0
 
     def close(self) -> None:
         """Give the connections back."""
@@ -140,6 +173,10 @@ class RedisStore:
                     if len(chunk) != wanted:
                         raise AdapterUnavailableError(f"Redis has lost a part of {digest}.")
                     file.write(chunk)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
 
 
 def _parse_manifest(text: bytes | None) -> _Manifest | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.base import AdapterStore, Knows, Records
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.errors import AdapterUnavailableError
@@ -40,7 +40,7 @@ class TieredStore:
     def __init__(self, near: DiskStore, far: AdapterStore, far_name: str = "redis") -> None:
         """`near` is a cache: what does not fit there is served from the far store. `far_name`: in figures."""
         self.near = near
-        self._far = far
+        self.far = far
         self._far_name = far_name
         self._lock = threading.Lock()  # of the far tier's figures
         self._counts = TierCounts()
@@ -50,7 +50,7 @@ class TieredStore:
         with self.near.holding(digest):
             self.near.keep(digest, folder)
             started = time.perf_counter()
-            self._far.put(digest, folder)
+            self.far.put(digest, folder)
             with self._lock:
                 self._counts.loaded(time.perf_counter() - started)
 
@@ -79,33 +79,62 @@ class TieredStore:
 
     def has(self, digest: str) -> bool:
         """See AdapterStore."""
-        return self.near.has(digest) or self._far.has(digest)
+        return self.near.has(digest) or self.far.has(digest)
 
     def delete(self, digest: str) -> None:
         """See AdapterStore. Far first: if that fails, the near copy is still listed and can be deleted again."""
-        self._far.delete(digest)
+        self.far.delete(digest)
         self.near.delete(digest)
 
     def digests(self) -> frozenset[str]:
         """See AdapterStore."""
-        return self.near.digests() | self._far.digests()
+        return self.near.digests() | self.far.digests()
 
     def release(self, digest: str) -> None:
         """See AdapterStore."""
         self.near.delete(digest)
 
-    def sweep(self, named: frozenset[str]) -> None:
+    def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
+        """See RecordShelf. The far store's; where it has none, the near one's."""
+        near, far = self.near.records(digests), self.far.records(digests)
+        return {digest: far.get(digest) or near.get(digest, {}) for digest in far.keys() | near.keys()}
+
+    @contextmanager
+    def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
+        """See RecordShelf. The far ones count; what cannot be written near is made up for at the next start."""
+        with ExitStack() as stack:
+            far = stack.enter_context(self.far.staging(records))
+            try:
+                near = stack.enter_context(self.near.staging(records))
+            except AdapterUnavailableError as error:
+                _log.warning("records are not kept near: %s", error)
+                near = _nothing
+
+            def publish() -> None:
+                far()
+                near()
+
+            yield publish
+
+    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
+        """See RecordShelf."""
+        try:
+            self.far.take_away(digest, key, leaves_trace)
+        finally:
+            self.near.take_away(digest, key, leaves_trace)
+
+    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
         """See AdapterStore. The far store's other blobs may be named by others."""
-        self.near.sweep(named)
+        return self.near.sweep(named, knows, days)
 
     def replenish(self, digests: frozenset[str]) -> None:
         """Give the far store back what it has lost of these and is here: it was emptied, or dropped keys."""
         for digest in digests & self.near.digests():
-            if not self._far.has(digest):
+            if not self.far.has(digest):
                 with self.near.holding(digest):
                     folder = self.near.sound_copy(digest)
                     if folder is not None:
-                        self._far.put(digest, folder)
+                        self.far.put(digest, folder)
 
     def tiers(self) -> dict[str, TierStats]:
         """See StoreFigures. How much the far store holds is not asked: that would be a round trip."""
@@ -120,7 +149,7 @@ class TieredStore:
     def _keep_near(self, digest: str, far: Path, seconds: float) -> Path | None:
         """None: no room, or the disk cannot be written; the far store's copy does as well."""
         try:
-            return self.near.keep(digest, far, seconds)
+            return self.near.keep(digest, far, seconds, self.far.records([digest]).get(digest))
         except AdapterUnavailableError as error:
             _log.warning("%s is not kept near: %s", digest, error)
             return None
@@ -150,7 +179,7 @@ class TieredStore:
     def _far_copy(self, digest: str) -> Iterator[Path]:
         is_found = False
         try:
-            with self._far.open(digest) as folder:
+            with self.far.open(digest) as folder:
                 is_found = True
                 yield folder
         finally:
@@ -160,9 +189,16 @@ class TieredStore:
 
     def _condemn(self, digest: str) -> None:
         _log.error("the far store's copy of %s is corrupt; it is taken out", digest)
-        self._far.delete(digest)
+        records = self.far.records([digest])  # whoever registers the same content again is not the only one to name it
+        self.far.delete(digest)
+        with self.far.staging(records) as publish:
+            publish()
         with self._lock:
             self._counts.evictions[EvictionReason.CORRUPT] += 1
+
+
+def _nothing() -> None:
+    """There are no records to put in their place."""
 
 
 def _digest_of(folder: Path) -> str | None:

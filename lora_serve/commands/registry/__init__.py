@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from lora_serve.commands.flags import CommandParser
-from lora_serve.commands.registry import copying, looking
+from lora_serve.commands.registry import copying, looking, mending
 from lora_serve.commands.registry.verb import EXIT_CODES, Verb, run_verb
 from lora_serve.commands.subcommands import make_parser, run_subcommand
 
 PROGRAM = "lora-serve registry"
-VERBS: tuple[Verb, ...] = (*copying.VERBS, *looking.VERBS)
+VERBS: tuple[Verb, ...] = (*copying.VERBS, *looking.VERBS, *mending.VERBS)
 DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked
 meanwhile, so no server may be using it; Redis may be live. Keys and secrets are never copied."""
 

@@ -23,3 +23,6 @@ class RegistrySettings(SettingsGroup):
         None, description="redis://host:port/db of the registry that replicas share; default: one of this server's own"
     )
     redis_prefix: str = Field("lora_serve", min_length=1, description="beginning of every key in Redis")
+    unnamed_blob_days: float = Field(
+        30.0, ge=0, le=36_500, description="days that weights which no catalog knows are kept aside; 0: for ever"
+    )

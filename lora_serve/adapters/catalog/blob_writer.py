@@ -1,0 +1,208 @@
+"""Keeps the records beside blobs in step with the catalog: made ready before a commit, in their place after it.
+
+Of an id that changes, the record goes beside the versions that requests for it may get, and beside those that are new;
+the newest one of an id tells all of its versions. So an act writes two or three files, however many versions there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of, text_of
+from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState
+from lora_serve.adapters.stores.base import RecordShelf
+from lora_serve.core.errors import AdapterUnavailableError
+
+Place = tuple[str, str]  # digest, id
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What has to become of the records."""
+
+    written: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))  # digest -> key -> text
+    removed: set[Place] = field(default_factory=set)
+    places: set[Place] = field(default_factory=set)  # of what is written
+
+    def write(
+        self, snapshot: Snapshot, entry: CatalogEntry, digests: Iterable[str], aliases: Mapping[str, str]
+    ) -> None:
+        text = text_of(BlobRecord(entry, aliases, snapshot.position, time.time()))
+        for digest in digests:
+            self.written[digest][key_of(entry.name)] = text
+            self.places.add((digest, entry.name))
+
+
+class BlobWriter:
+    """See Witness. `near`: what of the shelf is this machine's own and follows what other replicas commit."""
+
+    def __init__(self, shelf: RecordShelf, near: RecordShelf | None = None) -> None:
+        self._shelf = shelf
+        self._near = near
+        self._lock = threading.Lock()
+        self._owed: set[Place] = set()
+
+    @property
+    def owes(self) -> bool:
+        """Whether a record could not be put in its place."""
+        return bool(self._owed)
+
+    @contextmanager
+    def staged(self, before: CatalogState, after: CatalogState, keys: Collection[str]) -> Iterator[Callable[[], None]]:
+        """See Witness. Raises AdapterUnavailableError if there is no room for a record, unless some are to go."""
+        work = _difference(before.snapshot, after.snapshot, keys)
+        with ExitStack() as stack:
+            try:
+                publish = stack.enter_context(self._shelf.staging(work.written))
+            except AdapterUnavailableError:
+                if not work.removed:
+                    raise
+                publish = _refuse
+            yield lambda: self._apply(after.snapshot, work, publish)
+
+    def followed(self, before: CatalogState, after: CatalogState, keys: Collection[str] | None) -> None:
+        """See Witness."""
+        if self._near is None:
+            return
+        work = _difference(before.snapshot, after.snapshot, keys)
+        try:
+            with self._near.staging(work.written) as publish:
+                publish()
+            for digest, name in work.removed:
+                self._near.take_away(digest, key_of(name), digest not in after.snapshot.digests)
+        except (AdapterUnavailableError, OSError) as error:
+            _log.warning("records beside blobs cannot be kept: %s", error)
+
+    def pay(self, state: CatalogState) -> None:
+        """Try again what could not be put in its place. Raises AdapterUnavailableError, OSError."""
+        snapshot = state.snapshot
+        with self._lock:
+            owed = set(self._owed)
+        work = _Work()
+        for digest, name in owed:
+            entry = snapshot.entries.get(name)
+            if entry is not None and digest in {version.digest for version in entry.versions}:
+                work.write(snapshot, entry, [digest], _aliases(snapshot, name))
+            else:
+                work.removed.add((digest, name))
+        with self._shelf.staging(work.written) as publish:
+            publish()
+        for digest, name in work.removed:
+            self._shelf.take_away(digest, key_of(name), digest not in snapshot.digests)
+        with self._lock:
+            self._owed -= owed
+
+    def _apply(self, snapshot: Snapshot, work: _Work, publish: Callable[[], None]) -> None:
+        """The commit is made: nothing that fails here undoes it."""
+        try:
+            publish()
+        except (AdapterUnavailableError, OSError) as error:
+            _log.warning("records beside blobs are owed: %s", error)
+            with self._lock:
+                self._owed |= work.places
+        for digest, name in work.removed:
+            try:
+                self._shelf.take_away(digest, key_of(name), digest not in snapshot.digests)
+            except (AdapterUnavailableError, OSError) as error:
+                _log.warning("a record beside a blob is still to be taken away: %s", error)
+                with self._lock:
+                    self._owed.add((digest, name))
+
+
+def catch_up(shelf: RecordShelf, state: CatalogState) -> int:
+    """Make the records what the catalog, which is known to be good, says; how many had to be written.
+
+    A store of an older version has none at all. Raises AdapterUnavailableError.
+    """
+    snapshot, work, num_written = state.snapshot, _Work(), 0
+    found = shelf.records(snapshot.digests)
+    aliases = aliases_by_id(snapshot)
+    for entry in snapshot.entries.values():
+        digests = list(_lagging(found, entry, aliases.get(entry.name, {}), snapshot))
+        work.write(snapshot, entry, digests, aliases.get(entry.name, {}))
+        num_written += len(digests)
+    with shelf.staging(work.written) as publish:
+        publish()
+    names: dict[str, set[str]] = {digest: set() for digest in found}
+    for entry in snapshot.entries.values():
+        for version in entry.versions:
+            names.get(version.digest, set()).add(key_of(entry.name))
+    for digest, texts in found.items():
+        for key in texts.keys() - names[digest]:
+            if _is_older(texts[key], snapshot):
+                shelf.take_away(digest, key, leaves_trace=False)
+    return num_written
+
+
+def aliases_by_id(snapshot: Snapshot) -> dict[str, dict[str, str]]:
+    """Of each id that has any: name -> target."""
+    table: dict[str, dict[str, str]] = {}
+    for alias, target in snapshot.aliases.items():
+        table.setdefault(target.partition("@")[0], {})[alias] = target
+    return table
+
+
+def _lagging(
+    found: Mapping[str, Mapping[str, str]], entry: CatalogEntry, aliases: Mapping[str, str], snapshot: Snapshot
+) -> Iterator[str]:
+    """The digests beside which the id has no record, or one that is not what it must be."""
+    key, epoch = key_of(entry.name), snapshot.position.epoch
+    routed = {version.digest for version in entry.routed}
+    for digest in {version.digest for version in entry.versions} & found.keys():
+        record = record_of(found[digest].get(key, ""))
+        if record is None or record.position.epoch != epoch:
+            yield digest
+        elif digest in routed and record.position.generation <= snapshot.position.generation:
+            yield from [] if record.is_current(entry, aliases, epoch) else [digest]
+
+
+def _is_older(text: str, snapshot: Snapshot) -> bool:
+    record = record_of(text)
+    own = snapshot.position
+    return record is None or record.position.epoch != own.epoch or record.position.generation <= own.generation
+
+
+def _difference(before: Snapshot, after: Snapshot, keys: Iterable[str] | None) -> _Work:
+    """`keys` of the records that changed; None: it is not known which."""
+    work = _Work()
+    for name in _changed(before, after, keys):
+        old, new = before.entries.get(name), after.entries.get(name)
+        aliases = _aliases(after, name)
+        if new is not None and (new != old or aliases != _aliases(before, name)):
+            added = _digests(new) - _digests(old)
+            work.write(after, new, {version.digest for version in new.routed} | added, aliases)
+        work.removed.update((digest, name) for digest in _digests(old) - _digests(new))
+    return work
+
+
+def _changed(before: Snapshot, after: Snapshot, keys: Iterable[str] | None) -> set[str]:
+    """Ids whose entries or aliases may have changed."""
+    if before.entries is after.entries and before.aliases is after.aliases:
+        return set()
+    if keys is None:
+        return {*before.entries, *after.entries}
+    names = {key.removeprefix(ADAPTER) for key in keys if key.startswith(ADAPTER)}
+    for alias in (key.removeprefix(ALIAS) for key in keys if key.startswith(ALIAS)):
+        names |= {table[alias].partition("@")[0] for table in (before.aliases, after.aliases) if alias in table}
+    return names
+
+
+def _digests(entry: CatalogEntry | None) -> set[str]:
+    return set() if entry is None else {version.digest for version in entry.versions}
+
+
+def _aliases(snapshot: Snapshot, name: str) -> dict[str, str]:
+    return {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
+
+
+def _refuse() -> None:
+    raise AdapterUnavailableError("There was no room for a record beside a blob.")

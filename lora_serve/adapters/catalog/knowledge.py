@@ -1,0 +1,44 @@
+"""Whether a catalog knows of a blob: only then may its not naming the blob be a reason to delete it.
+
+It knows what it noted itself (notes about blobs), and what was written beside the blob at a moment of its own past. A
+catalog that was lost and begun anew, set back to an older copy or put in another's place knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_of
+from lora_serve.adapters.catalog.journals.base import Position
+from lora_serve.adapters.catalog.state import CatalogState
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What the catalog knew at one moment."""
+
+    state: CatalogState
+    is_shared: bool = False  # the blobs are this machine's copies: others let go of them without leaving a word here
+
+    def knows(self, digest: str, records: Mapping[str, str], traces: Mapping[str, str]) -> bool:
+        """`records`: beside the blob; `traces`: of those that count no more. Both are texts by key."""
+        found = [record_of(text) for text in (*records.values(), *traces.values())]
+        if not all(record is not None and self.is_past(record.position) for record in found):
+            return False
+        if {key_of(name) for name in self.state.unreadable} & records.keys():
+            return False
+        if digest in self.state.notes:
+            return True
+        # Of what was let go under this catalog, by us, there is a note, or no more than a trace.
+        return bool(found) and (self.is_shared or not records)
+
+    def let_go(self, record: BlobRecord) -> bool:
+        """Whether the id of a record that lies in the catalog's own store was deleted, and is no loss."""
+        noted = any(version.digest in self.state.notes for version in record.entry.versions)
+        return noted and self.is_past(record.position) and record.entry.name not in self.state.unreadable
+
+    def is_past(self, position: Position) -> bool:
+        """Whether this catalog was there once."""
+        own = self.state.position
+        return bool(own.epoch) and position.epoch == own.epoch and position.generation <= own.generation

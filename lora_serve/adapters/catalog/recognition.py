@@ -1,0 +1,52 @@
+"""Whether a catalog can be the one under which the blobs beside it were written: if not, no server runs on it.
+
+It was lost and begun anew, set back to an older copy, or is another store's. To serve what it says would make adapters
+vanish without a word, and their ids free for others.
+"""
+
+from __future__ import annotations
+
+from lora_serve.adapters.catalog.blob_records import record_of
+from lora_serve.adapters.catalog.knowledge import Knowledge
+from lora_serve.adapters.catalog.state import CatalogState
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+
+def check_own(state: CatalogState, store: AdapterStore, flag: str) -> None:
+    """Of a store that only this server writes. `flag`: as it names the registry. Raises ConfigError."""
+    digests = store.digests()
+    if not state.position.epoch:
+        _check_begun(state, len(digests), flag)
+        return
+    knowledge, num_ahead = Knowledge(state), 0
+    for records in store.records(digests).values():
+        found = [record_of(text) for text in records.values()]
+        num_ahead += any(record is not None and not knowledge.is_past(record.position) for record in found)
+    if num_ahead:
+        raise ConfigError(
+            f"{flag}: the catalog is older than {num_ahead} of the {len(digests)} blobs beside it, or another store's. "
+            + _ways_out(flag)
+        )
+
+
+def check_shared(state: CatalogState, store: AdapterStore, flag: str) -> None:
+    """Of a registry that replicas share; not while it is away. Raises ConfigError."""
+    if not state.position.epoch:
+        try:
+            num_blobs = len(store.digests())
+        except AdapterUnavailableError:
+            return
+        _check_begun(state, num_blobs, flag)
+
+
+def _check_begun(state: CatalogState, num_blobs: int, flag: str) -> None:
+    if num_blobs:
+        raise ConfigError(f"{flag}: there are {num_blobs} blobs and no catalog of them: it was lost. {_ways_out(flag)}")
+
+
+def _ways_out(flag: str) -> str:
+    return (
+        f"Nothing was changed. `lora-serve registry rebuild {flag}` makes the catalog again from the blobs; "
+        f"`lora-serve registry accept {flag}` goes on with what the catalog says and keeps the other blobs aside."
+    )
