@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve.core.config import BrowserRules, ServerConfig
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.settings import load_settings
 from lora_serve.core.web_origin import Host, parse_host, parse_name, parse_origin
 from tests.server.test_framing import raw
 
@@ -315,3 +318,26 @@ def test_names_in_settings_have_no_port_and_origins_no_path() -> None:
         None,
     ]
     assert [parse_origin(text) for text in ("*", "null", "https://a/", "a.example", "https://*.a")] == [None] * 5
+
+
+def load(tmp_path: Path, *flags: str) -> ServerConfig:
+    (tmp_path / "config.json").write_text("{}")
+    return load_settings(["--model", str(tmp_path), *flags]).server_slice()
+
+
+def test_settings_name_hosts_and_origins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORA_SERVE_ALLOWED_ORIGINS", f"HTTPS://App.example.org:443,{APP}:444")
+    rules = load(tmp_path, "--allowed-hosts", "Models.LAN", "::1").browsers
+    assert rules == named(APP, f"{APP}:444", hosts=["models.lan", "::1"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--allowed-hosts", value) for value in ("*", "a:80", "http://a", "b\xfccher.test")),
+        *(("--allowed-origins", value) for value in ("*", "null", "https://a.example/path", "a.example")),
+    ],
+)
+def test_settings_refuse_what_would_never_match(tmp_path: Path, flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag}: "):
+        load(tmp_path, flag, value)
