@@ -63,7 +63,9 @@ async def hang_up(port: int, generator: random.Random) -> None:
     tenant = generator.choice(("acme", "globex", "hooli", "initech"))
     fields = {"model": f"{tenant}/{generator.choice('ab')}", "prompt": "x", "max_tokens": 60, "ignore_eos": True}
     body = json.dumps({**fields, "stream": generator.random() < 0.7, "n": generator.choice((1, 1, 3))}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
     request = head.encode() + b"\r\n\r\n" + body
     with suppress(OSError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.core.web_origin import Origin
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -114,6 +116,14 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BrowserRules:
+    """What a browser may be made to ask here by pages of other sites."""
+
+    hosts: frozenset[str] = frozenset()  # other names of a server that asks for no key
+    origins: frozenset[Origin] = frozenset()  # whose pages may
+
+
+@dataclass(frozen=True, slots=True)
 class TlsConfig:
     """PEM files of the server's certificate, and of those that its clients may show."""
 
@@ -142,6 +152,7 @@ class ServerConfig:
     metrics_names: str = "auto"  # "auto", "open" or "admin"
     requests: RequestLimits = RequestLimits()
     connections: ConnectionLimits = ConnectionLimits()
+    browsers: BrowserRules = BrowserRules()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ LoraServeError
 │   ├── InvalidRequestError      a field is wrong (`param` names it)
 │   ├── AuthenticationError      no key, or a wrong one
 │   ├── ForbiddenError           a key that may not do this
-│   │   └── QuotaExceededError   the tenant has as much as it may have
+│   │   ├── QuotaExceededError   the tenant has as much as it may have
+│   │   └── ForeignSiteError     another site's web page may have made a browser ask
 │   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
 │   ├── NotFoundError            likewise a tenant or a key
 │   ├── ConflictError            the admin's change contradicts what is there
@@ -73,6 +74,10 @@ class ForbiddenError(RequestError):
 
 class QuotaExceededError(ForbiddenError):
     """The tenant has as many adapters, or as many bytes of them, as it may; something has to be deleted first."""
+
+
+class ForeignSiteError(ForbiddenError):
+    """A web page of another site may have made its reader's browser send this, and no key says that it may."""
 
 
 class AdapterNotFoundError(RequestError):

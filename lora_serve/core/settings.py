@@ -21,6 +21,7 @@ from lora_serve.core.config import (
     AccountingConfig,
     AdapterConfig,
     BatchLimits,
+    BrowserRules,
     ConnectionLimits,
     EngineConfig,
     ModelConfig,
@@ -35,6 +36,7 @@ from lora_serve.core.setting_groups.access import AccessSettings
 from lora_serve.core.setting_groups.accounting import AccountingSettings
 from lora_serve.core.setting_groups.adapter_tiers import AdapterTierSettings
 from lora_serve.core.setting_groups.batching import BatchSettings
+from lora_serve.core.setting_groups.browsers import BrowserSettings
 from lora_serve.core.setting_groups.connections import ConnectionSettings
 from lora_serve.core.setting_groups.engine import EngineSettings
 from lora_serve.core.setting_groups.kv_cache import KVCacheSettings
@@ -45,6 +47,7 @@ from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
 from lora_serve.core.setting_groups.served_model import ServedModelSettings
 from lora_serve.core.setting_groups.tls import TlsSettings
 from lora_serve.core.settings_file import read_settings_file
+from lora_serve.core.web_origin import parse_name, parse_origin
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
@@ -58,6 +61,7 @@ class Settings(
     TlsSettings,
     RequestLimitSettings,
     AccountingSettings,
+    BrowserSettings,
     AccessSettings,
     EngineSettings,
     RegistrySettings,
@@ -209,6 +213,10 @@ class Settings(
                 self.keep_alive_timeout,
                 self.body_timeout,
                 self.write_timeout,
+            ),
+            browsers=BrowserRules(
+                frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
+                frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
             ),
         )
 

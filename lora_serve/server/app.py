@@ -24,6 +24,7 @@ from lora_serve.server.admin import (
     usage,
     vllm_lora,
 )
+from lora_serve.server.browser_guard import BrowserGuard
 from lora_serve.server.connections import CONNECTIONS, Connections
 from lora_serve.server.context import add_headers
 from lora_serve.server.docs_page import get_docs
@@ -59,7 +60,8 @@ _COMPARING = (Task.CLASSIFY, Task.EMBED)
 def build_app(services: Services) -> web.Application:
     """Run it with HttpRunner (`handler_cancellation=True`), or a client's disconnect never reaches the handlers."""
     connections = Connections(services.config.connections)
-    around: list[Middleware] = [connections.middleware, answer]
+    guard = BrowserGuard(services.config, asks_for_key=services.authenticator.required)
+    around: list[Middleware] = [connections.middleware, answer, guard.middleware]
     if services.traces is not None:
         around.insert(1, traced(services.traces))
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
@@ -67,6 +69,7 @@ def build_app(services: Services) -> web.Application:
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching))
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(add_security_headers)
+    app.on_response_prepare.append(guard.add_headers)
     app.add_routes([*_open_routes(), *_inference_routes(), *_adapter_routes(), *_tenant_routes(), *_admin_routes()])
     return app
 

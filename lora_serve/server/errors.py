@@ -5,6 +5,7 @@
 | InvalidRequestError       | 400    | invalid_request_error | its own                  |
 | AuthenticationError       | 401    | authentication_error  | invalid_api_key          |
 | QuotaExceededError        | 403    | permission_error      | quota_exceeded           |
+| ForeignSiteError          | 403    | permission_error      | foreign_site             |
 | ForbiddenError            | 403    | permission_error      | forbidden                |
 | AdapterNotFoundError      | 404    | invalid_request_error | model_not_found          |
 | NotFoundError             | 404    | invalid_request_error | not_found                |
@@ -43,6 +44,7 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidRequestError, 400, "invalid_request_error", None),
     (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
     (errors.QuotaExceededError, 403, "permission_error", "quota_exceeded"),
+    (errors.ForeignSiteError, 403, "permission_error", "foreign_site"),
     (errors.ForbiddenError, 403, "permission_error", "forbidden"),
     (errors.AdapterNotFoundError, 404, "invalid_request_error", "model_not_found"),
     (errors.NotFoundError, 404, "invalid_request_error", "not_found"),

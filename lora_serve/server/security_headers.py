@@ -18,7 +18,7 @@ _DEFAULTS = {
 
 
 def secure(headers: MutableMapping[str, str]) -> None:
-    """Into an answer's headers. There is no Access-Control-Allow-...: no other site's page may read an answer."""
+    """Into an answer's headers. What lets a page of another site read it is browser_guard.py's."""
     for name, value in _DEFAULTS.items():
         headers.setdefault(name, value)
     headers["X-Content-Type-Options"] = "nosniff"

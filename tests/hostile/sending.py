@@ -50,7 +50,7 @@ def call(
 ) -> Reply:
     """A sound request; `path` goes over the wire as it is."""
     content = body or b""
-    named = {"Host": "x", "Connection": "close", "Content-Length": str(len(content)), **(headers or {})}
+    named = {"Host": "localhost", "Connection": "close", "Content-Length": str(len(content)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
     return send(house, f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + content)
 

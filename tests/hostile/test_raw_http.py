@@ -17,8 +17,8 @@ from tests.hostile.sending import TIMEOUT, assert_tells_nothing, send
 
 BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1}).encode()
 KEY_LINE = f"Authorization: Bearer {KEY}\r\n".encode()
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + KEY_LINE
-GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + KEY_LINE
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def chunked(*chunks: bytes, head: bytes = b"Transfer-Encoding: chunked\r\n") -> bytes:
@@ -61,11 +61,11 @@ BROKEN: dict[str, bytes] = {
     "header_name_empty": GET + b": x\r\n\r\n",
     "header_bytes": GET + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n",
     "headers_many": GET + b"".join(b"X%d: y\r\n" % i for i in range(20_000)) + b"\r\n",
-    "request_line_long": b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    "request_line_words": b"GET / HTTP/1.1 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "request_line_space_first": b" GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "version_unknown": b"GET / HTTP/3.7\r\nHost: x\r\n\r\n",
-    "version_long": b"GET / HTTP/1.111111\r\nHost: x\r\n\r\n",
+    "request_line_long": b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "request_line_words": b"GET / HTTP/1.1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "request_line_space_first": b" GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "version_unknown": b"GET / HTTP/3.7\r\nHost: localhost\r\n\r\n",
+    "version_long": b"GET / HTTP/1.111111\r\nHost: localhost\r\n\r\n",
     "http_2_preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
     "tls_hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200) + b"\r\n\r\n",
     "ssh": b"SSH-2.0-OpenSSH_9.0\r\n\r\n",
@@ -73,13 +73,13 @@ BROKEN: dict[str, bytes] = {
     "smtp": b"EHLO example\r\n\r\n",
     "zeroes": bytes(10_000) + b"\r\n\r\n",
     "newlines": b"\n" * 10_000 + b"GARBAGE\r\n\r\n",
-    "method_bytes": b"G\xffT / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "method_long": b"A" * 100_000 + b" / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "path_bytes": b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-    "path_control": b"GET /\x01\x02 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "absolute_with_user": b"GET http://a:b@evil/admin/engine HTTP/1.1\r\nHost: x\r\n\r\n",
+    "method_bytes": b"G\xffT / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "method_long": b"A" * 100_000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "path_bytes": b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "path_control": b"GET /\x01\x02 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "absolute_with_user": b"GET http://a:b@evil/admin/engine HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "authority": b"CONNECT evil:443 HTTP/1.1\r\nHost: evil:443\r\n\r\n",
-    "asterisk": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    "asterisk": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "http_0_9": b"GET /health\r\n\r\n",
     "upgrade_to_http_2": POST + LENGTH + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n" + BODY,
     "upgrade_to_websocket": GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n",
@@ -125,7 +125,7 @@ def answers(house: House, data: bytes) -> list[int]:
 
 
 def test_second_request_hidden_in_a_body_is_never_answered(house: House) -> None:
-    hidden = b"GET /admin/engine HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer admin-key-of-the-tests\r\n\r\n"
+    hidden = b"GET /admin/engine HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer admin-key-of-the-tests\r\n\r\n"
     shapes = [
         POST + b"Content-Length: %d\r\n\r\n" % len(hidden) + hidden,
         POST + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (5 + len(hidden)) + hidden,

@@ -108,7 +108,7 @@ async def _status(asking: Any) -> int:
 
 
 @IMPATIENT_FOR_HEADS
-@pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
 async def test_connection_without_a_whole_head_is_closed(door: Door, begun: bytes) -> None:
     reader, writer = await door.open()
     writer.write(begun)
@@ -135,8 +135,8 @@ async def test_head_in_drops_does_not_last_longer(door: Door) -> None:
     ("data", "words"),
     [
         (b"GARBAGE\r\n\r\n", "not HTTP/1.1"),
-        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", "--max-header-size"),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 3000 + b"\r\n\r\n", "--max-header-size"),
+        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", "--max-header-size"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 3000 + b"\r\n\r\n", "--max-header-size"),
     ],
 )
 async def test_what_is_no_http_is_refused_in_our_words_and_without_noise(
@@ -160,7 +160,7 @@ async def test_body_that_does_not_come_is_408(door: Door, services: Any, path: s
     reader, writer = await door.open()
     method = "PUT" if "admin" in path else "POST"
     kind = "application/x-tar" if "admin" in path else "application/json"
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nAuthorization: Bearer {KEY}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(head.encode() + b"Content-Length: 900\r\n\r\n{")
     async with asyncio.timeout(60):
         line = await reader.readline()
@@ -178,7 +178,7 @@ async def test_answer_that_nobody_reads_is_broken_off_and_its_row_freed(door: Do
         quiet.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         quiet.connect(("127.0.0.1", door.port))
         body = json.dumps({"prompt": ["x"] * 16, "n": 16, "max_tokens": 100, "stream": True, "logprobs": 5}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         async with AsyncExitStack() as stack:
             stack.callback(quiet.close)
             quiet.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
@@ -196,7 +196,7 @@ async def test_reader_that_is_only_slow_gets_its_whole_answer(door: Door, servic
     services.client.script = lambda request: MockReply(token_ids=[5] * 120)
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=2**10)
     body = json.dumps({"prompt": "x", "n": 8, "max_tokens": 100, "stream": True, "logprobs": 20}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
     content = b""
     async with asyncio.timeout(60):

@@ -31,7 +31,7 @@ async def raw(house: Any, data: bytes, *more: bytes) -> tuple[int, bytes, bytes]
 def post(body: bytes, *headers: bytes, path: bytes = b"/v1/completions") -> bytes:
     lines = [
         b"POST " + path + b" HTTP/1.1",
-        b"Host: x",
+        b"Host: localhost",
         b"Content-Type: application/json",
         b"Content-Length: " + str(len(body)).encode(),
         *headers,
@@ -46,13 +46,13 @@ GOOD = b'{"prompt": "x", "max_tokens": 1}'
     "data",
     [
         b"GARBAGE\r\n\r\n",
-        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+        b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n0\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nbad header line\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nbad header line\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
 async def test_broken_http_is_400_and_tells_no_secrets(house: Any, data: bytes) -> None:
@@ -69,7 +69,7 @@ async def test_header_that_is_no_text_is_an_unknown_adapter(house: Any) -> None:
 
 
 async def test_authorization_that_is_no_text_is_401(house: Any) -> None:
-    data = b"GET /admin/engine HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n"
+    data = b"GET /admin/engine HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\xfe\r\n\r\n"
     status, _, body = await raw(house, data)
     assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
 
@@ -86,7 +86,7 @@ async def test_authorization_that_is_no_text_is_401(house: Any) -> None:
     ],
 )
 async def test_tricky_paths_are_unknown_models(house: Any, path: str) -> None:
-    status, _, body = await raw(house, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    status, _, body = await raw(house, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert status in (400, 404)
     if status == 404:
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
@@ -95,7 +95,7 @@ async def test_tricky_paths_are_unknown_models(house: Any, path: str) -> None:
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
 @pytest.mark.parametrize("name", ["a%00b", "%FF", "a%0Ab", "..%2f..%2fx", "a%5c..%5cb"])
 async def test_tricky_ids_reach_no_file(house: Any, method: str, name: str) -> None:
-    head = f"{method} /admin/adapters/{name} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head = f"{method} /admin/adapters/{name} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     status, _, _ = await raw(house, head.encode() + b"Content-Length: 0\r\n\r\n")
     assert status in (400, 404)
     assert sorted(path.name for path in house.store.iterdir() if path.is_dir()) in ([], ["tmp"], ["blobs", "tmp"])

@@ -208,7 +208,9 @@ async def test_reader_that_does_not_read_does_not_disturb_the_others(house: Any,
     host, port = house.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port), limit=1)
     body = json.dumps({"prompt": ["x"] * 16, "n": 16, "max_tokens": 90, "stream": True, "logprobs": 5}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
     writer.write(head.encode() + b"\r\n\r\n" + body)
     await writer.drain()
     await until(lambda: len(house.engine.requests) == 256)
