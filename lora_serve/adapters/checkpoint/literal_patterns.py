@@ -33,7 +33,7 @@ def match_literals(shapes: Shapes, names: Sequence[str]) -> dict[str, frozenset[
     """pattern -> the names that it matches, to the end and from their start or a dot on. Names without line breaks."""
     found: dict[str, list[str]] = {text: [] for table in shapes.values() for texts in table.values() for text in texts}
     for name in names:
-        ends = {len(end): end for end in _ends(name)}
+        ends = {len(end): end for end in tails(name)}
         for (length, blanks), table in shapes.items():
             if length in ends:
                 for text in table.get(_blanked(ends[length], blanks), ()):
@@ -41,7 +41,8 @@ def match_literals(shapes: Shapes, names: Sequence[str]) -> dict[str, frozenset[
     return {text: frozenset(matched) for text, matched in found.items()}
 
 
-def _ends(name: str) -> Iterator[str]:
+def tails(name: str) -> Iterator[str]:
+    """The name, and what comes after each of its dots."""
     yield name
     for match in re.finditer(r"\.", name):
         yield name[match.end() :]
