@@ -84,6 +84,7 @@ def test_version_is_the_packages_own_and_has_a_changelog_entry() -> None:
 def test_every_import_of_the_package_is_a_declared_requirement() -> None:
     imported = {name for file in (ROOT / "lora_serve").rglob("*.py") for name in _top_level_imports(file)}
     modules = {
+        "google-re2": "re2",
         "huggingface-hub": "huggingface_hub",
         "prometheus-client": "prometheus_client",
         "pydantic-settings": "pydantic_settings",

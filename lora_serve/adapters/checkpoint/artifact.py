@@ -30,6 +30,7 @@ from lora_serve.adapters.checkpoint.peft_config import (
     read_config,
 )
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, read_header
+from lora_serve.adapters.checkpoint.tensor_bounds import HeaderBounds
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -60,7 +61,7 @@ def read_artifact(
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
-    config, tensors = _read(folder, max_rank, _tasks(spec))
+    config, tensors = _read(folder, max_rank, spec)
     bound = _bound_to(spec, config, tensors, max_rank)
     if base_tokens is not None:
         write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
@@ -98,16 +99,16 @@ def _bound(
     return bind(config, tensors, spec)
 
 
-def _read(folder: Path, max_rank: int | None, tasks: tuple[str, ...]) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:
+def _read(folder: Path, max_rank: int | None, spec: ModelSpec) -> tuple[PeftConfig, Mapping[str, TensorInfo]]:
     check_files(folder)
     reasons: list[str] = []
     config = tensors = None
     try:
-        config = read_config(folder / CONFIG_NAME, max_rank, tasks)
+        config = read_config(folder / CONFIG_NAME, max_rank, _tasks(spec))
     except InvalidAdapterError as error:
         reasons += error.reasons
     try:
-        tensors = read_header(folder / WEIGHTS_NAME)
+        tensors = read_header(folder / WEIGHTS_NAME, HeaderBounds.of(spec))
     except InvalidAdapterError as error:
         reasons += error.reasons
     if config is None or tensors is None:

@@ -45,13 +45,23 @@ class OldLayer:
 def old_layers(spec: ModelSpec, spelling: Spelling) -> dict[str, OldLayer]:
     """The old layers by their old paths, of every stack of experts in the base."""
     layers: dict[str, OldLayer] = {}
+    for module in _stacks(spec):
+        block = module.removesuffix(".experts")
+        old = f"{block.rpartition('.')[0]}.{spelling.block}" if spelling.block else block
+        layers |= _expert_layers(spec, module, f"{old}.experts", spelling)
+        layers |= _router(spec, f"{block}.gate", f"{old}.gate")
+    return layers
+
+
+def num_old_layers(spec: ModelSpec) -> int:
+    """How many `old_layers` gives at most, without making them."""
+    return sum(3 * spec.modules[module][DOWN][0] + 1 for module in _stacks(spec))
+
+
+def _stacks(spec: ModelSpec) -> Iterator[str]:
     for module, table in spec.modules.items():
         if module.endswith(".experts") and all(len(table.get(name, ())) == 3 for name in (GATE_UP, DOWN)):
-            block = module.removesuffix(".experts")
-            old = f"{block.rpartition('.')[0]}.{spelling.block}" if spelling.block else block
-            layers |= _expert_layers(spec, module, f"{old}.experts", spelling)
-            layers |= _router(spec, f"{block}.gate", f"{old}.gate")
-    return layers
+            yield module
 
 
 def _expert_layers(spec: ModelSpec, module: str, old: str, spelling: Spelling) -> Iterator[tuple[str, OldLayer]]:

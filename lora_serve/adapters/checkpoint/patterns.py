@@ -1,32 +1,38 @@
 """Matching regular expressions that strangers wrote.
 
-PEFT's configs name modules by Python regexes, so `re` is the only exact reader of them; but `re` can take years and
-holds the GIL. A pattern that cannot blow up is matched here; any other in a child process that is killed after
-`TIME_LIMIT`. (Davis et al., "The Impact of Regular Expression Denial of Service", ESEC/FSE 2018.)
+PEFT's configs name modules by Python regexes, and Python's `re` can take years and holds the GIL meanwhile. So a
+pattern that is a name is looked up (`literal_patterns.py`), one that RE2 is certain to read in the same way is matched
+by RE2 (`linear_patterns.py`), and any other, as with look-around, by `re` in a child process that is killed after
+`CHILD_SECONDS` of the processor. (Davis et al., "The Impact of Regular Expression Denial of Service", ESEC/FSE 2018.)
 """
 
 from __future__ import annotations
 
 import json
-import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lora_serve.core.errors import InvalidAdapterError
+import re2
 
-TIME_LIMIT = 5.0  # seconds, for all patterns of one adapter together
+from lora_serve.adapters.checkpoint.linear_patterns import compiled, is_linear
+from lora_serve.adapters.checkpoint.literal_patterns import literals_in, match_literals
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+
+LINEAR_SECONDS = 1.0  # of the processor, for all of an adapter's patterns that are matched here
+CHILD_SECONDS = 1.0  # likewise in the child process
+PATIENCE = 20.0  # seconds that the child may take on a busy machine
 MAX_LENGTH = 4096  # characters of one pattern
-_MAX_REPEATS = 3
-_MAX_HERE = 16  # patterns with any choice in them that are matched here; each is quick, thousands of them are not
-_CHOICE = re.compile(r"[*+?{|]")
-_REPEAT = re.compile(r"(?<!\()[*+?{][?+]?")
-_DANGER = re.compile(r"\)[*+?{]|\(\?[^:]|\\[1-9]")  # repeated group, look-around or flag, back-reference
+_TOO_SLOW = "a module pattern takes too long to match: list the modules instead"
 
 _CHILD = """
-import json, re, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+import json, os, re, resource, signal, sys
+signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+os.nice(10)
 patterns, names = json.load(sys.stdin)
 def matched(pattern, whole):
     compiled = re.compile(pattern)
@@ -50,23 +56,18 @@ class Pattern:
 
 
 def match_names(patterns: Sequence[Pattern], names: Sequence[str]) -> list[frozenset[str]]:
-    """For each pattern the names that it matches. Raises InvalidAdapterError: not a regex, too long, too slow."""
-    _check(patterns)
-    choosing = [pattern for pattern in patterns if _CHOICE.search(pattern.text)]
-    risky = [pattern for pattern in patterns if not is_plain(pattern.text)]
-    if len(choosing) > _MAX_HERE:
-        risky = list(dict.fromkeys([*risky, *choosing]))
-    slow = dict(zip(risky, _match_in_child(risky, names), strict=True)) if risky else {}
-    return [slow[pattern] if pattern in slow else _match_here(pattern, names) for pattern in patterns]
+    """For each pattern the names that it matches.
 
-
-def is_plain(text: str) -> bool:
-    """Whether matching is at worst polynomial of a low degree: few repeats, none of them of a group, and alternatives
-    in one place at most, as those of `(a|a)(a|a)...` multiply.
+    Raises InvalidAdapterError: not a regex, too long, too slow; AdapterUnavailableError: the machine is too busy.
     """
-    num_repeats = len(_REPEAT.findall(text))
-    is_branching = "|" in text and (num_repeats > 1 or text.count("(") > 1)
-    return not (_DANGER.search(text) or is_branching) and num_repeats <= _MAX_REPEATS
+    _check(patterns)
+    distinct = dict.fromkeys(patterns)
+    found = match_literals(literals_in([pattern.text for pattern in distinct if not pattern.whole]), names)
+    left = [pattern for pattern in distinct if pattern.whole or pattern.text not in found]
+    linear = {pattern for pattern in left if is_linear(pattern.expression, names)}
+    matched = _match_linear([pattern for pattern in left if pattern in linear], names)
+    matched |= _match_in_child([pattern for pattern in left if pattern not in linear], names)
+    return [matched[pattern] if pattern in matched else found[pattern.text] for pattern in patterns]
 
 
 def _check(patterns: Sequence[Pattern]) -> None:
@@ -77,23 +78,34 @@ def _check(patterns: Sequence[Pattern]) -> None:
             )
 
 
-def _match_here(pattern: Pattern, names: Sequence[str]) -> frozenset[str]:
-    try:
-        compiled = re.compile(pattern.expression)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidAdapterError([f"module pattern {pattern.text[:200]!r} is not a regex: {error}"]) from None
-    find = compiled.fullmatch if pattern.whole else compiled.match
-    return frozenset(name for name in names if find(name))
+def _match_linear(patterns: Sequence[Pattern], names: Sequence[str]) -> dict[Pattern, frozenset[str]]:
+    end, found = time.thread_time() + LINEAR_SECONDS, {}
+    for pattern in patterns:
+        expression, matched = compiled(pattern.expression), []
+        find = expression.fullmatch if pattern.whole else expression.match
+        for name in names:
+            if find(name):
+                matched.append(name)
+            if time.thread_time() > end:
+                raise InvalidAdapterError([_TOO_SLOW])
+        found[pattern] = frozenset(matched)
+    re2.purge()  # it keeps what was compiled
+    return found
 
 
-def _match_in_child(patterns: Sequence[Pattern], names: Sequence[str]) -> list[frozenset[str]]:
+def _match_in_child(patterns: Sequence[Pattern], names: Sequence[str]) -> dict[Pattern, frozenset[str]]:
+    if not patterns:
+        return {}
     question = json.dumps([[[pattern.expression, pattern.whole] for pattern in patterns], list(names)])
-    command = [sys.executable, "-I", "-S", "-c", _CHILD]
+    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(CHILD_SECONDS)]
     try:
-        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=TIME_LIMIT, check=True)
+        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=PATIENCE, check=True)
     except subprocess.TimeoutExpired:
-        raise InvalidAdapterError(["a module pattern takes too long to match: list the modules instead"]) from None
-    except subprocess.CalledProcessError:
+        raise AdapterUnavailableError("The machine is too busy to match a module pattern; try again.") from None
+    except subprocess.CalledProcessError as error:
+        if error.returncode == -signal.SIGPROF:
+            raise InvalidAdapterError([_TOO_SLOW]) from None
         shown = ", ".join(repr(pattern.text[:100]) for pattern in patterns[:3])
         raise InvalidAdapterError([f"a module pattern is not a regex that can be matched: {shown}"]) from None
-    return [frozenset(names[index] for index in indices) for indices in json.loads(done.stdout)]
+    matched = [frozenset(names[index] for index in indices) for indices in json.loads(done.stdout)]
+    return dict(zip(patterns, matched, strict=True))

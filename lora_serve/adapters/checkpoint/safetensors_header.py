@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.strict_json import parse_object
+from lora_serve.adapters.checkpoint.tensor_bounds import HeaderBounds
 from lora_serve.adapters.regular_file import open_regular, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
@@ -38,14 +39,26 @@ class TensorInfo:
     end: int
 
 
-def read_header(path: Path) -> Mapping[str, TensorInfo]:
-    """The table of tensors, checked against the file's size. Raises InvalidAdapterError, OSError."""
+def read_header(path: Path, bounds: HeaderBounds | None = None) -> Mapping[str, TensorInfo]:
+    """The table of tensors, checked against the file's size. What is beyond `bounds` is not looked at any further.
+
+    Raises InvalidAdapterError, OSError.
+    """
     with open_regular(path) as file:
         size = size_of(file)
         length = _header_length(file.read(64), size, path.name)
+        if bounds is not None:
+            _require(length <= bounds.num_bytes, f"has a header of {length} bytes ({bounds.num_bytes} at most)", path)
         file.seek(8, os.SEEK_SET)
         header = _parse(file.read(length), path.name)
+    if bounds is not None:
+        _require(len(header) <= bounds.num_tensors, f"has {len(header)} tensors ({bounds.num_tensors} at most)", path)
     return _check(header, size - 8 - length, path.name)
+
+
+def _require(is_possible: bool, what: str, path: Path) -> None:
+    if not is_possible:
+        raise InvalidAdapterError([f"{path.name}: no adapter of the base model {what}"])
 
 
 def parse_header(content: memoryview, name: str) -> tuple[Mapping[str, TensorInfo], int]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
+from lora_serve.adapters.checkpoint.tensor_bounds import HeaderBounds
 from lora_serve.core.errors import InvalidAdapterError
 
 TENSORS = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16), "c": torch.ones(1, 1, dtype=torch.float16)}
@@ -171,3 +172,17 @@ def test_one_flipped_byte_is_refused_or_still_a_sound_file(tmp_path: Path, place
     path = tmp_path / "x.safetensors"
     if accepted(path, GOOD[:place] + bytes([value]) + GOOD[place + 1 :]):
         assert library_accepts(path)
+
+
+def test_header_that_fits_no_adapter_is_not_even_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(built(b"{" * 1001))
+    with pytest.raises(InvalidAdapterError, match="a header of 1001 bytes"):
+        read_header(path, HeaderBounds(num_tensors=10, num_bytes=1000))
+
+
+def test_names_that_are_too_many_are_not_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(built({f"{i}": "no entry" for i in range(11)}))
+    with pytest.raises(InvalidAdapterError, match="has 11 tensors"):
+        read_header(path, HeaderBounds(num_tensors=10, num_bytes=1000))
