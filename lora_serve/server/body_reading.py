@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lora_serve.server.json_parsing import parse_json
 from lora_serve.server.json_scan import SLICE
-from lora_serve.server.schemas.names import known_names
+from lora_serve.server.schemas.names import TOKEN_ID_NAMES, known_names
 from lora_serve.server.services import SERVICES
 from lora_serve.server.sliced_json import SlicedObject
 
@@ -33,7 +33,7 @@ async def parse_body(request: web.Request, raw: bytes) -> Any:
     """Of a large body only fields that some route reads, and on a thread. Raises InvalidRequestError."""
     if len(raw) <= SLICE:
         return parse_json(raw)
-    reader = SlicedObject(raw, known_names())
+    reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
     async with request.app[SERVICES].large_bodies:
         try:
             return await asyncio.to_thread(reader.read)

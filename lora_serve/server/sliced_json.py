@@ -16,8 +16,8 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.json_parsing import no_json, parse_json, too_deep
 from lora_serve.server.json_scan import SLICE, Level, cut, look, whole_elements
 
-MAX_VALUES = 100_000  # kept of one body, beside the integers of lists that hold nothing else
-MAX_IDS = 2**23  # those integers
+MAX_VALUES = 100_000  # kept of one body, beside token ids
+MAX_IDS = 2**23
 MAX_DIGITS = 2**20  # characters of a number
 MAX_OPEN = 500  # lists and objects inside one another, each larger than a slice
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
@@ -67,9 +67,12 @@ class _Open:
 class SlicedObject:
     """Reads one body; `read` runs on a thread of its own."""
 
-    def __init__(self, raw: bytes, names: Collection[str], size: int = SLICE) -> None:
-        """`names`: the fields that are kept. `size`: of a slice."""
+    def __init__(
+        self, raw: bytes, names: Collection[str], id_names: Collection[str] = (), size: int = SLICE
+    ) -> None:
+        """`names`: the fields that are kept. `id_names`: those that may hold token ids. `size`: of a slice."""
         self._raw = raw
+        self._id_names = id_names
         self._size = size
         self._names = names
         self._at = 0
@@ -240,12 +243,14 @@ class SlicedObject:
                 inner.value[name] = value
 
     def _charge(self, field: str, num_values: int, num_ids: int) -> None:
+        if field not in self._id_names:
+            num_values, num_ids = num_values + num_ids, 0
         self._num_values[field] = self._num_values.get(field, 0) + num_values
         self._num_ids[field] = self._num_ids.get(field, 0) + num_ids
         if sum(self._num_values.values()) > MAX_VALUES:
             raise InvalidRequestError(f"`{field}`: a large request body may hold {MAX_VALUES} values at most.", field)
         if sum(self._num_ids.values()) > MAX_IDS:
-            raise InvalidRequestError(f"`{field}`: a request body may hold {MAX_IDS} integers at most.", field)
+            raise InvalidRequestError(f"`{field}`: a large request body may hold {MAX_IDS} token ids at most.", field)
 
     def _read_scalar(self) -> Any:
         found = _SCALAR.match(self._raw, self._at)

@@ -7,6 +7,8 @@ import functools
 from lora_serve.server.schemas.fields import Fields
 from lora_serve.server.schemas.later import LATER_NAMES
 
+TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens"))  # fields that may hold as many integers as a body can
+
 
 @functools.cache
 def known_names() -> frozenset[str]:
