@@ -30,6 +30,7 @@ from lora_serve.server.context import add_headers
 from lora_serve.server.docs_page import get_docs
 from lora_serve.server.engine_metrics import get_metrics
 from lora_serve.server.key_uses import noting_uses
+from lora_serve.server.loop_lag import probing
 from lora_serve.server.middleware import (
     Handler,
     answer,
@@ -66,7 +67,7 @@ def build_app(services: Services) -> web.Application:
         around.insert(1, traced(services.traces))
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS] = services, connections
-    app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching))
+    app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(add_security_headers)
     app.on_response_prepare.append(guard.add_headers)

@@ -12,7 +12,7 @@ from typing import Protocol
 from multidict import CIMultiDictProxy
 
 from lora_serve.adapters.content_digest import CONTENT_DIGEST, ExpectedDigests
-from lora_serve.core.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedMediaError
+from lora_serve.core.errors import InvalidRequestError, UnsupportedMediaError
 
 PIECE_BYTES = 2**20  # that a decoder gives at once
 _WINDOWS: Mapping[str, int] = {"gzip": 31, "deflate": 15}  # RFC 1952 and 1950; what is headless has no checksum
@@ -42,23 +42,6 @@ def digests_of(headers: CIMultiDictProxy[str]) -> ExpectedDigests:
     """Those that the request brings, of its body as it is sent. Raises InvalidRequestError."""
     fields = headers.getall(CONTENT_DIGEST, [])
     return ExpectedDigests(", ".join(fields) if fields else None)
-
-
-def decoded_body(headers: CIMultiDictProxy[str], body: bytes, max_bytes: int) -> bytes:
-    """A whole body, held against its digests and decoded.
-
-    Raises InvalidRequestError, UnsupportedMediaError; PayloadTooLargeError beyond `max_bytes`.
-    """
-    expected, decoder = digests_of(headers), decoder_of(headers)
-    expected.update(body)
-    expected.check()
-    content = bytearray()
-    for piece in decoder.decode(body):
-        content += piece
-        if len(content) > max_bytes:
-            raise PayloadTooLargeError(f"The request body is larger than {max_bytes} bytes (--max-body-size).")
-    decoder.finish()
-    return bytes(content)
 
 
 class _Identity:

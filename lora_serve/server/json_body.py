@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -18,7 +16,8 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
-from lora_serve.server.content_coding import decoded_body, decoder_of
+from lora_serve.server.body_reading import parse_body, read_bytes
+from lora_serve.server.content_coding import decoder_of
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.services import SERVICES
 
@@ -35,7 +34,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     patience = request.app[SERVICES].config.connections.body
     try:
         async with asyncio.timeout(patience):
-            raw = await request.read()
+            raw = await read_bytes(request, request.app[SERVICES].config.max_body_bytes)
     except TimeoutError:
         raise SlowRequestError(f"The request body did not arrive within {patience:g} s (--body-timeout).") from None
     except web.HTTPRequestEntityTooLarge:
@@ -43,7 +42,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
     request[CONTEXT].enter_again()
-    value = parse_json(decoded_body(request.headers, raw, request.app[SERVICES].config.max_body_bytes))
+    value = await parse_body(request, raw)
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
@@ -65,23 +64,6 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
 
 
-def parse_json(raw: bytes) -> Any:
-    """Strict JSON: UTF-8, finite numbers, no lone surrogates, no depth that Python cannot follow."""
-    try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
-        if b"\\ud" in raw or b"\\uD" in raw:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except RecursionError:
-        raise InvalidRequestError("The request body is nested too deeply.") from None
-    except UnicodeDecodeError:
-        raise InvalidRequestError("The request body is not UTF-8.") from None
-    except UnicodeEncodeError:
-        raise InvalidRequestError("The request body holds half of a surrogate pair, which is no character.") from None
-    except ValueError as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {str(error)[:200]}") from None
-    return value
-
-
 def _check_headers(request: web.Request) -> None:
     kind = request.content_type.lower()
     # Without any a key is asked for, which no page can make a browser add; else a page could leave the type out.
@@ -96,17 +78,6 @@ def _check_headers(request: web.Request) -> None:
 def _too_large(request: web.Request) -> PayloadTooLargeError:
     limit = request.app[SERVICES].config.max_body_bytes
     return PayloadTooLargeError(f"The request body is larger than {limit} bytes (--max-body-size).")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:32]} is too large a number")
-    return number
 
 
 def _where(item: ErrorDetails) -> str:

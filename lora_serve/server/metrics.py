@@ -17,6 +17,7 @@ OTHER_TENANTS = "other"
 REFUSAL_REASONS = ("queue_requests", "queue_tokens", "tenant_requests", "tenant_tokens")  # shown from the start
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
@@ -50,6 +51,12 @@ class Metrics:
         )
         self.engine_restarts = Counter(
             "lora_serve_engine_restarts", "Times the engine was lost and started again.", registry=self.registry
+        )
+        self.loop_lag = Histogram(
+            "lora_serve_event_loop_lag_seconds",
+            "How late the event loop calls what is due.",
+            buckets=LAG_BUCKETS,
+            registry=self.registry,
         )
         self._tenants: set[str] = set()
         for reason in ("stop", "length", "abort"):

@@ -32,6 +32,7 @@ from lora_serve.tenancy.quota import Quotas
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
+MAX_LARGE_BODIES = 2  # parsed at the same time, so that they leave threads and processor to others
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Services:
     registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
     quotas: Quotas = field(default_factory=Quotas)
     meter: Meter = field(default_factory=lambda: Meter(None))  # the default: in memory only
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept

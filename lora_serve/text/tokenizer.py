@@ -1,7 +1,8 @@
 """The base model's tokenizer: text <-> token ids. Knows nothing of requests, adapters or HTTP.
 
 Works on the Rust tokenizer below transformers' wrapper: its `encode` and `decode` change no state, so several threads
-may call them at once, where the wrapper sets truncation and padding on each call ("Already borrowed").
+may call them at once, where the wrapper sets truncation and padding on each call ("Already borrowed"). Long texts go
+through its batches of one, as only these let other threads run meanwhile (a second for two megabytes).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from lora_serve.text.control_tokens import ControlTokens, RenderedChat
 from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
 from lora_serve.text.template import ChatTemplate
 from lora_serve.text.token_bytes import TokenBytes
-from lora_serve.text.truncation import cut
+from lora_serve.text.truncation import cut, encoded
 
 _TOKEN_CACHE = 65536  # remembered texts of single tokens
+_FEW_TOKENS = 1000  # decoded in a fraction of a millisecond
 _VIEW_CACHE = 256  # remembered views, see `with_added`
 
 
@@ -84,7 +86,7 @@ class TextModel:
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return tuple(encoded(self._backend, text, None, add_special_tokens).ids)
 
     def encode_chat(self, chat: RenderedChat, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a chat, in which control tokens are the template's alone. Raises InvalidRequestError."""
@@ -107,7 +109,7 @@ class TextModel:
 
         Raises InvalidRequestError if `max_tokens` is not even enough for these.
         """
-        encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        encoding = encoded(self._backend, text, pair, add_special_tokens)
         if max_tokens is not None and len(encoding) > max_tokens:
             encoding = cut(self._backend, text, pair, add_special_tokens, max_tokens, self.truncation_side)
         has_types = "token_type_ids" in self.wrapper.model_input_names
@@ -120,7 +122,10 @@ class TextModel:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; ids the tokenizer does not know give nothing."""
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if len(token_ids) <= _FEW_TOKENS:
+            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)  # as in `encoded`
+        return text
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, such as `Ġthe`; None if there is no such token."""

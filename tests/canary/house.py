@@ -32,6 +32,7 @@ from lora_serve.model.build import ModelParts
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import Services
+from tests.canary.loop_lag import LagFigures, keep_probing, time_turns_of
 from tests.canary.questions import BASE, TENANTS, World
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class House:
         self.keys = {}
         self.exit_code: int | None = None
         self.error: BaseException | None = None
+        self.lag = LagFigures()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=self._run, name="server")
         self._listener = launch._bound_socket(settings.host, settings.port)
@@ -119,6 +121,7 @@ class House:
 
     def _run(self) -> None:
         _BUILDING.set(self)
+        time_turns_of(self._thread, self.lag)
         try:
             unused = [None] * (len(inspect.signature(launch._serve).parameters) - 2)  # TLS, traces
             with self._caught():
@@ -145,6 +148,7 @@ class House:
     def _take_stop(self, stop: asyncio.Event, *_: object) -> None:
         self._stop = stop
         self.loop = asyncio.get_running_loop()
+        self._probing = self.loop.create_task(keep_probing(self.lag), name="the harness's own probe")
 
     def _catching(self, make: Any, attribute: str) -> Any:
         def made(*arguments: Any, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from tests.canary.asking import Canaries, Verdict
 from tests.canary.figures import at_rest, settled
 from tests.canary.house import KEY, House
+from tests.canary.loop_lag import LIMIT
 from tests.canary.questions import MARKER
 
 
@@ -51,13 +52,16 @@ class Watch:
 @contextmanager
 def watching(house: House, canaries: Canaries, *, may_refuse: bool = False, pause: float = 0.0) -> Iterator[Watch]:
     """`may_refuse`: canaries may be told to come back later while the block runs, as anybody under overload."""
-    before, start = at_rest(house), len(house.log)
+    before, start, lag = at_rest(house), len(house.log), house.lag.mark()
     with Watch(house.url, canaries.with_keys(house.keys), may_refuse, pause) as watch:
         yield watch
     assert watch.verdict.faults == []
     assert watch.verdict.num_right >= len(canaries.questions)
     assert house.is_running
     assert settled(house, before) == {}
+    during = house.lag.since(lag)
+    print(f"event loop: {during}")
+    assert during.p99 <= LIMIT, str(during)
     lines = house.log[start:]
     for secret in (*watch.secrets, *house.keys.values()):
         assert not [line for line in lines if secret in line]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.json_parsing import parse_json
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.server.schemas.later import refuse_later

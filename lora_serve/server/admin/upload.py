@@ -29,7 +29,8 @@ from lora_serve.server.admin.registration import check_new_id, complete_registra
 from lora_serve.server.admin.tenant_rules import registration_for
 from lora_serve.server.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_body import check_fields, parse_json
+from lora_serve.server.json_body import check_fields
+from lora_serve.server.json_parsing import parse_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.schemas.queries import UploadFields

@@ -16,6 +16,7 @@ from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
+MAX_LISTS = 4096  # looked at, more than any route takes
 LONG_TEXT = 50_000  # characters or token ids of all prompts; above this the event loop would be held up too long
 MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
@@ -35,7 +36,7 @@ async def completion_prompts(
     text: TextModel, spec: ModelSpec, fields: CompletionFields, max_prompts: int = MAX_PROMPTS
 ) -> list[EncodedPrompt]:
     """Each prompt of the request. Raises InvalidRequestError."""
-    prompts = parse_prompts(fields.prompt, max_prompts=max_prompts)
+    prompts = await read_prompts(fields.prompt, max_prompts=max_prompts)
     for prompt in prompts:
         if isinstance(prompt, str):
             check_can_fit(text, spec, prompt, "prompt")
@@ -98,6 +99,18 @@ def check_can_fit(text: TextModel, spec: ModelSpec, prompt: str, param: str) -> 
             param=param,
             code="context_length_exceeded",
         )
+
+
+async def read_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
+    """See `parse_prompts`."""
+    return await beside(length_of(value), lambda: parse_prompts(value, param, max_prompts))
+
+
+def length_of(value: Any) -> int:
+    """Elements of a list and of the first lists in it."""
+    if not isinstance(value, list):
+        return 0
+    return len(value) + sum(len(item) for item in value[:MAX_LISTS] if isinstance(item, list))
 
 
 def parse_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX_PROMPTS) -> tuple[Prompt, ...]:

@@ -10,7 +10,7 @@ from aiohttp import web
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
-from lora_serve.server.openai.prompts import parse_prompts
+from lora_serve.server.openai.prompts import read_prompts
 from lora_serve.server.pooling.asking import Asking, Vector
 from lora_serve.server.pooling.inputs import MAX_INPUTS, InputRules
 from lora_serve.server.pooling.labels import labels_of, probabilities
@@ -25,7 +25,7 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
     asking = Asking(request, fields)
     for candidate in asking.candidates:
         labels_of(services, candidate)
-    inputs = parse_prompts(fields.input, "input", MAX_INPUTS)
+    inputs = await read_prompts(fields.input, "input", MAX_INPUTS)
     rules = InputRules("input", fields.add_special_tokens, fields.truncate_prompt_tokens)
     answer = await asking.answer(inputs, rules)
     labels = labels_of(services, answer.adapters)

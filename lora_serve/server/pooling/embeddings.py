@@ -13,7 +13,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
-from lora_serve.server.openai.prompts import parse_prompts
+from lora_serve.server.openai.prompts import read_prompts
 from lora_serve.server.pooling.asking import Asking
 from lora_serve.server.pooling.inputs import MAX_INPUTS, InputRules
 from lora_serve.server.schemas.pooling import EmbeddingFields
@@ -27,7 +27,7 @@ async def create_embedding(request: web.Request) -> web.StreamResponse:
     fields = check_fields(EmbeddingFields, await read_fields(request))
     _check_dimensions(fields.dimensions, request.app[SERVICES].spec)
     asking = Asking(request, fields)
-    inputs = parse_prompts(fields.input, "input", MAX_INPUTS)
+    inputs = await read_prompts(fields.input, "input", MAX_INPUTS)
     rules = InputRules("input", fields.add_special_tokens, fields.truncate_prompt_tokens)
     answer = await asking.answer(inputs, rules)
     vectors = [shortened(vector, fields.dimensions) for vector in answer.vectors]

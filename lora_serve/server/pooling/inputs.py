@@ -48,7 +48,7 @@ async def encode_inputs(
         for part in texts:
             check_can_fit(text, spec, part, rules.param)
     encoder = _InputEncoder(text, spec, rules, limit)
-    return await beside(sum(map(len, texts)), lambda: [encoder.encode(item) for item in inputs])
+    return await beside(sum(map(_length_of, inputs)), lambda: [encoder.encode(item) for item in inputs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,11 @@ def _limit(rules: InputRules, spec: ModelSpec) -> int | None:
             param="truncate_prompt_tokens",
         )
     return spec.max_model_len if rules.truncate == -1 else rules.truncate
+
+
+def _length_of(item: Input) -> int:
+    """Characters, or token ids."""
+    return len(item.first) + len(item.second) if isinstance(item, TextPair) else len(item)
 
 
 def _texts_of(item: Input) -> tuple[str, ...]:

@@ -9,6 +9,10 @@ from lora_serve.core.errors import InvalidRequestError
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
+LATER_NAMES = frozenset(
+    (*_GUIDED, "response_format", "tools", "tool_choice", "functions", "function_call", "chat_template")
+)
+
 
 def refuse_later(fields: Mapping[str, Any]) -> None:
     """Raises InvalidRequestError if `fields` ask for structured output, tools or a template."""

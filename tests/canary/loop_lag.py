@@ -1,0 +1,113 @@
+"""The event loop's lag in a house: how long each turn keeps the loop, and how late the loop calls what is due.
+
+A turn is measured in processor time of the loop's own thread, which is the same on a busy machine. Lag counts whoever
+keeps the loop or Python's lock; the time in which a thread of this process was ready to run and the machine had no
+processor for it is taken off, as that says nothing about the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+import time
+from asyncio import events
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_serve.server.loop_lag import samples
+
+INTERVAL = 0.01  # seconds
+LIMIT = 0.05  # seconds: what the server promises
+_PLAIN = events.Handle._run
+
+
+@dataclass
+class LagFigures:
+    """Seconds; appended to by the loop's thread."""
+
+    lags: list[float] = field(default_factory=list)  # without what the machine took
+    wall: list[float] = field(default_factory=list)
+    turns: list[tuple[float, str]] = field(default_factory=list)  # those of more than a millisecond, and of what
+
+    def since(self, other: LagFigures) -> LagFigures:
+        """Of what came after a mark."""
+        return LagFigures(self.lags[len(other.lags) :], self.wall[len(other.wall) :], self.turns[len(other.turns) :])
+
+    def mark(self) -> LagFigures:
+        return LagFigures(self.lags.copy(), self.wall.copy(), self.turns.copy())
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.lags, 0.99)
+
+    @property
+    def longest_turn(self) -> tuple[float, str]:
+        return max(self.turns, default=(0.0, ""))
+
+    def __str__(self) -> str:
+        seconds, name = self.longest_turn
+        return (
+            f"lag p50 {percentile(self.lags, 0.5) * 1000:.1f} ms, p99 {self.p99 * 1000:.1f} ms, "
+            f"longest {max(self.lags, default=0) * 1000:.1f} ms "
+            f"(by the clock on the wall p99 {percentile(self.wall, 0.99) * 1000:.1f} ms, "
+            f"longest {max(self.wall, default=0) * 1000:.1f} ms); "
+            f"longest turn {seconds * 1000:.1f} ms of {name}; {len(self.lags)} samples"
+        )
+
+
+_FIGURES: dict[int, LagFigures] = {}  # by the identity of the loop's thread
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)))] if ordered else 0.0
+
+
+def time_turns_of(thread: threading.Thread, figures: LagFigures) -> None:
+    """Every call of the event loop that runs on this thread."""
+    assert thread.ident is not None
+    _FIGURES[thread.ident] = figures
+    if events.Handle._run is not _timed:
+        events.Handle._run = _timed  # type: ignore[method-assign]
+
+
+def _timed(handle: Any) -> None:
+    figures = _FIGURES.get(threading.get_ident())
+    if figures is None:
+        return _PLAIN(handle)
+    callback, started = handle._callback, time.thread_time()
+    _PLAIN(handle)
+    if (seconds := time.thread_time() - started) > 0.001:
+        figures.turns.append((seconds, _name(callback)))
+    return None
+
+
+async def keep_probing(figures: LagFigures) -> None:
+    """On the house's loop, without end."""
+    loop, waited = asyncio.get_running_loop(), _waited()
+    while True:
+        due = loop.time() + INTERVAL
+        await asyncio.sleep(INTERVAL)
+        lag = loop.time() - due
+        before, waited = waited, _waited()
+        taken = max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
+        figures.wall += samples(lag, INTERVAL)
+        figures.lags += samples(max(0.0, lag - taken), INTERVAL)
+
+
+def _waited() -> dict[str, float]:
+    """For each thread, the seconds it was ready to run and there was no processor for it."""
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
+            found[thread] = int(file.read().split()[1]) / 1e9
+    return found
+
+
+def _name(callback: Any) -> str:
+    task = getattr(callback, "__self__", None)
+    coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
+    return str(getattr(coroutine or callback, "__qualname__", callback))
