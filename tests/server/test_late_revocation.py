@@ -110,11 +110,11 @@ async def test_registration_that_ends_after_its_tenant_was_made_again_is_not_the
 ) -> None:
     services, stage = tenancy.house.services, tenancy.house.services.registry.register_staged
 
-    def late(*given: Any) -> Any:
+    def late(*given: Any, **named: Any) -> Any:
         services.keys.directory.delete_tenant("acme")
         services.registry.delete_tenant("acme")
         services.keys.directory.create_tenant("acme")
-        return stage(*given)
+        return stage(*given, **named)
 
     monkeypatch.setattr(services.registry, "register_staged", late)
     folder = tenancy.house.make_adapter("late", seed=8)
