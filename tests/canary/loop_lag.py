@@ -34,9 +34,7 @@ class LagFigures:
 
     def since(self, other: LagFigures) -> LagFigures:
         """Of what came after a mark."""
-        return LagFigures(
-            self.lags[len(other.lags) :], self.wall[len(other.wall) :], self.turns[len(other.turns) :]
-        )
+        return LagFigures(self.lags[len(other.lags) :], self.wall[len(other.wall) :], self.turns[len(other.turns) :])
 
     def mark(self) -> LagFigures:
         return LagFigures(self.lags.copy(), self.wall.copy(), self.turns.copy())
