@@ -13,9 +13,11 @@ from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.ownership import owned_entry
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.openai.chosen import caller_of, chooser_for
 from lora_serve.server.services import SERVICES, Services
 
+_CARD_VALUES = 20  # what one card costs, as values of an answer
 STARTED = int(time.time())  # `created` of the base model
 
 
@@ -24,12 +26,16 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     services = request.app[SERVICES]
     caller = caller_of(request[CONTEXT])
     snapshot = services.catalog.snapshot
-    visible = (
-        entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if entry.is_visible_to(caller.scope)
-    )
-    base = [_base_card(services)] if caller.may_use_base else []
-    data = [*base, *(_adapter_card(services, entry, entry.name, entry.ref()) for entry in visible)]
-    return web.json_response({"object": "list", "data": data})
+
+    def made() -> dict[str, Any]:
+        visible = (
+            entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if entry.is_visible_to(caller.scope)
+        )
+        base = [_base_card(services)] if caller.may_use_base else []
+        data = [*base, *(_adapter_card(services, entry, entry.name, entry.ref()) for entry in visible)]
+        return {"object": "list", "data": data}
+
+    return await json_answer(request, made, _CARD_VALUES * len(snapshot.names))
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:

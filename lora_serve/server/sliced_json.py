@@ -7,6 +7,7 @@ dropped, slice by slice, and what is kept is bounded, as its later ways (validat
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _TEXT = re.compile(  # of a string: no half of a character that is written as tw
 _CLOSING = {0x5B: 0x5D, 0x7B: 0x7D}
 
 
-class Unwanted(Exception):
+class UnwantedError(Exception):
     """Nobody waits for the value any more."""
 
 
@@ -84,7 +85,7 @@ class SlicedObject:
         self._is_wanted = False
 
     def read(self) -> dict[str, Any]:
-        """The body. Raises InvalidRequestError, Unwanted."""
+        """The body. Raises InvalidRequestError, UnwantedError."""
         self._skip_blanks()
         if self._raw[self._at : self._at + 1] != b"{":
             raise InvalidRequestError("The request body must be a JSON object.")
@@ -92,7 +93,7 @@ class SlicedObject:
         self._enter(_Open(root, 0x7D, True))
         while self._open:
             if not self._is_wanted:
-                raise Unwanted
+                raise UnwantedError
             self._step()
         self._skip_blanks()
         if self._at < len(self._raw):
@@ -141,7 +142,7 @@ class SlicedObject:
 
     def _enter_all(self, levels: list[Level], end: int) -> None:
         """What is whole in each level, down to the innermost, and of that one at least one element."""
-        for level, following in zip(levels, levels[1:], strict=False):
+        for level, following in itertools.pairwise(levels):
             bracket = following.start - 1
             inner = self._open[-1]
             rest = self._add_whole(inner, level, bracket)
@@ -268,7 +269,7 @@ class SlicedObject:
         parts: list[str] = []
         while self._raw[self._at : self._at + 1] != b'"':
             if not self._is_wanted:
-                raise Unwanted
+                raise UnwantedError
             end = self._end_of_part()
             part = self._parsed(b'"' + self._raw[self._at : end] + b'"', self._at)
             if is_kept:

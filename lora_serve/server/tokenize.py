@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from aiohttp import web
 
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.server.beside import beside
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import chooser_for, read_fields
-from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode
+from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode, length_of
 from lora_serve.server.sampling import check_vocabulary
-from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from lora_serve.server.schemas.tokenize import (
+    DetokenizeFields,
+    TokenizeChatFields,
+    TokenizeTextFields,
+    check_token_ids,
+)
 from lora_serve.server.services import SERVICES
 
 
@@ -28,27 +36,33 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         fields = check_fields(TokenizeTextFields, body)
         adapter = _adapter_of(request, fields.model)
         token_ids = await encode(services.text_of(adapter), services.spec, fields.prompt, fields.add_special_tokens)
-    spelled = (
-        [services.text_of(adapter).token(token_id) for token_id in token_ids] if fields.return_token_strs else None
-    )
-    return web.json_response(
-        {
+    text, with_spelling = services.text_of(adapter), fields.return_token_strs
+
+    def made() -> dict[str, Any]:
+        return {
             "count": len(token_ids),
             "max_model_len": services.spec.max_model_len,
             "tokens": token_ids,
-            "token_strs": spelled,
+            "token_strs": [text.token(token_id) for token_id in token_ids] if with_spelling else None,
         }
-    )
+
+    return await json_answer(request, made, len(token_ids))
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """Special tokens are shown."""
     services = request.app[SERVICES]
     fields = check_fields(DetokenizeFields, await read_fields(request))
+    token_ids = await beside(length_of(fields.tokens), lambda: check_token_ids(fields.tokens))
     adapter = _adapter_of(request, fields.model)
-    check_vocabulary(fields.tokens, services.spec_of(adapter), "tokens")
-    text = await asyncio.to_thread(services.text_of(adapter).decode, fields.tokens, skip_special_tokens=False)
-    return web.json_response({"prompt": text})
+    text, spec = services.text_of(adapter), services.spec_of(adapter)
+
+    def decoded() -> str:
+        check_vocabulary(token_ids, spec, "tokens")
+        return text.decode(token_ids, skip_special_tokens=False)
+
+    found = await asyncio.to_thread(decoded)
+    return await json_answer(request, lambda: {"prompt": found}, len(found) // 8)
 
 
 async def tokenizer_info(request: web.Request) -> web.StreamResponse:

@@ -8,6 +8,7 @@ through its batches of one, as only these let other threads run meanwhile (a sec
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ class TextModel:
     @classmethod
     def load(cls, model: str, allow_control_tokens: bool = False) -> TextModel:
         """Load the tokenizer of a folder or hub id. Raises ModelError if it has none that can be used."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:

@@ -15,11 +15,13 @@ from lora_serve.server.admin.batcher import batcher_card
 from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
 from lora_serve.server.admin.ownership import entry_for
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import AdaptersQuery
 from lora_serve.server.services import SERVICES, Services
 
+_CARD_VALUES = 100  # what one card costs, as values of an answer
 PAGE = 1000  # entries looked at between two looks at their state
 
 
@@ -27,16 +29,18 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
     """?tenant=&state=&limit=&after= ; by name, with `has_more` and `last_id` for the next page."""
     services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AdaptersQuery, request)
     stats = await _stats_for(services, caller)
-    found = _matching(services, query, caller.scope, stats, query.limit + 1)
-    page = found[: query.limit]
-    return web.json_response(
-        {
+
+    def made() -> dict[str, Any]:
+        found = _matching(services, query, caller.scope, stats, query.limit + 1)
+        page = found[: query.limit]
+        return {
             "object": "list",
             "data": [_card(services, entry, stats, caller) for entry in page],
             "has_more": len(found) > query.limit,
             "last_id": page[-1].name if page else None,
         }
-    )
+
+    return await json_answer(request, made, _CARD_VALUES * len(services.catalog.snapshot.names))
 
 
 async def get_adapter(request: web.Request) -> web.StreamResponse:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import Canary
@@ -9,6 +11,7 @@ from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import ConflictError
 from lora_serve.server.admin.listing import card_response
 from lora_serve.server.admin.ownership import own_name_in
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import AliasFields, RouteFields
 from lora_serve.server.services import SERVICES
@@ -32,8 +35,11 @@ async def roll_back(request: web.Request) -> web.StreamResponse:
 
 async def list_aliases(request: web.Request) -> web.StreamResponse:
     aliases = request.app[SERVICES].catalog.snapshot.aliases
-    data = [{"alias": alias, "target": aliases[alias]} for alias in sorted(aliases)]
-    return web.json_response({"object": "list", "data": data})
+
+    def made() -> dict[str, Any]:
+        return {"object": "list", "data": [{"alias": alias, "target": aliases[alias]} for alias in sorted(aliases)]}
+
+    return await json_answer(request, made, 5 * len(aliases))
 
 
 async def set_alias(request: web.Request) -> web.StreamResponse:

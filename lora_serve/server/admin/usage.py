@@ -15,6 +15,7 @@ from aiohttp import web
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import ADMIN_CALLER, Caller
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
@@ -37,11 +38,12 @@ async def get_usage(request: web.Request) -> web.StreamResponse:
 
     by, data = query.by, await asyncio.to_thread(table)  # a year of many tenants takes seconds
     if query.format == "csv" or (query.format is None and "text/csv" in request.headers.get("Accept", "")):
-        return web.Response(text=_csv(data, by), content_type="text/csv", charset="utf-8")
+        return web.Response(text=await asyncio.to_thread(_csv, data, by), content_type="text/csv", charset="utf-8")
     shown_end = None if end >= FOREVER else end
-    return web.json_response(
-        {"object": "list", "data": data, "from": start, "to": shown_end, "by": list(by), "is_complete": is_complete}
-    )
+    body = {
+        "object": "list", "data": data, "from": start, "to": shown_end, "by": list(by), "is_complete": is_complete,
+    }  # fmt: skip
+    return await json_answer(request, lambda: body, len(data) * (len(by) + len(FIGURES)))
 
 
 def _tenant(caller: Caller, asked: str | None) -> str | None:

@@ -12,11 +12,12 @@ from aiohttp import web
 
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
 from lora_serve.server.openai.generation import run_choices
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
+from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, let_go, num_values, prompt_logprobs
 from lora_serve.server.openai.prompts import chat_messages, chat_prompt
 from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
@@ -59,7 +60,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     async with aclosing(events):
         async for number, event in events:
             body.add(number, event)
-    return web.json_response(body.whole())
+    return await json_answer(request, body.whole, body.num_values)
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class ChatBody:
     usage: Usage
     prefix: str  # with `echo`: the last message, where it is the assistant's
     choices: list[ChatChoice]
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_entries: list[TokenLogprobs | None] | None = None
 
     def add(self, number: int, event: Admitted | Piece) -> None:
         choice = self.choices[number]
@@ -92,7 +93,7 @@ class ChatBody:
             self.model = event.model
             self.usage.admit(number, event.num_cached_tokens)
             if event.prompt_logprobs is not None:
-                self.prompt_logprobs = prompt_logprobs(self.speller.text, event.prompt_logprobs)
+                self.prompt_entries = list(event.prompt_logprobs)
             return
         self.usage.add(number, len(event.token_ids))
         choice.text.append(event.text)
@@ -102,7 +103,21 @@ class ChatBody:
     def whole(self) -> dict[str, Any]:
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
         head = self._head("chat.completion", choices)
-        return {**head, "usage": self.usage.total(), "prompt_logprobs": self.prompt_logprobs}
+        return {**head, "usage": self.usage.total(), "prompt_logprobs": self._take_prompt_logprobs()}
+
+    @property
+    def num_values(self) -> int:
+        """Roughly, that are to be shown; eight characters of text count as one."""
+        num_characters = sum(len(self.prefix) + sum(map(len, choice.text)) for choice in self.choices)
+        num_entries = num_values(self.prompt_entries) + sum(num_values(choice.entries) for choice in self.choices)
+        return num_entries + num_characters // 8
+
+    def _take_prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
+        if self.prompt_entries is None:
+            return None
+        shown = prompt_logprobs(self.speller.text, self.prompt_entries)
+        let_go(self.prompt_entries)
+        return shown
 
     def chunks(self, choice: int, event: Admitted | Piece) -> Iterator[dict[str, Any]]:
         if isinstance(event, Admitted):
@@ -121,10 +136,12 @@ class ChatBody:
             yield {**self._head("chat.completion.chunk", []), "usage": self.usage.total()}
 
     def _whole_choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
+        logprobs = self._logprobs(choice.entries)
+        let_go(choice.entries)
         return {
             "index": index,
             "message": {"role": "assistant", "content": self.prefix + "".join(choice.text)},
-            "logprobs": self._logprobs(choice.entries),
+            "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }

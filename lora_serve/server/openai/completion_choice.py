@@ -8,7 +8,7 @@ from typing import Any
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.core.request import FinishReason
 from lora_serve.server.openai.answer import Admitted, Piece
-from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, prompt_logprobs
+from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, let_go, num_values, prompt_logprobs
 from lora_serve.server.openai.prompts import EncodedPrompt
 
 
@@ -22,7 +22,7 @@ class CompletionChoice:
     show_prompt_logprobs: bool
     echo: bool
     hide_answer: bool  # max_tokens: 0
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_entries: list[TokenLogprobs | None] | None = None
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenLogprobs | None] = field(default_factory=list)
@@ -45,6 +45,19 @@ class CompletionChoice:
         """Whether a chunk is worth sending: text, an end, or logprobs of a token whose text is held back."""
         return bool(self.finish_reason or self.entries or any(self.text))
 
+    @property
+    def num_values(self) -> int:
+        """Roughly, that are to be shown; eight characters of text count as one."""
+        return num_values(self.prompt_entries) + num_values(self.entries) + sum(map(len, self.text)) // 8
+
+    def take_prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
+        """Once; None if they were not asked for."""
+        if self.prompt_entries is None:
+            return None
+        shown = prompt_logprobs(self.speller.text, self.prompt_entries)
+        let_go(self.prompt_entries)
+        return shown
+
     def take(self) -> dict[str, Any]:
         """The part of the choice since the last call."""
         part = {
@@ -53,12 +66,13 @@ class CompletionChoice:
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
         }
+        let_go(self.entries)
         self.text, self.token_ids, self.entries = [], [], []
         return part
 
     def _add_prompt(self, event: Admitted) -> None:
         if self.show_prompt_logprobs and event.prompt_logprobs is not None:
-            self.prompt_logprobs = prompt_logprobs(self.speller.text, event.prompt_logprobs)
+            self.prompt_entries = list(event.prompt_logprobs)
         if self.echo:
             self._extend(self.prompt.text, self.prompt.token_ids, event.prompt_logprobs or ())
 

@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
@@ -52,7 +53,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     async with aclosing(events):
         async for number, event in events:
             body.add(number, event)
-    return web.json_response(body.whole())
+    return await json_answer(request, body.whole, sum(choice.num_values for choice in body.choices))
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class CompletionBody:
     def whole(self) -> dict[str, Any]:
         choices = [{"index": index, **choice.take()} for index, choice in enumerate(self.choices)]
         for choice, body in zip(self.choices, choices, strict=True):
-            body["prompt_logprobs"] = choice.prompt_logprobs
+            body["prompt_logprobs"] = choice.take_prompt_logprobs()
         return {**self._head(choices), "usage": self.usage.total()}
 
     def chunks(self, choice: int, event: Admitted | Piece) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.text.tokenizer import TextModel
 
+_AT_ONCE = 64
 MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM cuts at the same number
 
 
@@ -81,6 +82,18 @@ def _by_id(text: TextModel, entry: TokenLogprobs) -> dict[str, Any]:
         str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": text.token_text(token_id)}
         for token_id, (logprob, rank) in ranked.items()
     }
+
+
+def num_values(entries: Sequence[TokenLogprobs | None] | None) -> int:
+    """Roughly, that are shown of them: all entries of a choice have as many alternatives."""
+    last = entries[-1] if entries else None
+    return 0 if last is None or entries is None else len(entries) * (4 + 3 * len(last.top))
+
+
+def let_go(entries: list[Any]) -> None:
+    """Empty a list that may be long: a few at a time, as Python's lock is kept until whatever is dropped is free."""
+    while entries:
+        del entries[-_AT_ONCE:]
 
 
 def _finite(logprob: float) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.server.beside import beside
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
@@ -17,10 +16,9 @@ from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
 MAX_LISTS = 4096  # looked at, more than any route takes
-LONG_TEXT = 50_000  # characters or token ids of all prompts; above this the event loop would be held up too long
+LONG_TEXT = 50_000  # characters; a shorter one is tokenised before it is refused
 MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
-T = TypeVar("T")
 Prompt = str | tuple[int, ...]
 
 
@@ -138,8 +136,3 @@ def _is_token_ids(value: list[Any]) -> bool:
 def _wrong_prompt(param: str) -> InvalidRequestError:
     message = f"`{param}` must be a string, a list of strings, a list of token ids, or a list of lists of token ids."
     return InvalidRequestError(message, param=param)
-
-
-async def beside(length: int, work: Callable[[], T]) -> T:
-    """What `work` gives; done on a thread where it would hold up the event loop. `length`: characters, or token ids."""
-    return await asyncio.to_thread(work) if length > LONG_TEXT else work()

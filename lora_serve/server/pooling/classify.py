@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
 from lora_serve.server.openai.prompts import read_prompts
@@ -30,8 +31,9 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
     answer = await asking.answer(inputs, rules)
     labels = labels_of(services, answer.adapters)
     is_multi_label = services.spec.pooling is not None and services.spec.pooling.is_multi_label
-    return web.json_response(
-        {
+
+    def made() -> dict[str, Any]:
+        return {
             "id": f"classify-{request[CONTEXT].request_id}",
             "object": "list",
             "created": int(time.time()),
@@ -39,7 +41,8 @@ async def create_classification(request: web.Request) -> web.StreamResponse:
             "data": [_item(index, logits, labels, is_multi_label) for index, logits in enumerate(answer.arrays)],
             "usage": answer.usage,
         }
-    )
+
+    return await json_answer(request, made, len(inputs) * (len(labels) + 10))
 
 
 def _item(index: int, logits: Vector, labels: tuple[str, ...], is_multi_label: bool) -> dict[str, Any]:

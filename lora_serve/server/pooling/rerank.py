@@ -8,6 +8,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
 from lora_serve.server.pooling.inputs import check_count
@@ -26,7 +27,9 @@ async def create_rerank(request: web.Request) -> web.StreamResponse:
         shown = {"document": {"text": documents[index]}} if fields.return_documents else {}
         results.append({"index": index, **shown, "relevance_score": scores.values[index]})
     answer_id = f"rerank-{request[CONTEXT].request_id}"
-    return web.json_response({"id": answer_id, "model": scores.model, "usage": scores.usage, "results": results})
+    body = {"id": answer_id, "model": scores.model, "usage": scores.usage, "results": results}
+    num_characters = sum(map(len, documents)) if fields.return_documents else 0
+    return await json_answer(request, lambda: body, 4 * len(results) + num_characters // 8)
 
 
 def documents_of(value: object) -> list[str]:

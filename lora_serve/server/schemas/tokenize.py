@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import WithJsonSchema
 
+from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.chat import ChatFields
-from lora_serve.server.schemas.fields import Fields, Name, TokenIds
+from lora_serve.server.schemas.fields import Fields, Name
 
 MAX_TOKEN_IDS = 2_000_000
+_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_TOKEN_IDS}
+TokenIds = Annotated[Any, WithJsonSchema(_LIST)]  # see `check_token_ids`
 
 
 class TokenizeTextFields(Fields):
@@ -26,4 +29,25 @@ class TokenizeChatFields(ChatFields):
 
 class DetokenizeFields(Fields):
     model: Name | None = None
-    tokens: TokenIds = Field(max_length=MAX_TOKEN_IDS)
+    tokens: TokenIds
+
+
+def check_token_ids(value: Any) -> list[int]:
+    """The `tokens` of a request. By hand, as pydantic checks a list in one go and keeps every thread waiting.
+
+    Raises InvalidRequestError.
+    """
+    if not isinstance(value, list):
+        raise _wrong("tokens", "Input should be a valid list")
+    if len(value) > MAX_TOKEN_IDS:
+        raise _wrong("tokens", f"List should have at most {MAX_TOKEN_IDS} items, not {len(value)}")
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int:
+            raise _wrong(f"tokens[{index}]", "Input should be a valid integer")
+        if token_id < 0:
+            raise _wrong(f"tokens[{index}]", "Input should be greater than or equal to 0")
+    return value
+
+
+def _wrong(param: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{param}`: {message}", param=param)

@@ -60,7 +60,7 @@ async def test_prompts_that_are_much_together_do_not_hold_up_the_event_loop(
     [
         ([{"role": "user", "content": "short"}], False),
         ([{"role": "user", "content": ""}] * 10_000, True),
-        ([{"role": "user", "content": [{"type": "text", "text": ""}] * 10_000}], True),
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * 1_000}], True),
     ],
 )
 async def test_many_messages_do_not_hold_up_the_event_loop_though_there_is_nothing_in_them(
