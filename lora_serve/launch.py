@@ -35,9 +35,9 @@ from lora_serve.log_places import log_redaction
 from lora_serve.logs import configure_logging
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.app import build_app
-from lora_serve.server.background import WorkerThread
 from lora_serve.server.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.exposure import check_exposure
+from lora_serve.server.fair_threads import FairThreads
 from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.metrics import Metrics
@@ -167,7 +167,12 @@ def _build_services(
         store=weights.store,
         traces=traces,
         lifecycle=Lifecycle(),
-        registry_thread=WorkerThread("registry", stand_aside),
+        registrations=FairThreads(
+            "registry",
+            settings.registration_threads,
+            on_start=stand_aside,
+            seconds_per_minute=settings.tenant_registration_seconds,
+        ),
         quotas=books.quotas,
         meter=books.meter,
         audit=books.audit,
@@ -217,7 +222,7 @@ async def _run(
             services.staging.close()
             await services.background.close()
             await services.client.stop()
-            await asyncio.to_thread(services.registry_thread.close)
+            await asyncio.to_thread(services.registrations.close)
 
 
 async def _drain(lifecycle: Lifecycle, timeout: float) -> int:

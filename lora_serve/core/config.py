@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+MAX_REGISTRATIONS = 16  # at once
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -86,6 +88,7 @@ class AdapterConfig:
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
     redis_prefix: str = "lora_serve"  # of every key
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
+    registration_seconds: float = 300.0  # of the processor, for the examination of one adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Settings(
             self.adapter_url,
             self.redis_prefix,
             self.tenant_source,
+            self.registration_seconds,
         )
 
     def accounting_slice(self) -> AccountingConfig:

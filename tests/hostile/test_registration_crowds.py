@@ -33,7 +33,10 @@ def with_targets(files: Files, pattern: str) -> bytes:
 def with_names(files: Files, count: int) -> bytes:
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 0]}
     table = {
-        f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight": {**entry, "data_offsets": [4 * i, 4 * i + 4]}
+        f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight": {
+            **entry,
+            "data_offsets": [4 * i, 4 * i + 4],
+        }
         for i in range(count)
     }
     text = json.dumps(table).encode()
