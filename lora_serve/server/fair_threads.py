@@ -69,6 +69,10 @@ class FairThreads:
                 "tenant_registrations",
             )
 
+    def is_busy(self, tenant: str) -> bool:
+        """Whether one of its calls runs."""
+        return self._running[tenant] > 0
+
     async def run(self, call: Call[T], tenant: str = "") -> T:
         """Run `call` on a thread when it is its turn, unless the caller has left by then. Raises what it raises,
         InternalError for what would end the thread, RateLimitedError, NotReadyError after `close`.
