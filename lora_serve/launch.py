@@ -37,10 +37,10 @@ from lora_serve.logs.handler import LogHandler, flush_log
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.app import build_app
-from lora_serve.server.background import WorkerThread
 from lora_serve.server.client_faults import on_loop_error
 from lora_serve.server.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.exposure import check_exposure
+from lora_serve.server.fair_threads import FairThreads
 from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.listener import Listener
@@ -177,7 +177,12 @@ def _build_services(
         store=weights.store,
         traces=traces,
         lifecycle=Lifecycle(),
-        registry_thread=WorkerThread("registry", stand_aside),
+        registrations=FairThreads(
+            "registry",
+            settings.registration_threads,
+            on_start=stand_aside,
+            seconds_per_minute=settings.tenant_registration_seconds,
+        ),
         quotas=books.quotas,
         meter=books.meter,
         audit=books.audit,
@@ -227,7 +232,7 @@ async def _run(
             services.staging.close()
             await services.background.close()
             await services.client.stop()
-            await asyncio.to_thread(services.registry_thread.close)
+            await asyncio.to_thread(services.registrations.close)
 
 
 async def _drain(lifecycle: Lifecycle, timeout: float) -> int:

@@ -97,7 +97,7 @@ async def _register_module(services: Services, name: str, source: str) -> None:
         call = functools.partial(registry.register_staged, name, staged.folder, staged.source)
     else:
         call = functools.partial(registry.register_folder, name, source, trusted=True)
-    await services.registry_thread.run(call)
+    await services.registrations.run(call)
 
 
 async def warm_up(services: Services, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,7 +28,7 @@ class FakeTrial:
     def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
         return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
 
-    def converted(self, saved: SavedAdapter, init: str) -> SavedAdapter:
+    def converted(self, saved: SavedAdapter, init: str, check: Callable[[], None] = lambda: None) -> SavedAdapter:
         """As if A0 were all ones and B0 minus one."""
         self.undone.append(init)
         linears = {

@@ -151,7 +151,7 @@ def refusal(engine: LocalEngine, folder: Path) -> str | None:
         artifact = read_artifact(folder, engine.parts.spec)
         saved = read_weights(folder, artifact)
         if artifact.config.init:
-            engine.parts.undo(saved, artifact.config.init)
+            engine.parts.undo(saved, artifact.config.init, lambda: None)
     except InvalidAdapterError as error:
         return str(error)
     return None

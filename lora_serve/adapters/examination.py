@@ -13,12 +13,16 @@ from lora_serve.adapters.trial import AdapterSize, Candidate
 
 def undo_start(candidate: Candidate, undo: Undo) -> None:
     """See `Trial.make_plain`. Whether it is a no-op shows after the conversion."""
-    check_values(candidate.folder, candidate.artifact, allow_noop=True)
-    make_plain(candidate.folder, candidate.artifact, candidate.spec, undo, candidate.max_rank)
+    check = candidate.budget.check
+    check_values(candidate.folder, candidate.artifact, allow_noop=True, check=check)
+    make_plain(candidate.folder, candidate.artifact, candidate.spec, undo, candidate.max_rank, check)
 
 
 def weigh(candidate: Candidate, num_bytes: Callable[[SavedAdapter], int], *, allow_noop: bool) -> AdapterSize:
     """See `Trial.weigh`. `num_bytes`: of host memory that the adapter takes once it is ready for the base."""
-    check_values(candidate.folder, candidate.artifact, allow_noop)
-    saved = read_weights(candidate.folder, candidate.artifact, max_rank=candidate.max_rank)
-    return AdapterSize(saved.rank, num_bytes(saved))
+    check = candidate.budget.check
+    check_values(candidate.folder, candidate.artifact, allow_noop, check)
+    saved = read_weights(candidate.folder, candidate.artifact, max_rank=candidate.max_rank, check=check)
+    size = AdapterSize(saved.rank, num_bytes(saved))
+    check()
+    return size

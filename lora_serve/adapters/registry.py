@@ -1,7 +1,12 @@
-"""Registers and removes adapters. Registrations run on ONE worker thread; the short edits may run beside them.
+"""Registers and removes adapters. Registrations run side by side on a few threads, the short edits beside them.
 
-Order of a registration: private copy, checks, store (flushed), catalog commit. So whoever got an answer finds the
-adapter again after a crash, and whoever got none finds nothing after `sweep`.
+Order of a registration: private copy, checks, a hold of its blob, store (flushed), probe, catalog commit. So whoever
+got an answer finds the adapter again after a crash, and whoever got none finds nothing after `sweep`.
+
+Until the hold a registration touches nothing but its private folder. What is shared has one owner each: the catalog
+commits one edit after another, and numbers of versions, limits and whether an id may change are decided in that edit;
+the store may be given the same content twice at once, and its bytes go only when nobody holds them; the engine probes
+one adapter after another.
 """
 
 from __future__ import annotations
@@ -18,11 +23,13 @@ from lora_serve.adapters.admission import copy_files, find_folder
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.edits import check_same_content
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.knowledge import Knowledge
 from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
+from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import make_private, new_folder, remove_folder
@@ -31,15 +38,11 @@ from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError, ConflictError, InvalidAdapterError, InvalidRequestError
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import NO_LIMITS, Quota
 
 _log = logging.getLogger(__name__)
-
-
-class OtherContentError(ConflictError):
-    """The id has other content, and a new version was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,7 @@ class Registry:
         self._owed: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
 
     def new_folder(self) -> Path:
-        """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError.
-
-        The one method that any thread may call.
-        """
+        """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError."""
         return new_folder(self._tmp)
 
     def register_folder(
@@ -134,7 +134,7 @@ class Registry:
             return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest)
 
     def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
-        """Refuse early, before anything is fetched. Any thread may call it.
+        """Refuse early, before anything is fetched.
 
         Raises InvalidRequestError, ConflictError, QuotaExceededError.
         """
@@ -285,19 +285,24 @@ class Registry:
         may_change: bool = True,
         wanted: str | None = None,
     ) -> Registration:
+        budget = ExaminationBudget(self._config.registration_seconds)
         sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
-        entry = self._catalog.snapshot.entries.get(name)
-        if not may_change and entry is not None and not entry.has_content(sent.digest):
-            raise OtherContentError(f"`{name}` has other content.")
+        budget.check()
+        only = None if may_change else sent.digest
+        check_same_content(self._catalog.snapshot.entries.get(name), only)
         known = self._converted_before(name, sent)
-        artifact, origin = (sent, {}) if known else self._plain(folder, sent)
+        artifact, origin = (sent, {}) if known else self._plain(folder, sent, budget)
         digest = known.digest if known else artifact.digest
         if wanted not in (None, digest):
             raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
         with self._held(digest) as holder:
-            version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop)
+            if known and not self._store.has(digest):  # it was deleted before the hold
+                raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
+            version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop, budget)
             quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
-            entry, added, created = self._catalog.add(name, version, tenant, pin, metadata, activate, holder, quota)
+            entry, added, created = self._catalog.add(
+                name, version, tenant, pin, metadata, activate, holder, quota, only
+            )
         return Registration(entry, entry.ref(added), created)
 
     @contextmanager
@@ -320,9 +325,10 @@ class Registry:
         artifact: Artifact,
         origin: Mapping[str, Any],
         allow_noop: bool,
+        budget: ExaminationBudget,
     ) -> VersionEntry:
         """Check it, store it, and try it on the engine."""
-        size = self._check(folder, artifact, allow_noop)
+        size = self._check(folder, artifact, allow_noop, budget)
         self._check_allowance(name, tenant, artifact.digest, size.num_bytes)
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
@@ -348,12 +354,12 @@ class Registry:
                 return version
         return None
 
-    def _plain(self, folder: Path, sent: Artifact) -> tuple[Artifact, dict[str, Any]]:
+    def _plain(self, folder: Path, sent: Artifact, budget: ExaminationBudget) -> tuple[Artifact, dict[str, Any]]:
         """The folder as it will be stored, and what its card says of that."""
         if not sent.config.init:
             return sent, {}
         started = time.perf_counter()
-        self._trial.make_plain(self._candidate(folder, sent))
+        self._trial.make_plain(self._candidate(folder, sent, budget))
         plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
         _log.info(
             "%s undone for %d modules in %.1f s",
@@ -363,14 +369,14 @@ class Registry:
         )
         return plain, {"converted_from": origin_of(sent, self._spec)}
 
-    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool) -> AdapterSize:
+    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ExaminationBudget) -> AdapterSize:
         """As it will be served."""
-        size = self._trial.weigh(self._candidate(folder, artifact), allow_noop=allow_noop)
+        size = self._trial.weigh(self._candidate(folder, artifact, budget), allow_noop=allow_noop)
         if size.num_bytes > self._config.host_bytes:
             raise InvalidAdapterError(
                 [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
         return size
 
-    def _candidate(self, folder: Path, artifact: Artifact) -> Candidate:
-        return Candidate(folder, artifact, self._spec, self._config.max_lora_rank)
+    def _candidate(self, folder: Path, artifact: Artifact, budget: ExaminationBudget) -> Candidate:
+        return Candidate(folder, artifact, self._spec, self._config.max_lora_rank, budget)

@@ -5,11 +5,12 @@ Only words cross it, as the model may live in another process: a folder, a diges
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
+from lora_serve.adapters.examination_budget import ExaminationBudget, unlimited
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
@@ -23,6 +24,7 @@ class Candidate:
     artifact: Artifact
     spec: ModelSpec
     max_rank: int | None
+    budget: ExaminationBudget = field(default_factory=unlimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class AdapterSize:
 
 
 class Trial(Protocol):
-    """Called on the registry's thread. Every method raises AdapterUnavailableError if the engine is away."""
+    """Called on the registry's threads, several at once. Every method raises AdapterUnavailableError if the engine is
+    away.
+    """
 
     def make_plain(self, candidate: Candidate) -> None:
         """Rewrite the folder: what was trained from a start of its own as a LoRA of the base as it is.

@@ -135,13 +135,13 @@ class ProcessEngineClient:
         """Returns between two steps."""
         await self._ask(Ping)
 
-    async def make_plain(self, folder: str, digest: str, max_rank: int | None) -> None:
+    async def make_plain(self, folder: str, digest: str, max_rank: int | None, seconds: float) -> None:
         """See `Trial.make_plain`."""
-        await self._ask(lambda call: MakePlain(call, folder, digest, max_rank))
+        await self._ask(lambda call: MakePlain(call, folder, digest, max_rank, seconds))
 
-    async def weigh(self, folder: str, digest: str, max_rank: int | None, allow_noop: bool) -> Weighed:
+    async def weigh(self, folder: str, digest: str, max_rank: int | None, allow_noop: bool, seconds: float) -> Weighed:
         """See `Trial.weigh`."""
-        answer = await self._ask(lambda call: Weigh(call, folder, digest, max_rank, allow_noop))
+        answer = await self._ask(lambda call: Weigh(call, folder, digest, max_rank, allow_noop, seconds))
         assert isinstance(answer, Weighed)
         return answer
 

@@ -97,6 +97,7 @@ class MakePlain(Record, frozen=True):
     folder: str
     digest: str
     max_rank: int | None
+    seconds: float  # of the processor that it may take
 
 
 class Weigh(Record, frozen=True):
@@ -107,10 +108,11 @@ class Weigh(Record, frozen=True):
     digest: str
     max_rank: int | None
     allow_noop: bool
+    seconds: float  # of the processor that it may take
 
 
 class Forget(Record, frozen=True):
-    """The adapter that was weighed was tried."""
+    """What was weighed and is at hand was tried."""
 
 
 class Settle(Record, frozen=True):

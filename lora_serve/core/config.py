@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lora_serve.core.web_origin import Origin
 
+MAX_REGISTRATIONS = 16  # at once
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -89,6 +91,7 @@ class AdapterConfig:
     redis_prefix: str = "lora_serve"  # of every key
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
     unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
+    registration_seconds: float = 300.0  # of the processor, for the examination of one adapter
 
 
 @dataclass(frozen=True, slots=True)

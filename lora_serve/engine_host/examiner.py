@@ -49,9 +49,10 @@ class LocalExaminer:
 
 
 class AdaptersAtHand:
-    """The adapter that is being registered, as it was folded from the very files whose digest it bears.
+    """An adapter that is being registered, as it was folded from the very files whose digest it bears.
 
-    One at most: put by the registry's thread, taken by a loader's.
+    One at most, of those that are registered at once the last: put by a registry's thread, taken by a loader's. What
+    is not here any more is read again.
     """
 
     def __init__(self) -> None:
@@ -59,9 +60,7 @@ class AdaptersAtHand:
 
     def put(self, adapter: HostAdapter) -> None:
         """In place of any other. Left out: what a load would make differently, of the rank that a card names."""
-        self.clear()
-        if adapter.is_plain:
-            self._adapters[adapter.digest] = adapter
+        self._adapters = {adapter.digest: adapter} if adapter.is_plain else {}
 
     def take(self, adapter: AdapterRef) -> HostAdapter | None:
         """It is gone afterwards: whoever took it holds its memory alone."""
@@ -69,7 +68,7 @@ class AdaptersAtHand:
         return None if found is None else dataclasses.replace(found, name=adapter.name)
 
     def clear(self) -> None:
-        self._adapters.clear()
+        self._adapters = {}
 
 
 @contextmanager

@@ -101,12 +101,13 @@ class RemoteExaminer:
     def make_plain(self, candidate: Candidate) -> None:
         """See `Trial.make_plain`."""
         folder, digest = str(candidate.folder.absolute()), candidate.artifact.digest
-        self._await(self._client.make_plain(folder, digest, candidate.max_rank))
+        self._await(self._client.make_plain(folder, digest, candidate.max_rank, candidate.budget.left))
 
     def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
         """See `Trial.weigh`."""
         folder, digest = str(candidate.folder.absolute()), candidate.artifact.digest
-        found = self._await(self._client.weigh(folder, digest, candidate.max_rank, allow_noop))
+        seconds = candidate.budget.left
+        found = self._await(self._client.weigh(folder, digest, candidate.max_rank, allow_noop, seconds))
         return AdapterSize(found.rank, found.num_bytes)
 
     def forget(self) -> None:
@@ -114,7 +115,7 @@ class RemoteExaminer:
         self._loop.call_soon_threadsafe(self._client.tell, Forget())
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        """On the registry's thread. However long it takes: the engine's end, if it comes to that, ends the wait."""
+        """On a registry's thread. However long it takes: the engine's end, if it comes to that, ends the wait."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except CancelledError:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
+from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.trial import Candidate
 from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
 from lora_serve.core.commands import ProbeResult
+from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.events import (
@@ -61,10 +63,11 @@ class EngineService:
     def __init__(
         self, hosted: HostedEngine, send: Callable[[Record], None], on_thread: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_thread`: called first on the thread that examines adapters."""
+        """`on_thread`: called first on each thread that examines adapters."""
         self._hosted = hosted
         self._send = send
-        self._examining = ThreadPoolExecutor(1, "examiner", initializer=on_thread)
+        # as many as the registry's threads will ever be: these take turns there, by tenant
+        self._examining = ThreadPoolExecutor(MAX_REGISTRATIONS, "examiner", initializer=on_thread)
         loop = EngineLoop(hosted.engine, hosted.mailbox, self._emit, hosted.rebuild)
         self.thread = threading.Thread(target=run_fatally("the engine's loop", loop.run), name="engine")
         self.thread.start()
@@ -109,8 +112,9 @@ class EngineService:
 
     def _examined(self, record: wire.MakePlain | wire.Weigh) -> wire.Answer:
         folder, spec, examiner = Path(record.folder), self._hosted.spec, self._hosted.examiner
+        budget = ExaminationBudget(record.seconds)
         artifact = read_artifact(folder, spec, record.max_rank, digest=record.digest)
-        candidate = Candidate(folder, artifact, spec, record.max_rank)
+        candidate = Candidate(folder, artifact, spec, record.max_rank, budget)
         if isinstance(record, wire.MakePlain):
             examiner.make_plain(candidate)
             return wire.Nothing(record.call)

@@ -16,7 +16,7 @@ _TIMEOUT = 120.0  # seconds; a probe waits for one step, one load and room in ho
 
 
 class Examiner(Protocol):
-    """What a trial needs beside the engine; called on the registry's thread."""
+    """What a trial needs beside the engine; called on the registry's threads."""
 
     def make_plain(self, candidate: Candidate) -> None:
         """See `Trial.make_plain`."""
@@ -25,11 +25,11 @@ class Examiner(Protocol):
         """See `Trial.weigh`. What was made ready is kept at hand for the probe's load."""
 
     def forget(self) -> None:
-        """Keep nothing at hand: the adapter was tried."""
+        """Keep nothing at hand: an adapter was tried."""
 
 
 class EngineTrial:
-    """Called on the registry's thread; the probe is an ordinary command to the engine, put on the event loop."""
+    """Called on the registry's threads; the probe is an ordinary command to the engine, put on the event loop."""
 
     def __init__(self, examiner: Examiner, client: EngineClient, loop: asyncio.AbstractEventLoop) -> None:
         self._examiner = examiner

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lora_serve.adapters.checkpoint.plain_lora import Undo
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
@@ -41,7 +42,7 @@ class ModelParts:
     runner: ModelRunner | PoolingRunner
     num_blocks: int  # KV blocks, block 0 not counted; 0 of a model that pools
     fold: Callable[[SavedAdapter], HostAdapter]  # for the loaders' threads
-    undo: Callable[[SavedAdapter, str], SavedAdapter]  # for the registry's thread; see `initialisation.undo`
+    undo: Undo  # for the registry's threads; see `initialisation.undo`
     memory: MemoryPlan = field(default_factory=MemoryPlan)
 
 

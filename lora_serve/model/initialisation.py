@@ -7,7 +7,7 @@ the rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,17 +22,19 @@ from lora_serve.model.frozen_linear import FrozenLinear
 
 
 @torch.inference_mode()
-def undo(saved: SavedAdapter, init: str, base: AdaptedModel[Any]) -> SavedAdapter:
+def undo(saved: SavedAdapter, init: str, check: Callable[[], None], base: AdaptedModel[Any]) -> SavedAdapter:
     """`saved` as a LoRA of the base as it is, each rank doubled. `init`: "pissa" or "olora".
 
-    What had no such start is filled up with zeros. Raises InvalidAdapterError.
+    `check`: called before each layer; ends the work by what it raises. What had no such start is filled up with
+    zeros. Raises InvalidAdapterError.
     """
     if reasons := list(_reasons(saved, init, base)):
         raise InvalidAdapterError(reasons)
-    linears = {
-        path: _undone(linear, init, base.linear(path)) if _is_relative(saved, path) else _padded_linear(linear)
-        for path, linear in saved.linears.items()
-    }
+    linears = {}
+    for path, linear in saved.linears.items():
+        check()
+        is_relative = _is_relative(saved, path)
+        linears[path] = _undone(linear, init, base.linear(path)) if is_relative else _padded_linear(linear)
     embeddings = {path: _padded_embedding(embedding) for path, embedding in saved.embeddings.items()}
     return replace(saved, linears=linears, embeddings=embeddings)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from lora_serve.core.containment import contained
-from lora_serve.core.errors import NotReadyError, RequestError
+from lora_serve.core.errors import RequestError
 
 logger = logging.getLogger(__name__)
 RESUME_SECONDS = 1.0
@@ -21,28 +19,6 @@ class Call(Protocol[T_co]):
     """Something to be called without arguments."""
 
     def __call__(self) -> T_co: ...
-
-
-class WorkerThread:
-    """One thread that runs calls in the order they came. The registry lives on it: it is written by one thread only."""
-
-    def __init__(self, name: str, on_start: Callable[[], None] | None = None) -> None:
-        """`on_start`: called on the thread first."""
-        self._executor = ThreadPoolExecutor(1, name, initializer=on_start)
-
-    async def run(self, call: Call[T]) -> T:
-        """Run `call` on the thread. Raises what it raises, InternalError for what would end the thread, NotReadyError
-        after `close`.
-        """
-        try:
-            future = self._executor.submit(contained, call)
-        except RuntimeError as error:
-            raise NotReadyError("The server is shutting down.") from error
-        return await asyncio.wrap_future(future)
-
-    def close(self) -> None:
-        """Wait for what runs; what waits is dropped."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:

@@ -18,7 +18,8 @@ from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats
-from lora_serve.server.background import BackgroundTasks, Call, WorkerThread
+from lora_serve.server.background import BackgroundTasks, Call
+from lora_serve.server.fair_threads import FairThreads
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.metrics import Metrics
@@ -37,7 +38,7 @@ MAX_LARGE_BODIES = 2  # parsed at the same time, so that they leave threads and 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Built by the wiring on the event loop's thread; registrations run on `registry_thread`, short edits beside it."""
+    """Built by the wiring on the event loop's thread; registrations run on `registrations`, short edits beside them."""
 
     client: EngineClient
     catalog: Catalog
@@ -53,7 +54,7 @@ class Services:
     store: StoreFigures | None = None  # None: the store's figures are not shown
     traces: RequestTraces | None = None  # None: no request is traced
     limits: LiveLimits = field(default_factory=LiveLimits)
-    registry_thread: WorkerThread = field(default_factory=lambda: WorkerThread("registry"))
+    registrations: FairThreads = field(default_factory=lambda: FairThreads("registry", num_threads=4))
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))

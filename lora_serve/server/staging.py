@@ -1,6 +1,6 @@
 """Adapter files on their way from a source into a private folder, a few transfers at once.
 
-A slow download holds a thread of its own, never the registry's.
+A slow download holds a thread of its own, never the registry's, and one tenant's downloads never hold all of them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.core.containment import contained
 from lora_serve.core.errors import AdapterUnavailableError, NotReadyError
+from lora_serve.server.fair_threads import FairThreads
 
 NUM_TRANSFERS = 4  # at once; more wait their turn
 _CLOSING = "The server is shutting down."
@@ -37,31 +37,26 @@ class Staging:
         self._sources = sources
         self._new_folder = new_folder
         self._max_bytes = max_bytes
-        self._executor = ThreadPoolExecutor(NUM_TRANSFERS, "staging")
+        self._threads = FairThreads("staging", NUM_TRANSFERS, each=NUM_TRANSFERS - 1)
         self._closing = threading.Event()
 
-    async def stage(self, source: str) -> Staged:
-        """The files that `source` names. Raises what `SourceTable.fetch` does, NotReadyError after `close`.
+    async def stage(self, source: str, tenant: str = "") -> Staged:
+        """The files that `source` names, for `tenant`. Raises what `SourceTable.fetch` does, RateLimitedError,
+        NotReadyError after `close`.
 
         After an error nothing stays behind, nor if the caller is cancelled meanwhile.
         """
-        try:
-            future = self._executor.submit(contained, lambda: self._fetch(source))
-        except RuntimeError as error:
-            raise NotReadyError(_CLOSING) from error
+        future = self._threads.submit(lambda: self._fetch(source), tenant)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             future.add_done_callback(_discard)
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # `close` dropped it while it waited for its turn
-                raise NotReadyError(_CLOSING) from None
             raise
 
     def close(self) -> None:
         """Break the transfers off; they end at their next bytes, or after their own timeout."""
         self._closing.set()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close(wait=False)
 
     def _fetch(self, source: str) -> Staged:
         try:

@@ -96,7 +96,8 @@ SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/
     "record",
     [
         configure_of(SETTINGS), wire.Submit(REQUEST), wire.Abort("r"), wire.Stats(1), wire.Ping(2), wire.Forget(),
-        wire.MakePlain(3, "/f", "sha256:a", None), wire.Weigh(4, "/f", "sha256:a", 8, True), wire.Settle(), wire.Stop(),
+        wire.MakePlain(3, "/f", "sha256:a", None, 1.5), wire.Weigh(4, "/f", "sha256:a", 8, True, 2.0),
+        wire.Settle(), wire.Stop(),
         wire.BlobGiven(1, "/b", "redis", 0.5, 0.25), wire.ErrandDone(2),
         *(wire.Order(5, order_of(command)) for command in COMMANDS),
     ],

@@ -151,12 +151,12 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             gate.set()
         await runner.cleanup()
         await client.stop()
-        services.registry_thread.close()
+        services.registrations.close()
 
 
 async def _register(services: Services, folder: Path) -> AdapterRef:
     registry = services.registry
-    done = await services.registry_thread.run(lambda: registry.register_folder("acme/bot", folder, trusted=True))
+    done = await services.registrations.run(lambda: registry.register_folder("acme/bot", folder, trusted=True))
     return done.ref
 
 

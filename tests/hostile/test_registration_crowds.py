@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-import struct
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from lora_serve.adapters import registry
+from lora_serve.adapters.checkpoint import patterns
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import World
-from tests.hostile.adapter_files import CONFIG, WEIGHTS, Files, files_of, tar
+from tests.faults.injecting import settle
+from tests.hostile.adapter_files import CONFIG, WEIGHTS, Files, built, files_of, tar
 from tests.hostile.sending import Reply, as_admin, call
 
-NUM_EVIL = 6
+SLACK = 2.0  # seconds, of a machine that does other things too
 
 
 @pytest.fixture(scope="module")
@@ -26,44 +31,93 @@ def upload(house: House, name: str, content: bytes) -> Reply:
     return call(house, "PUT", f"/admin/adapters/{name}", content, {**ADMIN, "Content-Type": "application/octet-stream"})
 
 
-def with_targets(files: Files, pattern: str) -> bytes:
-    return tar({**files, CONFIG: json.dumps(json.loads(files[CONFIG]) | {"target_modules": pattern}).encode()})
-
-
-def with_names(files: Files, count: int) -> bytes:
-    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 0]}
-    table = {
-        f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight": {
-            **entry,
-            "data_offsets": [4 * i, 4 * i + 4],
-        }
-        for i in range(count)
-    }
-    text = json.dumps(table).encode()
-    return tar({**files, WEIGHTS: struct.pack("<Q", len(text)) + text + bytes(4 * count)})
-
-
-EVIL = {
-    "repeats": lambda files: with_targets(files, "(.*)*" * 6 + "$!"),
-    "look_around": lambda files: with_targets(files, "(?!z)" + "(.*)*" * 6 + "$!"),
-    "names": lambda files: with_names(files, 100_000),
-}
-
-
-def timed(house: House, name: str, content: bytes) -> float:
+def seconds_of(house: House, content: bytes) -> float:
+    """Of a registration of a tenant that has nothing to do with all this."""
     started = time.monotonic()
-    assert upload(house, name, content).status == 201
+    assert upload(house, "good/a", content).status == 201
     seconds = time.monotonic() - started
-    assert as_admin(house, "DELETE", f"/admin/adapters/{name}").status in (200, 204)
+    assert as_admin(house, "DELETE", "/admin/adapters/good/a").status in (200, 204)
     return seconds
 
 
+def with_targets(pattern: str) -> Callable[[Files], bytes]:
+    def build(files: Files) -> bytes:
+        config = json.loads(files[CONFIG]) | {"target_modules": pattern}
+        return tar({**files, CONFIG: json.dumps(config).encode()})
+
+    return build
+
+
+def with_names(files: Files) -> bytes:
+    """As many as fit into the longest header that any file may have."""
+    table = {
+        f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight": {
+            "dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]
+        }
+        for i in range(100_000)
+    }  # fmt: skip
+    return tar({**files, WEIGHTS: built(table, bytes(400_000))})
+
+
+EVIL: dict[str, tuple[int, Callable[[Files], bytes]]] = {  # how many at once, and of which kind
+    "repeats": (6, with_targets("(.*)*" * 6 + "$!")),
+    "look_around": (3, with_targets("(?!z)" + "(.*)*" * 6 + "$!")),
+    "names": (6, with_names),
+}
+
+
+class Crowd:
+    """Evil uploads of one tenant; `begun` is set once the first of them is being read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        sound = registry.read_artifact
+
+        def read(*given: Any, **options: Any) -> Any:
+            self.begun.set()
+            return sound(*given, **options)
+
+        monkeypatch.setattr(registry, "read_artifact", read)
+
+    def send(self, house: House, content: bytes, count: int, threads: ThreadPoolExecutor) -> list[Any]:
+        self.begun.clear()
+        return [threads.submit(upload, house, f"evil/{number}", content) for number in range(count)]
+
+
+def test_examination_that_does_not_end_is_nobody_elses(
+    house: House, sound: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of one tenant: the first hangs until another tenant's was registered."""
+    gate, read = threading.Event(), registry.read_artifact
+
+    def hang(folder: Any, *given: Any, **options: Any) -> Any:
+        if b"evil" in (folder / CONFIG).read_bytes():
+            assert gate.wait(60)
+        return read(folder, *given, **options)
+
+    monkeypatch.setattr(registry, "read_artifact", hang)
+    with ThreadPoolExecutor(3) as threads:
+        sent = [threads.submit(upload, house, f"evil/{n}", with_targets("evil")(sound)) for n in range(3)]
+        settle(lambda: house.services.registrations.is_busy("evil"))
+        assert upload(house, "good/a", tar(sound)).status == 201
+        gate.set()
+        assert [reply.result().status for reply in sent] == [422] * 3
+    assert as_admin(house, "DELETE", "/admin/adapters/good/a").status in (200, 204)
+
+
 @pytest.mark.parametrize("kind", EVIL)
-def test_x(house, sound, kind):
-    evil = EVIL[kind](sound)
-    quiet = max(timed(house, "good/a", tar(sound)) for _ in range(3))
-    with ThreadPoolExecutor(NUM_EVIL) as threads:
-        crowd = [threads.submit(upload, house, f"evil/{i}", evil) for i in range(NUM_EVIL)]
-        time.sleep(0.3)
-        loud = timed(house, "good/a", tar(sound))
-        print(kind, "quiet", quiet, "loud", loud, [f.result().status for f in crowd])
+def test_registration_hardly_waits_for_another_tenants_that_cost(
+    house: House, sound: Files, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, build = EVIL[kind]
+    good, evil = tar(sound), build(sound)
+    quiet = max(seconds_of(house, good) for _ in range(3))
+    monkeypatch.setattr(patterns, "CHILD_SECONDS", 0.3)
+    crowd = Crowd(monkeypatch)
+    with ThreadPoolExecutor(count) as threads:
+        sent = crowd.send(house, evil, count, threads)
+        assert crowd.begun.wait(60)
+        beside = seconds_of(house, good)
+        assert [reply.result().status for reply in sent] == [422] * count
+    print(f"{kind}: {quiet:.2f} s alone, {beside:.2f} s beside {count} that cost")
+    assert beside < 2 * quiet + SLACK

@@ -59,7 +59,7 @@ async def test_template_and_code_of_an_adapter_are_left_where_they_are(
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (folder / "evil.py").write_text("raise SystemExit('imported')")
     registry = house.services.registry
-    await house.services.registry_thread.run(lambda: registry.register_folder("acme/hostile", folder))
+    await house.services.registrations.run(lambda: registry.register_folder("acme/hostile", folder))
     assert await prompt_of(http, house, model="acme/hostile") == before
     stored = {path.name for path in house.store.rglob("*") if path.is_file()}
     assert not stored & {"chat_template.jinja", "chat_template.json", "tokenizer_config.json", "evil.py"}

@@ -59,7 +59,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 
 def undone(engine: LocalEngine, folder: Path) -> SavedAdapter:
     artifact = read_artifact(folder, engine.parts.spec)
-    return engine.parts.undo(read_weights(folder, artifact), artifact.config.init)
+    return engine.parts.undo(read_weights(folder, artifact), artifact.config.init, lambda: None)
 
 
 @pytest.mark.parametrize("init", INITS)

@@ -110,7 +110,7 @@ class House:
         """Through the registry, on its own thread. `settings`: of the adapter's config."""
         folder = self.make_adapter(name.replace("/", "-"), seed, **(settings or {}))
         registry = self.services.registry
-        done = await self.services.registry_thread.run(lambda: registry.register_folder(name, folder, **options))
+        done = await self.services.registrations.run(lambda: registry.register_folder(name, folder, **options))
         return done.ref
 
 
@@ -189,7 +189,7 @@ async def services(
     yield made
     made.staging.close()
     await made.background.close()
-    made.registry_thread.close()
+    made.registrations.close()
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ async def test_unknown_adapter_is_never_the_base_model(openai: AsyncOpenAI, hous
 
 async def test_foreign_unknown_and_deleted_adapters_are_one_error(house: Any, refs: Any) -> None:
     chooser = AdapterChooser(house.services.catalog, BASE, Caller("acme"), house.services.adapter_config)
-    await house.services.registry_thread.run(lambda: house.services.registry.delete("acme/b"))
+    await house.services.registrations.run(lambda: house.services.registry.delete("acme/b"))
     texts = set()
     for name in ("globex/c", "globex/x", "acme/b"):
         with pytest.raises(AdapterNotFoundError) as caught:

@@ -65,7 +65,7 @@ async def tickets(services: Services, folder: Path, text_model: TextModel) -> Ad
     config = services.adapter_config
     tokens = BaseTokens(text_model.vocabulary())
     registry = Registry(config, services.spec, services.catalog, DiskStore(config.store), FakeTrial(), tokens)
-    done = await services.registry_thread.run(lambda: registry.register_folder("acme/tickets", folder))
+    done = await services.registrations.run(lambda: registry.register_folder("acme/tickets", folder))
     return done.ref
 
 

@@ -4,51 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 
 import pytest
 
-from lora_serve.core.errors import ConflictError, InternalError, NotReadyError
-from lora_serve.server.background import BackgroundTasks, WorkerThread, kept_going
-
-
-async def test_worker_is_one_thread_and_keeps_the_order() -> None:
-    worker, seen = WorkerThread("one"), []
-    await asyncio.gather(*(worker.run(lambda n=number: seen.append((n, threading.get_ident()))) for number in range(9)))
-    assert [number for number, _ in seen] == list(range(9))
-    assert len({thread for _, thread in seen}) == 1
-    worker.close()
-
-
-async def test_closed_worker_refuses() -> None:
-    worker = WorkerThread("one")
-    worker.close()
-    with pytest.raises(NotReadyError):
-        await worker.run(int)
-
-
-async def test_error_of_a_call_is_the_callers() -> None:
-    worker = WorkerThread("one")
-    with pytest.raises(ZeroDivisionError):
-        await worker.run(lambda: 1 // 0)
-    worker.close()
-
-
-@pytest.mark.parametrize(
-    "end", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()], ids=lambda end: repr(end)
-)
-async def test_call_that_would_end_the_thread_ends_itself_alone(
-    end: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
-    def call() -> None:
-        raise end
-
-    worker = WorkerThread("one")
-    with pytest.raises(InternalError):
-        await worker.run(call)
-    assert "wanted to end its thread" in caplog.text
-    assert await worker.run(lambda: 5) == 5
-    worker.close()
+from lora_serve.core.errors import ConflictError
+from lora_serve.server.background import BackgroundTasks, kept_going
 
 
 async def test_completed_work_goes_on_without_its_caller() -> None:

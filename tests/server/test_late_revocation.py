@@ -87,14 +87,14 @@ async def test_registration_whose_client_left_and_whose_tenant_was_deleted_leave
     tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services, arrived, go_on = tenancy.house.services, asyncio.Event(), asyncio.Event()
-    folder, run = tenancy.house.make_adapter("late", seed=8), services.registry_thread.run
+    folder, run = tenancy.house.make_adapter("late", seed=8), services.registrations.run
 
-    async def held(call: Any) -> Any:
+    async def held(*call: Any) -> Any:
         arrived.set()
         await go_on.wait()
-        return await run(call)
+        return await run(*call)
 
-    monkeypatch.setattr(services.registry_thread, "run", held)
+    monkeypatch.setattr(services.registrations, "run", held)
     upload = asyncio.ensure_future(tenancy.call("acme+", "PUT", "/admin/adapters/late", data=form_of(folder)))
     await arrived.wait()
     upload.cancel()

@@ -156,11 +156,24 @@ async def test_no_more_than_a_few_transfers_run_at_once(
     admin: aiohttp.ClientSession, house: Any, slow: SlowSource
 ) -> None:
     folder = house.make_adapter("a")
-    calls = [register(admin, f"slow://{folder}", f"acme/{i}") for i in range(NUM_TRANSFERS + 2)]
+    calls = [register(admin, f"slow://{folder}", f"tenant-{i}/a") for i in range(NUM_TRANSFERS + 2)]
     waiting = [asyncio.create_task(call) for call in calls]
     for _ in range(NUM_TRANSFERS):
         await inside(slow)
     assert not await asyncio.to_thread(slow.inside.acquire, timeout=0.2)
+    slow.go.set()
+    assert [status for status, _ in await asyncio.gather(*waiting)] == [201] * (NUM_TRANSFERS + 2)
+
+
+async def test_transfers_of_one_tenant_leave_a_thread_to_others(
+    admin: aiohttp.ClientSession, house: Any, slow: SlowSource
+) -> None:
+    folder = house.make_adapter("a")
+    calls = [register(admin, f"slow://{folder}", f"acme/{i}") for i in range(NUM_TRANSFERS + 2)]
+    waiting = [asyncio.create_task(call) for call in calls]
+    for _ in range(NUM_TRANSFERS - 1):
+        await inside(slow)
+    assert (await register(admin, str(folder), "globex/a"))[0] == 201
     slow.go.set()
     assert [status for status, _ in await asyncio.gather(*waiting)] == [201] * (NUM_TRANSFERS + 2)
 
@@ -199,7 +212,7 @@ async def test_cancelled_wait_removes_what_still_comes(house: Any, slow: SlowSou
     with pytest.raises(asyncio.CancelledError):
         await task
     slow.go.set()
-    await asyncio.to_thread(staging._executor.shutdown)
+    await asyncio.to_thread(staging._threads.close)
     assert await nothing_left(house)
     with pytest.raises(NotReadyError):
         await staging.stage("a")

@@ -114,10 +114,12 @@ class Catalog:
         activate: bool = True,
         holder: str = "",
         quota: Quota = NO_LIMITS,
+        only: str | None = None,
     ) -> tuple[CatalogEntry, VersionEntry, bool]:
         """Note a version, durably; `holder`'s hold of its blob ends. (entry, version, whether it is new.)
 
-        `quota`: of its owner, held even if several replicas register for it at once; raises QuotaExceededError.
+        `quota`: of its owner, held even if several register for it at once; raises QuotaExceededError. `only`: files
+        of this digest must have been a known id's already (None: any may come); raises OtherContentError.
         The number is chosen here. The same content keeps its old number. `pinned=False` and `metadata=None` leave an
         old entry's values; `activate=False` leaves what the id means.
         """
@@ -127,6 +129,7 @@ class Catalog:
             owner = owner_of(state.snapshot, name, tenant)
             check_allowance(state.snapshot, owner, name, version.digest, version.num_bytes, quota)
             old = state.snapshot.entries.get(name)
+            edits.check_same_content(old, only)
             if old is None:
                 entry = edits.new_entry(name, tenant_of(name, tenant), version, pinned, metadata)
             else:

@@ -13,6 +13,18 @@ from lora_serve.core.tenant import EVERYBODY
 MAX_HISTORY = 20
 
 
+class OtherContentError(ConflictError):
+    """The id has other content, and a new version was not asked for."""
+
+
+def check_same_content(entry: CatalogEntry | None, digest: str | None) -> None:
+    """Whether files of this digest are nothing new to an id that is known; None: they may be. Raises
+    OtherContentError.
+    """
+    if digest is not None and entry is not None and not entry.has_content(digest):
+        raise OtherContentError(f"`{entry.name}` has other content.")
+
+
 def new_entry(
     name: str, tenant: str, version: VersionEntry, pinned: bool, metadata: Mapping[str, Any] | None
 ) -> CatalogEntry:

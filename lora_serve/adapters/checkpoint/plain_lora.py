@@ -26,19 +26,23 @@ from lora_serve.adapters.checkpoint.weights_file import open_weights
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.core.model_spec import ModelSpec
 
-Undo: TypeAlias = Callable[
-    [SavedAdapter, str], SavedAdapter
-]  # (as saved, PeftConfig.init) -> against the base as it is
+# (as saved, PeftConfig.init, what is called before each layer) -> against the base as it is
+Undo: TypeAlias = Callable[[SavedAdapter, str, Callable[[], None]], SavedAdapter]
 
 
 def make_plain(
-    folder: Path, artifact: Artifact, spec: ModelSpec, undo: Undo, max_rank: int | None = None
+    folder: Path,
+    artifact: Artifact,
+    spec: ModelSpec,
+    undo: Undo,
+    max_rank: int | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Artifact, dict[str, Any]]:
     """Rewrite a private folder's two files; what they are now, and what the card says of their origin.
 
-    Raises InvalidAdapterError, OSError.
+    `check`: called at every tensor and layer; ends the work by what it raises. Raises InvalidAdapterError, OSError.
     """
-    saved = undo(read_weights(folder, artifact), artifact.config.init)
+    saved = undo(read_weights(folder, artifact, check=check), artifact.config.init, check)
     _replace_weights(folder, artifact.bound, saved)
     _replace_config(folder / CONFIG_NAME)
     origin = {

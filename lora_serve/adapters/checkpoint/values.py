@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,13 +18,15 @@ _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
 _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}
 
 
-def check_values(folder: Path, artifact: Artifact, allow_noop: bool = False) -> None:
+def check_values(
+    folder: Path, artifact: Artifact, allow_noop: bool = False, check: Callable[[], None] = lambda: None
+) -> None:
     """Every value is finite, copies agree and, unless `allow_noop`, some delta is not zero.
 
-    What it really changes in the model's answers is the probe's part. Raises InvalidAdapterError naming the tensors,
-    OSError.
+    What it really changes in the model's answers is the probe's part. `check`: called at every tensor. Raises
+    InvalidAdapterError naming the tensors, OSError, what `check` raises.
     """
-    file = open_weights(folder)
+    file = open_weights(folder, check)
     reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
     reasons += [
         f"tensors {first!r} and {second!r} are one and the same to PEFT, but they differ"

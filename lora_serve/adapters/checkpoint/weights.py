@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,12 +39,18 @@ def parse_checked(content: AdapterContent, adapter: AdapterRef, spec: ModelSpec)
     return _saved(file, artifact, adapter.name, adapter.rank or None)
 
 
-def read_weights(folder: Path, artifact: Artifact, name: str = "", max_rank: int | None = None) -> SavedAdapter:
+def read_weights(
+    folder: Path,
+    artifact: Artifact,
+    name: str = "",
+    max_rank: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> SavedAdapter:
     """The tensors of a folder that was checked. `max_rank`: for what is converted to LoRA (None: whatever is exact).
 
-    Raises InvalidAdapterError, OSError.
+    `check`: called at every tensor. Raises InvalidAdapterError, OSError, what `check` raises.
     """
-    return _saved(open_weights(folder), artifact, name, max_rank)
+    return _saved(open_weights(folder, check), artifact, name, max_rank)
 
 
 def _saved(file: WeightsFile, artifact: Artifact, name: str, max_rank: int | None) -> SavedAdapter:

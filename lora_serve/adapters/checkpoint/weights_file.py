@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,13 +25,15 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 class WeightsFile:
     """`tensors`: the checked table of what is in it."""
 
-    def __init__(self, content: memoryview) -> None:
-        """The whole file, writable, as torch asks for. Raises InvalidAdapterError."""
+    def __init__(self, content: memoryview, check: Callable[[], None] = lambda: None) -> None:
+        """The whole file, writable, as torch asks for. `check`: called at every tensor. Raises InvalidAdapterError."""
+        self._check = check
         self.tensors, self._start = parse_header(content, WEIGHTS_NAME)
         self._content = content
 
     def get_tensor(self, name: str) -> Tensor:
         """A view, in the file's dtype; a copy where the file does not align it."""
+        self._check()
         info = self.tensors[name]
         dtype, begin = _DTYPES[info.dtype], self._start + info.begin
         if info.begin == info.end:
@@ -42,11 +45,12 @@ class WeightsFile:
         return torch.frombuffer(self._content, dtype=dtype, count=count, offset=begin).reshape(info.shape)
 
 
-def open_weights(folder: Path) -> WeightsFile:
+def open_weights(folder: Path, check: Callable[[], None] = lambda: None) -> WeightsFile:
     """The weights of a folder that nobody else writes: they are read from the disk as they are looked at.
 
     What is written to a tensor stays in memory. Raises InvalidAdapterError, OSError.
     """
     with open_regular(folder / WEIGHTS_NAME) as file:
         size = size_of(file)
-        return WeightsFile(memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""))
+        content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
+        return WeightsFile(memoryview(content), check)

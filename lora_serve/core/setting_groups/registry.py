@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.setting_groups.group import SettingsGroup
 from lora_serve.core.setting_types import Paths, Texts
 
@@ -18,6 +19,15 @@ class RegistrySettings(SettingsGroup):
     lora_modules: Texts = Field((), description="NAME=SOURCE adapters to register at start; repeatable")
     adapter_url: Texts = Field(
         (), description="beginning of http(s) URLs from which the admin may register archives; repeatable"
+    )
+    registration_threads: int = Field(
+        4, ge=1, le=MAX_REGISTRATIONS, description="adapters examined and registered at the same time, one of a tenant"
+    )
+    registration_seconds: float = Field(
+        300.0, gt=0, description="seconds of the processor that the examination of one adapter may take"
+    )
+    tenant_registration_seconds: float = Field(
+        30.0, gt=0, description="seconds of a minute in which a tenant registers before it comes after all others"
     )
     redis_url: str | None = Field(
         None, description="redis://host:port/db of the registry that replicas share; default: one of this server's own"

@@ -63,4 +63,4 @@ async def _resize(services: Services, command: Resize) -> None:
     await services.client.adapters(command)
     services.limits.change(command)
     config = services.limits.of(services.adapter_config)
-    await services.registry_thread.run(lambda: services.registry.set_host_bytes(config.host_bytes))
+    services.registry.set_host_bytes(config.host_bytes)

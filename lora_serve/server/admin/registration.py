@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.entry import tenant_of
 from lora_serve.adapters.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.commands import Pin
-from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError
+from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError, RateLimitedError
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.listing import card_of
 from lora_serve.server.admin.residency import set_pinned
@@ -39,8 +40,12 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     check_source(services, caller, fields.source)
     services.registry.check_new(fields.id, fields.tenant, fields.metadata)  # before anything is fetched
     await services.quotas.begin_registration(caller)
-    note = request[CONTEXT].audit
-    return await complete_registration(services, fields, lambda: services.staging.stage(fields.source), caller, note)
+    note, owner = request[CONTEXT].audit, owner_of(services.catalog.snapshot, fields.id, fields.tenant)
+
+    async def stage() -> Staged:
+        return await services.staging.stage(fields.source, owner)
+
+    return await complete_registration(services, fields, stage, caller, note)
 
 
 def check_new_id(services: Services, adapter_id: str) -> None:
@@ -72,7 +77,7 @@ async def complete_registration(
             digest=fields.digest,
         )
 
-    registration, warnings = await register_and_pin(services, fields.id, stage, register, caller)
+    registration, warnings = await register_and_pin(services, fields.id, stage, register, caller, fields.tenant)
     note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     card = await card_of(services, services.catalog.entry(fields.id), caller)
     card["warnings"] = [*card["warnings"], *warnings]
@@ -85,18 +90,22 @@ async def register_and_pin(
     stage: Callable[[], Awaitable[Staged]],
     register: Callable[[Staged], Registration],
     caller: Caller,
+    owner: str | None = None,
 ) -> tuple[Registration, list[str]]:
     """All to its end, even if the client leaves. What went wrong after the registration comes as warnings.
+    `owner`: as the request names it.
 
-    `register` runs on the registry's thread and disposes of the staged folder.
+    `register` runs on a thread of `registrations`, in its owner's turn, and disposes of the staged folder.
     """
+    tenant = owner_of(services.catalog.snapshot, adapter_id, owner)
+    services.registrations.check(tenant)
 
     async def work() -> tuple[Registration, list[str]]:
         staged = await stage()
         known = services.catalog.snapshot.entries.get(adapter_id)
         try:
-            registration = await services.registry_thread.run(functools.partial(register, staged))
-        except NotReadyError:  # the thread has ended, so nobody else removes it
+            registration = await services.registrations.run(functools.partial(register, staged), tenant)
+        except (NotReadyError, RateLimitedError):  # no thread has seen it, so nobody else removes it
             await asyncio.to_thread(remove_folder, staged.folder)
             raise
         await check_still_there(services, caller, registration)

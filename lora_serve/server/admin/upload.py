@@ -15,6 +15,7 @@ from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archive import unpack
+from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.stores.files import remove_folder
@@ -86,6 +87,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
     wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
     check_new_id(services, wanted.id)
+    services.registrations.check(owner_of(services.catalog.snapshot, wanted.id, wanted.tenant))
     await services.quotas.begin_registration(caller)
     async with _staged(services) as upload:
         upload.fields.update(request.query)
@@ -94,7 +96,8 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
         caller = caller_of(request[CONTEXT])
         fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
-            await asyncio.to_thread(_unpack, upload)
+            owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)
+            await services.registrations.run(lambda: _unpack(upload), owner)
         upload.is_handed_over = True
         return await complete_registration(services, fields, upload.staged, caller, request[CONTEXT].audit)
 

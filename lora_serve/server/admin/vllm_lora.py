@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from lora_serve.adapters.registry import OtherContentError, Registration
+from lora_serve.adapters.catalog.allowance import owner_of
+from lora_serve.adapters.catalog.edits import OtherContentError
+from lora_serve.adapters.registry import Registration
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.admin.removal import remove_adapter
@@ -31,7 +33,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
         registration, _ = await register_and_pin(
             services,
             name,
-            lambda: services.staging.stage(fields.lora_path),
+            lambda: services.staging.stage(fields.lora_path, owner_of(services.catalog.snapshot, name, None)),
             lambda staged: _register(services, fields, staged),
             caller_of(request[CONTEXT]),
         )
@@ -63,7 +65,7 @@ async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
 
 
 def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Registration:
-    """On the registry's thread. Other content under a known name must never be served, not even for a moment."""
+    """On a registry's thread. Other content under a known name must never be served, not even for a moment."""
     return services.registry.register_staged(
         fields.lora_name,
         staged.folder,
