@@ -5,6 +5,8 @@ reasoning out, macros, JSON. Tokenizers are trained on a few lines in which cont
 their texts merge with what stands around them.
 """
 
+# ruff: noqa: E501, RUF001 - templates are kept as they are published
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -447,7 +449,13 @@ _TAGS = ("<think>", "</think>", "<tool_response>", "</tool_response>")
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 _COHERE = ("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>",
            "<|CHATBOT_TOKEN|>")  # fmt: skip
-_LLAMA_3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|reserved_special_token_0|>")
+_LLAMA_3 = (
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|reserved_special_token_0|>",
+)
 _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
 _GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>")
 _GPT_OSS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>")

@@ -109,12 +109,13 @@ def test_ordinary_content_gives_the_ids_of_transformers(name: str, place: str) -
 def test_continued_messages_give_the_ids_of_transformers(name: str) -> None:
     text, options = text_of(name), {"add_generation_prompt": False, "continue_final_message": True}
     for content in ("Hel", "a < b", "x <| ", " <b>  "):
-        messages = chat("last", USER)[:2] + [{"role": "assistant", "content": content}]
-        messages = [messages[0], messages[2]]
+        messages = [{"role": "user", "content": USER}, {"role": "assistant", "content": content}]
         assert ours(text, messages, **options) == theirs(text.wrapper, messages, **options)
 
 
-WORDS = st.sampled_from(["<", "<|", "|>", ">", "[", "/", "im_", "end", "user", " ", "\n", "é", "你", "😀", "K", "<b>", "\ue000"])
+WORDS = st.sampled_from(
+    ["<", "<|", "|>", ">", "[", "/", "im_", "end", "user", " ", "\n", "é", "你", "😀", "K", "<b>", "\ue000"]
+)
 SAID = st.lists(WORDS | st.text(max_size=6), max_size=12).map("".join)
 
 
@@ -127,7 +128,9 @@ def test_whatever_is_said_gives_the_ids_of_transformers(name: str, said: list[st
     assert tokens is not None
     messages = [{"role": role, "content": part} for role, part in zip(("user", "assistant", "user"), said, strict=True)]
     expected = theirs(text.wrapper, messages)
-    if expected is not None and controls(text, expected) != controls(text, theirs(text.wrapper, chat("user", USER)) or []):
+    if expected is not None and controls(text, expected) != controls(
+        text, theirs(text.wrapper, chat("user", USER)) or []
+    ):
         return  # it holds the text of a control token, or one is left out with what is said
     assert ours(text, messages) == expected
 
@@ -156,7 +159,7 @@ def test_no_content_writes_a_control_token(name: str, place: str) -> None:
 
 
 def renamed(name: str) -> PreTrainedTokenizerFast:
-    """The same tokenizer and template, in which control tokens have other texts: those of the family say nothing to it."""
+    """The same tokenizer and template with other texts for control tokens: those of the family mean nothing to it."""
     family: Family = FAMILIES[name]
     pairs = {token: _other(token) for token in (*family.specials, *family.ordinary, *family.pieces)}
     template = family.template
@@ -171,12 +174,11 @@ def renamed(name: str) -> PreTrainedTokenizerFast:
     described["post_processor"] = None
     tokenizer = Tokenizer.from_str(json.dumps(described))
     bos, eos = (None if token is None else pairs[token] for token in (family.bos, family.eos))
-    wrapper = wrapped(tokenizer, template, bos=bos, eos=eos)
-    return wrapper
+    return wrapped(tokenizer, template, bos=bos, eos=eos)
 
 
 def _other(token: str) -> str:
-    return token.translate(str.maketrans("<>[]|/｜", "⟨⟩⟦⟧¦÷‖"))
+    return token.translate(str.maketrans("<>[]|/\uff5c", "⟨⟩⟦⟧¦÷‖"))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("llama_2_oldest", "lowering")])
