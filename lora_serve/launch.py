@@ -114,7 +114,7 @@ async def _serve(
     with open_weights(config) as weights, open_directory(config) as directory:
         books = open_books(config, settings.accounting_slice())
         async with books as opened, module.open_host(settings, weights) as host:
-            text = TextModel.load(settings.model)
+            text = TextModel.load(settings.model, settings.allow_control_tokens)
             model = await _unless_stopped(load_patiently(host, restarts), stop)
             gc.freeze()
             if model is None:

@@ -77,23 +77,23 @@ def render_chat(
     )
     with _refusals():
         marked = template.render_marked(*entering, marks, **ends)
-    return _compared(tokens, text, marked)
+    return _compared(tokens, text, marked, strings)
 
 
-def _compared(tokens: ControlTokens, text: str, marked: Marked) -> RenderedChat:
-    """With marks a chat holds the template's control tokens alone, so whatever it holds more comes from the request.
+def _compared(tokens: ControlTokens, text: str, marked: Marked, said: list[str]) -> RenderedChat:
+    """With marks a chat holds the template's control tokens alone: whatever it holds more comes from what is said.
 
     Raises InvalidRequestError.
     """
-    marked = marked[: len(text)]  # a continued message is cut
     found, written = tokens.found(text), tokens.found(str.__str__(marked))
     if found == written:
         return RenderedChat(text)
     if true_text(marked) == text:
         return RenderedChat(text, tokens.places(str.__str__(marked)))
-    if [token for _, token in found] == [token for _, token in written]:
-        return RenderedChat(text)  # the template looked into a text in a way that saw its marks
-    raise refused()
+    # The template looked at a text in a way that saw its marks, or spelled them otherwise.
+    if [token for _, token in found] != [token for _, token in written] or any(map(tokens.found, said)):
+        raise refused()
+    return RenderedChat(text)
 
 
 def _parse_message(item: Any, where: str) -> ChatMessage:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer, models
@@ -19,7 +20,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, models
 from lora_serve.core.errors import InvalidRequestError
 
 _WORD_STARTS = "▁Ġ"  # spaces, as vocabularies spell them
-_STAND_INS = [chr(number) for number in range(0xF8000, 0xF8010)]  # as many as there are kinds of flags
+_STAND_INS = [chr(number) for number in range(0xF8000, 0xF8010)]  # as many as there are kinds of tokens
 _Flags = tuple[bool, bool, bool, bool]
 
 
@@ -110,7 +111,7 @@ class ControlTokens:
 
     def encode(self, text: str, places: tuple[Place, ...], add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a chat that has control tokens at `places` and nowhere else. Raises InvalidRequestError."""
-        view = self._view if self._can_stand_in(text) else self._make_view(_free(text))
+        view = self._view if self._can_stand_in(text) else self._make_view(_others_than(text))
         written = "".join(self._written(view, text, places))
         encoding: Encoding = view.tokenizer.encode(written, add_special_tokens=add_special_tokens)
         left = iter(places)
@@ -221,10 +222,11 @@ def _stand_in(character: str, flags: _Flags) -> AddedToken:
     return AddedToken(character, single_word=single_word, lstrip=lstrip, rstrip=rstrip, normalized=normalized)
 
 
-def _free(text: str) -> list[str]:
-    """Private-use characters that `text` does not hold, one for each kind of token."""
+def _others_than(text: str) -> list[str]:
+    """Private-use characters that `text` does not hold, one for each kind of token. Raises InvalidRequestError."""
     taken = set(text)
-    free = [chr(number) for number in range(0xF0000, 0xFFFFE) if chr(number) not in taken]
+    characters = map(chr, chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)))
+    free = list(islice((character for character in characters if character not in taken), len(_STAND_INS)))
     if len(free) < len(_STAND_INS):
         raise refused()
     return free

@@ -12,7 +12,7 @@ from transformers.utils import chat_template_utils
 from lora_serve.text.marked import Marked, joined
 from lora_serve.text.marks import Marks
 
-_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it cuts the text where this stands
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it cuts the text where this stands, as `_cut` does
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -55,7 +55,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         is_continued: bool,
     ) -> Marked:
-        """Messages and values with marks in them; a continued message's text is followed by more than the prompt."""
+        """The same, of messages and values with marks in them."""
         messages = [dict(message) for message in conversation]
         if is_continued:
             messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
@@ -66,7 +66,8 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             **(self.special_tokens | dict(values)),
         )
-        return Marked(str.__str__(found), marks.meaning(found), marks.meaning)
+        marked = Marked(str.__str__(found), marks.meaning(found), marks.meaning)
+        return _cut(marked) if is_continued else marked
 
     @cached_property
     def _compiled(self) -> Any:
@@ -77,3 +78,10 @@ class ChatTemplate:
         template = environment.from_string(self.source)
         template.root_render_func.__globals__["str_join"] = joined  # of the compiled template alone: its `~`
         return template
+
+
+def _cut(marked: Marked) -> Marked:
+    """Without the end of the turn, and without space that the template has trimmed from the message."""
+    end = marked.rindex(_CONTINUED.strip())
+    is_trimmed = not marked[end:].startswith(_CONTINUED)
+    return marked[:end].rstrip() if is_trimmed else marked[:end]

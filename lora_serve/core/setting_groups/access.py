@@ -20,5 +20,8 @@ class AccessSettings(SettingsGroup):
     tenant_source: Texts = Field(
         (), description="source (hf, https, s3, ...) from which tenants' own admins may register; repeatable"
     )
+    allow_control_tokens: bool = Field(
+        False, description="a control token's text in a message (a turn's end, ...) is that token; default: only text"
+    )
     max_body_size: Bytes = Field(16 * 2**20, description="bytes of a request body at most (uploads: --max-upload-size)")
     max_upload_size: Bytes = Field(4 * 2**30, description="bytes of an uploaded adapter at most")
