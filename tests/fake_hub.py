@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -10,6 +11,10 @@ from aiohttp import web
 from tests.http_thread import break_off
 
 COMMIT = hashlib.sha1(b"the newest").hexdigest()
+
+
+def _git_sha1(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
@@ -22,6 +27,8 @@ class FakeHub:
     broken: set[str] = field(default_factory=set)  # repositories whose downloads break off, then fail
     status: int = 0  # of every answer, if not 0
     asked: list[tuple[str, str]] = field(default_factory=list)
+    etag_of: Callable[[bytes], str] = _git_sha1
+    damage: Callable[[str, bytes], bytes] = lambda path, content: content
     tokens: list[str | None] = field(default_factory=list)
 
     def app(self) -> web.Application:
@@ -46,8 +53,8 @@ class FakeHub:
         if path not in self.repos[repo]:
             return web.Response(status=404, headers={**headers, "X-Error-Code": "EntryNotFound"})
         content = self.repos[repo][path]
-        headers["ETag"] = f'"{hashlib.sha1(content).hexdigest()}"'
+        headers["ETag"] = f'"{self.etag_of(content)}"'
         if repo in self.broken and request.method == "GET":
             self.status = 500
             return await break_off(request, content, headers)
-        return web.Response(body=content, headers=headers)
+        return web.Response(body=self.damage(path, content), headers=headers)

@@ -27,6 +27,7 @@ from lora_serve.adapters.sources.base import AdapterSource
 from lora_serve.adapters.sources.filesystem import FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
+from lora_serve.adapters.sources.patience import Patience
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.core.errors import (
@@ -245,6 +246,7 @@ class BucketFileSystem(DirFileSystem):  # type: ignore[misc]
     """Local folders as buckets."""
 
     protocol = "bucket"
+    async_impl = False
 
     def __init__(self, root: str, **options: Any) -> None:
         super().__init__(path=root, fs=LocalFileSystem(), **options)
@@ -390,7 +392,7 @@ class ArchivePlace(Place):
         return web.Response(body=self.archives[path])
 
     def source(self) -> AdapterSource:
-        return ArchiveUrlSource([self.url + "/archives"], timeout=5.0)
+        return ArchiveUrlSource([self.url + "/archives"], Patience(silence=5.0))
 
     def put(self, files: dict[str, bytes], pack: Callable[..., bytes] = tar_of) -> str:
         self.archives["/archives/adapter.tar"] = pack(files)
@@ -500,14 +502,14 @@ class TestArchiveUrl(AdapterSourceContract):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
             with pytest.raises(AdapterUnavailableError, match="TimeoutError"):
-                fetch(url + "adapter.tar", by=ArchiveUrlSource([url], timeout=0.2))
+                fetch(url + "adapter.tar", by=ArchiveUrlSource([url], Patience(silence=0.2)))
 
     def test_transfer_has_an_end_even_if_every_piece_is_in_time(
         self, place: ArchivePlace, fetch: Callable[..., Any]
     ) -> None:
         source = place.put(FILES)
         with pytest.raises(AdapterUnavailableError, match="too long"):
-            fetch(source, by=ArchiveUrlSource([place.url], total_timeout=0.0))
+            fetch(source, by=ArchiveUrlSource([place.url], Patience(total=0.0)))
 
 
 class HubPlace(Place):

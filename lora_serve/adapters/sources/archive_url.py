@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
 import ssl
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from lora_serve.adapters.archive import unpack
+from lora_serve.adapters.content_digest import ExpectedDigests
 from lora_serve.adapters.intake import CHUNK_BYTES, Intake, Progress
 from lora_serve.adapters.sources.base import refuse
+from lora_serve.adapters.sources.checksum import checked, of_base64, of_s3
+from lora_serve.adapters.sources.patience import PATIENCE, Clock, Patience, TimedSocket
 from lora_serve.adapters.sources.url_rules import Url, join_url, parse_url
 from lora_serve.adapters.stores.files import scratch_folder
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidRequestError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidAdapterError, InvalidRequestError
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -30,11 +34,10 @@ _log = logging.getLogger(__name__)
 class ArchiveUrlSource:
     """See AdapterSource. `source`: an http(s) URL; its query may hold a signature, which is not kept."""
 
-    def __init__(self, beginnings: Sequence[str], timeout: float = 20.0, total_timeout: float = 3600.0) -> None:
-        """`timeout`: seconds to connect and for each piece; `total_timeout`: for all. Raises ConfigError."""
+    def __init__(self, beginnings: Sequence[str], patience: Patience = PATIENCE) -> None:
+        """Raises ConfigError."""
         self._allowed = tuple(map(_beginning, beginnings))
-        self._timeout = timeout
-        self._total_timeout = total_timeout
+        self._patience = patience
         self._tls = ssl.create_default_context()
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
@@ -61,12 +64,12 @@ class ArchiveUrlSource:
         return url
 
     def _download(self, url: Url, archive: Path, intake: Intake) -> None:
-        deadline = time.monotonic() + self._total_timeout
+        clock = Clock(self._patience)
         for _ in range(MAX_REDIRECTS + 1):
-            with self._answer(url) as answer:
+            with self._answer(url, clock) as answer:
                 if answer.status not in _REDIRECTS:
                     _check_status(answer.status)
-                    _receive(answer, archive, intake, deadline)
+                    _receive(answer, url, archive, intake)
                     return
                 url = self._next(url, answer.getheader("Location"))
         raise refuse(f"The URL leads over more than {MAX_REDIRECTS} redirects.")
@@ -78,12 +81,15 @@ class ArchiveUrlSource:
             raise refuse(f"The URL redirects to where it may not: {error}") from None
 
     @contextmanager
-    def _answer(self, url: Url) -> Iterator[http.client.HTTPResponse]:
+    def _answer(self, url: Url, clock: Clock) -> Iterator[http.client.HTTPResponse]:
         """The answer to a GET of `url`, its body not read yet."""
-        connection = self._connection(url)
+        connection: Any = self._connection(url)
+        connection.response_class = lambda sock, *a, **k: http.client.HTTPResponse(_timed(sock, clock), *a, **k)
+        clock.begin_headers()
         try:
             connection.request("GET", url.target, headers=_HEADERS)
             answer = connection.getresponse()
+            clock.begin_body()
             with answer:
                 yield answer
         except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
@@ -95,10 +101,10 @@ class ArchiveUrlSource:
         host = url.host.strip("[]")
         if url.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, url.port, timeout=self._timeout, context=self._tls
+                host, url.port, timeout=self._patience.silence, context=self._tls
             )
         else:
-            connection = http.client.HTTPConnection(host, url.port, timeout=self._timeout)
+            connection = http.client.HTTPConnection(host, url.port, timeout=self._patience.silence)
         try:
             connection.connect()
         except OSError as error:  # also a name that is not resolved
@@ -107,19 +113,49 @@ class ArchiveUrlSource:
         return connection
 
 
-def _receive(answer: http.client.HTTPResponse, archive: Path, intake: Intake, deadline: float) -> None:
+def _timed(sock: socket.socket, clock: Clock) -> socket.socket:
+    return cast("socket.socket", TimedSocket(sock, clock))
+
+
+def _receive(answer: http.client.HTTPResponse, url: Url, archive: Path, intake: Intake) -> None:
     expected = answer.length  # None: chunked, or until the connection ends; then the archive's own form tells
     intake.check_size(expected or 0)
-    num_bytes = intake.write(archive, _chunks(answer, deadline))
-    if expected is not None and num_bytes != expected:
-        raise AdapterUnavailableError("The URL's answer was cut short; try again.")
+    intake.write(archive, _checked(answer, url, expected))
 
 
-def _chunks(answer: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
-    while chunk := answer.read1(CHUNK_BYTES):
-        if time.monotonic() > deadline:
-            raise AdapterUnavailableError("The URL's answer takes too long.")
+def _checked(answer: http.client.HTTPResponse, url: Url, expected: int | None) -> Iterator[bytes]:
+    """The body, held against whatever its headers say of it."""
+    headers = {name.lower(): value for name, value in answer.getheaders()}
+    checksum = of_base64("md5", headers.get("content-md5"))
+    if "x-amz-request-id" in headers:
+        checksum = of_s3(headers, url.host)
+    digests = [_digests(headers.get(name)) for name in ("content-digest", "repr-digest")]
+    for chunk in checked(_chunks(answer, expected), 0, checksum, "the URL's answer"):
+        for digest in digests:
+            digest.update(chunk)
         yield chunk
+    try:
+        for digest in digests:
+            digest.check()
+    except InvalidRequestError:
+        raise InvalidAdapterError(["the URL's answer came damaged: it is not what its digest says"]) from None
+
+
+def _digests(header: str | None) -> ExpectedDigests:
+    try:
+        return ExpectedDigests(header)
+    except InvalidRequestError:  # somebody else's header, which may mean something that is not known here
+        return ExpectedDigests(None)
+
+
+def _chunks(answer: http.client.HTTPResponse, expected: int | None) -> Iterator[bytes]:
+    """The body, all of it, if its length is known."""
+    left = expected
+    while chunk := answer.read1(CHUNK_BYTES):
+        left = None if left is None else left - len(chunk)
+        yield chunk
+    if left:
+        raise AdapterUnavailableError("The URL's answer was cut short; try again.")
 
 
 def _check_status(status: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lora_serve.adapters.intake import Intake, Progress
 from lora_serve.adapters.sources.base import refuse
+from lora_serve.adapters.sources.checksum import Checksum, of_base64, of_bytes, of_s3
 from lora_serve.adapters.sources.named_files import take_files
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 
@@ -30,6 +31,7 @@ PACKAGES: Mapping[str, str] = {  # scheme -> what implements it
     "oci": "ocifs",
 }
 _PIECE_BYTES = 8 * 2**20  # one range request
+_READ_SECONDS = 300.0  # for each
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _UNCLEAR = re.compile(r"::|[*?\[\]#@\\]")  # chains, patterns, versions, credentials
 _log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class _Objects:
         self._filesystem = filesystem
         self._folder = folder
         self._found: dict[str, tuple[int, str]] = {}
+        self._checksums: dict[str, Checksum | None] = {}
 
     def size(self, name: str) -> int | None:
         path = f"{self._folder}/{name}"
@@ -84,6 +87,7 @@ class _Objects:
             return None
         if info.get("type") != "file" or info.get("size") is None:
             return None
+        self._checksums[name] = self._declared(path, info)
         self._found[name] = int(info["size"]), str(self._filesystem.ukey(path))
         return self._found[name][0]
 
@@ -91,7 +95,10 @@ class _Objects:
         size = self._found[name][0]
         for start in range(0, size, _PIECE_BYTES):
             end = min(start + _PIECE_BYTES, size)
-            yield self._filesystem.cat_file(f"{self._folder}/{name}", start=start, end=end)
+            yield self._read(f"{self._folder}/{name}", start, end)
+
+    def checksum(self, name: str) -> Checksum | None:
+        return self._checksums[name]
 
     def check_unchanged(self) -> None:
         """Raises AdapterUnavailableError."""
@@ -99,6 +106,24 @@ class _Objects:
         for name, (_, before) in self._found.items():
             if str(self._filesystem.ukey(f"{self._folder}/{name}")) != before:
                 raise AdapterUnavailableError(f"{name} was changed while it was read; try again.")
+
+    def _read(self, path: str, start: int, end: int) -> bytes:
+        """One range. What answers in drops is broken off, where the file system's calls can be."""
+        filesystem, wanted = self._filesystem, {"start": start, "end": end}
+        if not filesystem.async_impl:
+            return bytes(filesystem.cat_file(path, **wanted))
+        cat_file = filesystem._cat_file  # noqa: SLF001 (so fsspec calls its coroutines, for whoever runs them)
+        sync = importlib.import_module("fsspec.asyn").sync
+        return bytes(sync(filesystem.loop, cat_file, path, **wanted, timeout=_READ_SECONDS))
+
+    def _declared(self, path: str, info: Mapping[str, Any]) -> Checksum | None:
+        """What the object store says of the content, under the name that each gives to it."""
+        if hasattr(self._filesystem, "call_s3"):
+            bucket, _, key = path.partition("/")
+            head = self._filesystem.call_s3("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+            return of_s3(head["ResponseMetadata"]["HTTPHeaders"], bucket)
+        azure = (info.get("content_settings") or {}).get("content_md5")
+        return of_base64("md5", info.get("md5Hash")) or of_bytes("md5", azure)
 
 
 def _folder(scheme: str, source: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from lora_serve.adapters.intake import Intake, Progress
 from lora_serve.adapters.regular_file import open_regular, pieces_of
 from lora_serve.adapters.sources.base import refuse
+from lora_serve.adapters.sources.checksum import Checksum, of_hub
 from lora_serve.adapters.sources.named_files import take_files
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
@@ -60,6 +61,7 @@ class _Repository:
     scratch: Path
     intake: Intake
     bar: type[Any] = field(init=False)
+    checksums: dict[str, Checksum | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bar = _bar_of(self.intake)
@@ -76,6 +78,7 @@ class _Repository:
         if found.size is None or not _COMMIT.fullmatch(found.commit_hash or ""):
             raise AdapterUnavailableError("The hub does not say the file's size and commit; is HF_ENDPOINT a hub?")
         self.revision = str(found.commit_hash)
+        self.checksums[name] = of_hub(found.etag)
         return int(found.size)
 
     def chunks(self, name: str) -> Iterator[bytes]:
@@ -97,6 +100,9 @@ class _Repository:
         with open_regular(path) as file:
             yield from pieces_of(file)
         path.unlink()
+
+    def checksum(self, name: str) -> Checksum | None:
+        return self.checksums[name]
 
 
 def _bar_of(intake: Intake) -> type[Any]:

@@ -89,6 +89,9 @@ class _HashFields:
         for start in range(0, len(content), CHUNK_BYTES):
             yield bytes(content[start : start + CHUNK_BYTES])
 
+    def checksum(self, name: str) -> None:
+        """Redis has none."""
+
 
 def _read_string(connection: Any, key: str, archive: Path, intake: Intake) -> None:
     size = int(connection.strlen(key))

@@ -14,6 +14,7 @@ from lora_serve.adapters.sources.base import AdapterSource, refuse
 from lora_serve.adapters.sources.filesystem import PACKAGES, FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
+from lora_serve.adapters.sources.patience import PATIENCE, within
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.config import AdapterConfig
@@ -34,7 +35,7 @@ class SourceTable:
     def fetch(self, source: str, target: Path, limit: int, progress: Progress = no_progress) -> str:
         """See AdapterSource, but nothing stays behind: `target` is gone after an error, and complete otherwise."""
         try:
-            words = self._source_of(source).fetch(source, target, limit, progress)
+            words = self._source_of(source).fetch(source, target, limit, within(PATIENCE.total, progress))
             check_files(target)
         except OSError as error:
             remove_folder(target)

@@ -1,0 +1,80 @@
+"""What sources say of a file's content beside its size, and the content held against it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lora_serve.core.errors import InvalidAdapterError
+
+_HEX = re.compile(r"[0-9a-f]+")
+_ETAGS: Mapping[int, tuple[str, ...]] = {64: ("sha256",), 40: ("git", "sha1")}  # by their length: those of a hub
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """The digest that a content has under one of `kinds`: hashlib's names, and "git" (SHA-1 of a blob in git)."""
+
+    kinds: tuple[str, ...]
+    digest: bytes
+
+
+def checked(chunks: Iterable[bytes], size: int, checksum: Checksum | None, what: str) -> Iterator[bytes]:
+    """The chunks, which have `size` bytes in all. Raises InvalidAdapterError at their end, if they are not the ones."""
+    hashes = [] if checksum is None else [_hash(kind, size) for kind in checksum.kinds]
+    for chunk in chunks:
+        for each in hashes:
+            each.update(chunk)
+        yield chunk
+    if checksum is not None and checksum.digest not in [each.digest() for each in hashes]:
+        raise InvalidAdapterError([f"{what} came damaged: its checksum is not the one that its source names"])
+
+
+def of_hub(etag: str | None) -> Checksum | None:
+    """A hub's ETag: SHA-256 of what is in LFS, else git's own; mirrors give a plain SHA-1."""
+    text = (etag or "").strip('"').lower()
+    kinds = _ETAGS.get(len(text)) if _HEX.fullmatch(text) else None
+    return None if kinds is None else Checksum(kinds, bytes.fromhex(text))
+
+
+def of_s3(headers: Mapping[str, str], host: str) -> Checksum | None:
+    """What S3's answer to GET or HEAD says, `headers` in lower case.
+
+    The ETag is an MD5 unless the object came in parts (then it has a dash), lies encrypted under a key of its own, or
+    lies in a directory bucket (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html).
+    """
+    if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
+        whole = of_base64("sha256", headers.get("x-amz-checksum-sha256"))
+        if whole is not None:
+            return whole
+    is_plain = headers.get("x-amz-server-side-encryption", "AES256") == "AES256"
+    is_own = "x-amz-server-side-encryption-customer-algorithm" in headers
+    etag = headers.get("etag", "").strip('"')
+    if not is_plain or is_own or "--x-s3" in host or len(etag) != 32 or not _HEX.fullmatch(etag):
+        return None
+    return Checksum(("md5",), bytes.fromhex(etag))
+
+
+def of_base64(kind: str, text: str | None) -> Checksum | None:
+    """None for what is no digest of this kind."""
+    try:
+        digest = base64.b64decode(text or "", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return of_bytes(kind, digest)
+
+
+def of_bytes(kind: str, digest: bytes | bytearray | None) -> Checksum | None:
+    """None for what is no digest of this kind."""
+    return Checksum((kind,), bytes(digest)) if digest and len(digest) == _hash(kind, 0).digest_size else None
+
+
+def _hash(kind: str, size: int) -> Any:
+    if kind == "git":
+        return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    return hashlib.new(kind, usedforsecurity=False)
