@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 CHUNK_BYTES = 2**20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_STRANGE = (errno.ELOOP, errno.ENXIO)  # a link, a socket
+_STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # a link, one in the folder's place, a socket
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -35,13 +35,10 @@ class ChangedFileError(OSError):
 
 def open_regular(path: Path) -> BinaryIO:
     """The file, unbuffered. Neither it nor its folder may be a link. Raises OSError, NotRegularError among them."""
-    folder = os.open(path.parent, _FOLDER)
     try:
-        descriptor = os.open(path.name, _FILE, dir_fd=folder)
+        descriptor = _opened(path)
     except OSError as error:
         raise NotRegularError(path.name) if error.errno in _STRANGE else error from None
-    finally:
-        os.close(folder)
     return as_regular(descriptor, path.name)
 
 
@@ -85,9 +82,11 @@ def pieces_of(file: BinaryIO) -> Iterator[bytes]:
     _check_end(file)
 
 
-def read_regular(path: Path) -> bytes:
-    """Its whole content; look at its size first where that matters. Raises OSError."""
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Its whole content. Raises OSError, also if it is larger than `max_bytes`."""
     with open_regular(path) as file:
+        if size_of(file) > max_bytes:
+            raise OSError(errno.EFBIG, f"{path.name} is larger than {max_bytes} bytes")
         return b"".join(pieces_of(file))
 
 
@@ -109,6 +108,14 @@ def link_regular(source: Path, target: Path) -> None:
         if not os.path.samestat(os.fstat(file.fileno()), target.lstat()):
             target.unlink()
             raise ChangedFileError
+
+
+def _opened(path: Path) -> int:
+    folder = os.open(path.parent, _FOLDER)
+    try:
+        return os.open(path.name, _FILE, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def _check_end(file: BinaryIO) -> None:

@@ -114,7 +114,7 @@ class ConnectionLimits:
     max_connections: int = 4096
     max_header_bytes: int = 8190  # of the request line, and of one header
     keep_alive: float = 75.0  # without a whole request head
-    body: float = 120.0  # for a body; for an upload without a byte
+    body: float = 120.0  # for a body; for each 4 KiB of an upload
     write: float = 60.0  # without a byte of the answer taken
 
 

@@ -20,7 +20,9 @@ from lora_serve.adapters.regular_file import (
     pieces_of,
     read_regular,
 )
+from lora_serve.adapters.stores.record_files import read_records
 
+LIMIT = 10**7
 CONTENT = bytes(range(256)) * 10_000  # more than one piece
 PACKAGE = Path(regular_file.__file__).parents[1]
 
@@ -63,7 +65,12 @@ STRANGERS = [fifo, zeros_without_end, link, circle, folder, local_socket, nothin
 def test_what_is_no_regular_file_is_refused_at_once(stranger: Callable[[Path], None], tmp_path: Path) -> None:
     path, num_open = tmp_path / "file", len(os.listdir("/proc/self/fd"))
     stranger(path)
-    for read in (open_regular, read_regular, lambda p: copy_regular(p, tmp_path / "c"), lambda p: link_regular(p, p)):
+    for read in (
+        open_regular,
+        lambda p: read_regular(p, LIMIT),
+        lambda p: copy_regular(p, tmp_path / "c"),
+        lambda p: link_regular(p, p),
+    ):
         with pytest.raises(OSError, match=REFUSALS):
             read(path)
     assert len(os.listdir("/proc/self/fd")) == num_open
@@ -75,7 +82,7 @@ def test_file_in_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match=REFUSALS):
         open_regular(tmp_path / "linked" / "file")
-    assert read_regular(tmp_path / "real" / "file") == CONTENT
+    assert read_regular(tmp_path / "real" / "file", LIMIT) == CONTENT
 
 
 def test_regular_file_is_read_linked_and_copied_whole(tmp_path: Path) -> None:
@@ -84,13 +91,26 @@ def test_regular_file_is_read_linked_and_copied_whole(tmp_path: Path) -> None:
     copy_regular(path, tmp_path / "copy")
     link_regular(path, tmp_path / "link")
     for each in (path, tmp_path / "copy", tmp_path / "link"):
-        assert read_regular(each) == CONTENT
+        assert read_regular(each, LIMIT) == CONTENT
     assert (tmp_path / "link").samefile(path)
     memory = bytearray(len(CONTENT))
     with open_regular(path) as file:
         assert b"".join(bytes(piece) for piece in filled(file, memoryview(memory))) == memory == CONTENT
     (tmp_path / "empty").touch()
-    assert read_regular(tmp_path / "empty") == b""
+    assert read_regular(tmp_path / "empty", LIMIT) == b""
+
+
+def test_file_that_is_larger_than_it_may_be_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT)
+    with pytest.raises(OSError, match="larger than 100 bytes"):
+        read_regular(tmp_path / "file", 100)
+
+
+def test_record_that_is_no_regular_file_is_an_empty_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"named-{'0' * 32}.json")
+    (tmp_path / f"named-{'1' * 32}.json").symlink_to("/dev/zero")
+    (tmp_path / f"named-{'2' * 32}.json").write_text("{}")
+    assert read_records(tmp_path) == {"0" * 32: "", "1" * 32: "", "2" * 32: "{}"}
 
 
 @pytest.mark.parametrize("change", [1, -1, 10**7, -len(CONTENT)])
@@ -108,7 +128,7 @@ def test_file_that_grows_or_shrinks_while_it_is_read_is_refused(change: int, tmp
 
 def test_file_that_says_it_is_empty_and_is_not_is_refused() -> None:
     with pytest.raises(ChangedFileError):
-        read_regular(Path(f"/proc/{os.getpid()}/status"))
+        read_regular(Path(f"/proc/{os.getpid()}/status"), LIMIT)
 
 
 def test_link_of_a_file_that_was_exchanged_meanwhile_is_taken_back(

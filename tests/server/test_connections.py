@@ -171,6 +171,27 @@ async def test_body_that_does_not_come_is_408(door: Door, services: Any, path: s
     await until(lambda: not list((services.adapter_config.store / "tmp").iterdir()))
 
 
+@IMPATIENT_FOR_BODIES
+async def test_upload_that_comes_in_drops_is_408(door: Door, services: Any) -> None:
+    reader, writer = await door.open()
+    head = f"PUT /admin/adapters/acme/slow HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    writer.write(head.encode() + b"Content-Type: application/x-tar\r\nContent-Length: 90000\r\n\r\n")
+
+    async def drip() -> None:
+        while True:
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as group:
+        dripping = group.create_task(drip())
+        async with asyncio.timeout(60):
+            line = await reader.readline()
+        dripping.cancel()
+    writer.close()
+    assert line.split()[1] == b"408"
+    await until(lambda: not list((services.adapter_config.store / "tmp").iterdir()))
+
+
 @IMPATIENT_FOR_READERS
 async def test_answer_that_nobody_reads_is_broken_off_and_its_row_freed(door: Door, services: Any) -> None:
     services.client.script = lambda request: MockReply(token_ids=[5] * 100_000)

@@ -102,7 +102,7 @@ def replica_name(store: Path) -> str:
     path = store / "replica"
     try:
         path = store.resolve() / path.name  # the store itself may be a link
-        if path.exists() and (name := read_regular(path).decode().strip()):
+        if path.exists() and (name := read_regular(path, 1000).decode().strip()):
             return name
         name = uuid.uuid4().hex
         path.touch(FILE_MODE)

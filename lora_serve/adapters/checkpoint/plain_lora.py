@@ -18,7 +18,7 @@ from torch import Tensor
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding import BoundAdapter
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS
+from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS, MAX_FILE_BYTES
 from lora_serve.adapters.checkpoint.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.checkpoint.weights import read_weights
@@ -72,7 +72,7 @@ def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replace_config(path: Path) -> None:
-    table = parse_object(read_regular(path).removeprefix(b"\xef\xbb\xbf"), path.name)
+    table = parse_object(read_regular(path, MAX_FILE_BYTES).removeprefix(b"\xef\xbb\xbf"), path.name)
     path.unlink()  # it may be a hard link to what was sent
     path.write_text(json.dumps(plain_settings(table), ensure_ascii=False, indent=2), encoding="utf-8")
 

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lora_serve.adapters.regular_file import NotRegularError, read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush, scratch_folder
 
+MAX_BYTES = 2**26  # of one
 Texts = Mapping[str, str]  # by key
 RECORD = re.compile(r"named-([0-9a-f]{32})\.json\Z")
 TRACE = re.compile(r"gone-([0-9a-f]{32})\.json\Z")
@@ -28,8 +30,15 @@ def read_records(blob: Path, kind: re.Pattern[str] = RECORD) -> dict[str, str]:
     for path in blob.iterdir():
         if named := kind.match(path.name):
             with suppress(FileNotFoundError):  # it was replaced or taken away meanwhile
-                found[named[1]] = path.read_bytes().decode("utf-8", "replace")
+                found[named[1]] = _text(path)
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, MAX_BYTES).decode("utf-8", "replace")
+    except NotRegularError:  # nobody of us put it there
+        return ""
 
 
 def write_record(folder: Path, key: str, text: str) -> Path:

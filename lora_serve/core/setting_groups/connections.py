@@ -19,7 +19,7 @@ class ConnectionSettings(SettingsGroup):
         75.0, gt=0, description="seconds after which a connection without a whole request head is closed"
     )
     body_timeout: float = Field(
-        120.0, gt=0, description="seconds that a request's body may take (an upload: without a byte), then 408"
+        120.0, gt=0, description="seconds that a request's body may take (an upload: each 4 KiB of it), then 408"
     )
     write_timeout: float = Field(
         60.0, gt=0, description="seconds after which an answer that its reader takes nothing of is broken off"

@@ -39,6 +39,7 @@ from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.staging import Staged
 
 MAX_PARTS = 16
+TIMELY_BYTES = 4096  # that must come within --body-timeout, again and again
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
@@ -52,9 +53,10 @@ class Upload:
     folder: Path  # the files
     archive: Path  # or an archive of them
     max_bytes: int
-    patience: float  # seconds without a byte
+    patience: float  # seconds for each TIMELY_BYTES
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
+    num_timely: int = 0  # of what was received, up to where the deadline was moved on last
     num_received: int = 0  # of the whole body, what stands between its files included
     is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
     fields: dict[str, Any] = field(default_factory=dict)
@@ -65,8 +67,10 @@ class Upload:
 
     def receive(self, num_bytes: int) -> None:
         """Raises PayloadTooLargeError."""
-        self.deadline.reschedule(asyncio.get_running_loop().time() + self.patience)
         self.num_received += num_bytes
+        if self.num_received - self.num_timely >= TIMELY_BYTES:  # drops of it do not hold the upload for ever
+            self.num_timely = self.num_received
+            self.deadline.reschedule(asyncio.get_running_loop().time() + self.patience)
         self.check(self.num_received - MAX_PARTS * MAX_FIELD_BYTES)
 
     def count(self, chunk: bytes) -> None:
@@ -139,7 +143,9 @@ async def _receive(request: web.Request, upload: Upload) -> None:
         async with asyncio.timeout(upload.patience) as upload.deadline:
             await _receive_content(request, upload)
     except TimeoutError:
-        raise SlowRequestError(f"Nothing of the upload came for {upload.patience:g} s (--body-timeout).") from None
+        raise SlowRequestError(
+            f"Hardly a byte of the upload came for {upload.patience:g} s (--body-timeout)."
+        ) from None
     except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
         raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
 
