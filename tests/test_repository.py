@@ -85,6 +85,7 @@ def test_every_import_of_the_package_is_a_declared_requirement() -> None:
     imported = {name for file in (ROOT / "lora_serve").rglob("*.py") for name in _top_level_imports(file)}
     modules = {
         "google-re2": "re2",
+        "http-sf": "http_sf",
         "huggingface-hub": "huggingface_hub",
         "prometheus-client": "prometheus_client",
         "pydantic-settings": "pydantic_settings",

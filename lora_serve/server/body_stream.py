@@ -22,8 +22,8 @@ class BodyStream:
         Raises InvalidRequestError, UnsupportedMediaError for headers that cannot be understood.
         """
         self._source = request.content
-        self._digests = digests_of(request.headers)
-        self._decoder = decoder_of(request.headers)
+        self._digests = digests_of(request)
+        self._decoder = decoder_of(request)
         self._on_piece = on_piece
         self._pieces: Iterator[bytes] = iter(())
         self._buffer = bytearray()

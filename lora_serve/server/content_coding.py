@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from multidict import CIMultiDictProxy
+from aiohttp import web
 
 from lora_serve.adapters.content_digest import CONTENT_DIGEST, ExpectedDigests
 from lora_serve.core.errors import InvalidRequestError, UnsupportedMediaError
@@ -28,9 +28,9 @@ class Decoder(Protocol):
         """Called at the body's end. Raises InvalidRequestError if the stream has not come to its own."""
 
 
-def decoder_of(headers: Mapping[str, str]) -> Decoder:
+def decoder_of(request: web.Request) -> Decoder:
     """Raises UnsupportedMediaError."""
-    coding = headers.get("Content-Encoding", "").strip().lower()
+    coding = request.headers.get("Content-Encoding", "").strip().lower()
     if coding in _WINDOWS:
         return _Inflating(coding)
     if coding not in ("", "identity"):
@@ -38,9 +38,9 @@ def decoder_of(headers: Mapping[str, str]) -> Decoder:
     return _Identity()
 
 
-def digests_of(headers: CIMultiDictProxy[str]) -> ExpectedDigests:
+def digests_of(request: web.Request) -> ExpectedDigests:
     """Those that the request brings, of its body as it is sent. Raises InvalidRequestError."""
-    fields = headers.getall(CONTENT_DIGEST, [])
+    fields = request.headers.getall(CONTENT_DIGEST, [])
     return ExpectedDigests(", ".join(fields) if fields else None)
 
 

@@ -70,7 +70,7 @@ def _check_headers(request: web.Request) -> None:
     may_say_nothing = request.app[SERVICES].authenticator.required and "Content-Type" not in request.headers
     if not may_say_nothing and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
-    decoder_of(request.headers)
+    decoder_of(request)
     if (request.content_length or 0) > request.app[SERVICES].config.max_body_bytes:
         raise _too_large(request)
 
