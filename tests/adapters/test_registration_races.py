@@ -115,7 +115,7 @@ def test_other_contents_under_one_id_are_two_versions(
     assert sorted(one.result().ref.version for one in done) == [1, 2, 3]
     for one in done:
         ref = one.result().ref
-        assert catalog.resolve(f"acme/a@{ref.version}").digest == ref.digest
+        assert catalog.resolve(f"acme/a@{ref.version}").ref.digest == ref.digest
         fetch_adapter(store, spec, ref)
     assert_clean(catalog, store, config)
 
