@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.admission import copy_files, find_folder
+from lora_serve.adapters.blob_collection import BlobCollection
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
@@ -81,7 +82,7 @@ class Registry:
         near = store.near if isinstance(store, TieredStore) else None
         self._writer = catalog.write_beside(store, near)
         self._own = near or store  # what only this server writes
-        self._owed: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
+        self._blobs = BlobCollection(catalog, store)
 
     def new_folder(self) -> Path:
         """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError."""
@@ -152,32 +153,19 @@ class Registry:
         self._catalog.holds.drain(digest)
 
     def collect(self, digest: str, holder: str | None = None) -> bool:
-        """End a hold (None: that of `drain`); delete the blob unless a version names it or somebody else holds it.
-
-        Whether it was deleted; this server's own copy goes if nothing names it. Raises AdapterUnavailableError: then
-        `collect_owed` does it some time.
-        """
-        holder = holder or self._catalog.holds.drainer
-        try:
-            is_gone = self._collect(digest, holder)
-        except AdapterUnavailableError:
-            self._owed.add((digest, holder))
-            raise
-        self._owed.discard((digest, holder))
-        return is_gone
+        """End a hold (None: that of `drain`); see `BlobCollection.collect`."""
+        return self._blobs.collect(digest, holder or self._catalog.holds.drainer)
 
     @property
     def owes(self) -> bool:
         """Whether `collect_owed` has anything to do."""
-        return bool(self._owed) or self._writer.owes
+        return self._blobs.owes or self._writer.owes
 
     def collect_owed(self) -> None:
         """Try again what could not be done: a disk, or a Redis, that was away may be back."""
         with suppress(AdapterUnavailableError, OSError):
             self._writer.pay(self._catalog.ledger.state)
-        for digest, holder in list(self._owed):
-            with suppress(AdapterUnavailableError):
-                self.collect(digest, holder)
+        self._blobs.collect_owed()
 
     def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
         """`max_bytes`: that its tenant may have pinned. Raises AdapterNotFoundError, ForbiddenError."""
@@ -247,19 +235,6 @@ class Registry:
         except AdapterUnavailableError:
             return {}
 
-    def _collect(self, digest: str, holder: str) -> bool:
-        if not self._catalog.holds.condemn(digest, holder):
-            if digest not in self._catalog.snapshot.digests:
-                self._store.release(digest)
-            return False
-        try:
-            self._store.delete(digest)
-            self._catalog.holds.forget(digest)
-        except BaseException:
-            self._catalog.holds.give_up(digest)
-            raise
-        return True
-
     @contextmanager
     def _private_folder(self, folder: Path | None = None) -> Iterator[Path]:
         try:
@@ -295,7 +270,7 @@ class Registry:
         digest = known.digest if known else artifact.digest
         if wanted not in (None, digest):
             raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
-        with self._held(digest) as holder:
+        with self._blobs.held(digest) as holder:
             if known and not self._store.has(digest):  # it was deleted before the hold
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop, budget)
@@ -304,17 +279,6 @@ class Registry:
                 name, version, tenant, pin, metadata, activate, holder, quota, only
             )
         return Registration(entry, entry.ref(added), created)
-
-    @contextmanager
-    def _held(self, digest: str) -> Iterator[str]:
-        """A hold of the blob, which the catalog ends when it names it; without that, no bytes stay behind."""
-        holder = self._catalog.holds.take(digest)
-        try:
-            yield holder
-        except BaseException:
-            with suppress(AdapterUnavailableError):  # `collect_owed` tries again
-                self.collect(digest, holder)
-            raise
 
     def _examined(
         self,

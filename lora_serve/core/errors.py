@@ -25,6 +25,7 @@ LoraServeError
 │   ├── NotReadyError            warming up or draining
 │   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
+│   │   ├── LoadHangsError       the store that has them does not answer
 │   │   └── DeviceQuotaError     they are more than their owner may have on the device
 │   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
@@ -191,6 +192,12 @@ class AdapterUnavailableError(CapacityError):
     """The adapter's weights cannot be fetched at present."""
 
     reason = "adapter_unavailable"
+
+
+class LoadHangsError(AdapterUnavailableError):
+    """A load of the adapter's weights hangs: the store that has them neither gives them nor fails."""
+
+    reason = "load_hangs"
 
 
 class DeviceQuotaError(AdapterUnavailableError):

@@ -173,6 +173,7 @@ class Settings(
             self.redis_prefix,
             self.tenant_source,
             self.unnamed_blob_days,
+            self.adapter_load_timeout,
             self.registration_seconds,
         )
 

@@ -114,3 +114,4 @@ class EngineStats:
     batcher: BatcherStats | None = None
     memory: MemoryStats = field(default_factory=MemoryStats)
     swap: SwapStats = field(default_factory=SwapStats)
+    num_hung_loads: int = 0  # that ended with LoadHangsError, since start

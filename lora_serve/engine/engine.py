@@ -175,6 +175,7 @@ class Engine:
             batcher=self.scheduler.batcher.stats(self.scheduler.running),
             memory=self._memory.stats(),
             swap=self.scheduler.swapping.stats(),
+            num_hung_loads=residency.num_hung_loads,
         )
 
     def _copy_into_slots(self) -> dict[str, LoraServeError]:

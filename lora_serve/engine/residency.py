@@ -13,7 +13,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.commands import Resize, TenantBudget
-from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
 from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
 from lora_serve.engine.counters import CacheCounters
 from lora_serve.engine.load_estimate import LoadEstimate
@@ -55,6 +55,7 @@ class AdapterResidency(Generic[V]):
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
         self._estimate = LoadEstimate()
+        self.num_hung_loads = 0  # since start
         self._load_seconds: dict[str, float] = {}  # of the last load of each digest, to weigh who leaves
 
     # -- for the scheduler -------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ class AdapterResidency(Generic[V]):
         if message.digest not in self._in_flight:
             return None
         adapter, submitted = self._in_flight.pop(message.digest)
+        self.num_hung_loads += isinstance(message.error, LoadHangsError)
         if message.adapter is None:
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
         try:

@@ -41,6 +41,7 @@ class LocalEngine:
             keep=source.keep,
             pace=Pace(lambda: self.engine.is_busy and self._is_settled),  # warm-up is no one's loss
             on_start=stand_aside,
+            term=adapters.load_timeout,
         )
         self.engine: Engine = self.rebuild()
 

@@ -38,7 +38,7 @@ async def open_host(
 ) -> AsyncIterator[EngineHost]:
     """See `HostModule`. `command`: what to start, with the number of a socket as its last argument."""
     configure, blobs = configure_of(settings), StoredBlobs(weights.store, weights.disk)
-    errands = Errands(blobs, settings.adapter_load_threads, settings.store / "tmp")
+    errands = Errands(blobs, settings.adapter_load_threads, settings.store / "tmp", settings.adapter_load_timeout)
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
         QueueGate(settings.engine_slice().queue),

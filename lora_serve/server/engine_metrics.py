@@ -86,6 +86,7 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", cache, 1)
     yield lora_requests_info(stats)
+    yield _counter("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.", {}, stats.num_hung_loads)
     yield from _batch_families(stats)
 
 

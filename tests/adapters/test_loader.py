@@ -4,12 +4,20 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from lora_serve.adapters import replaced_threads
 from lora_serve.adapters.loader import Loaded, Loader, LoadFinished, Pace
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import AdapterUnavailableError, InternalError, InvalidAdapterError, LoraServeError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InternalError,
+    InvalidAdapterError,
+    LoadHangsError,
+    LoraServeError,
+)
 from lora_serve.core.load_times import LoadTimes
 
 TIMES = LoadTimes("disk", 0.1, 0.2, 0.3, 0.4)
@@ -31,8 +39,8 @@ def posted() -> queue.Queue[LoadFinished[str]]:
 def started(posted: queue.Queue[LoadFinished[str]]) -> Iterator[Started]:
     loaders: list[Loader[str]] = []
 
-    def start(fetch: Callable[[AdapterRef], str], num_threads: int = 2) -> Loader[str]:
-        loaders.append(Loader(lambda adapter: Loaded(fetch(adapter), TIMES), posted.put, num_threads))
+    def start(fetch: Callable[[AdapterRef], str], num_threads: int = 2, **options: Any) -> Loader[str]:
+        loaders.append(Loader(lambda adapter: Loaded(fetch(adapter), TIMES), posted.put, num_threads, **options))
         return loaders[-1]
 
     yield start
@@ -239,3 +247,114 @@ def test_close_does_not_wait_for_ever_for_a_load_that_hangs(
     release.set()
     loader.close()
     assert posted.get(timeout=60).adapter == "weights"
+
+
+class HangingStore:
+    """Loads of digests that begin with "hung" do not come back before `release`."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.begun: queue.Queue[str] = queue.Queue()
+
+    def fetch(self, adapter: AdapterRef) -> str:
+        self.begun.put(adapter.digest)
+        if adapter.digest.startswith("hung"):
+            self.release.wait(60)
+        return adapter.digest
+
+
+@pytest.fixture
+def store() -> Iterator[HangingStore]:
+    made = HangingStore()
+    yield made
+    made.release.set()
+
+
+def test_loads_that_hang_leave_their_threads_places_to_others(
+    started: Started, posted: queue.Queue[LoadFinished[str]], store: HangingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = started(store.fetch, num_threads=2, term=0.05)
+    loader.submit(ref("hung 1"))
+    loader.submit(ref("hung 2"))
+    loader.submit(ref("sound"))
+    answers = {message.digest: message for message in (posted.get(timeout=60) for _ in range(3))}
+    assert answers["sound"].adapter == "sound"
+    for digest in ("hung 1", "hung 2"):
+        assert isinstance(answers[digest].error, LoadHangsError)
+    assert caplog.text.count("hangs for") == 1
+
+
+def test_digest_whose_load_hangs_is_refused_until_it_is_back_and_then_loaded_anew(
+    started: Started, posted: queue.Queue[LoadFinished[str]], store: HangingStore
+) -> None:
+    back = threading.Event()
+    loader = started(store.fetch, num_threads=1, term=0.05, keep=lambda adapter, value: back.set())
+    loader.submit(ref("hung"))
+    assert isinstance(posted.get(timeout=60).error, LoadHangsError)
+    for _ in range(3):
+        loader.submit(ref("hung"))
+        assert isinstance(posted.get(timeout=60).error, LoadHangsError)
+    assert store.begun.qsize() == 1  # no thread for any of them
+    store.release.set()
+    assert back.wait(60)
+    answer = None
+    while answer is None or answer.adapter is None:  # its thread may be just about to say that it is back
+        loader.submit(ref("hung"))
+        answer = posted.get(timeout=60)
+    assert store.begun.qsize() == 2  # what came too late was not posted
+    assert posted.empty()
+
+
+def test_more_hung_threads_than_the_bound_refuse_every_load_until_one_is_back(
+    started: Started, posted: queue.Queue[LoadFinished[str]], store: HangingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaced_threads, "MAX_HUNG", 1)
+    loader = started(store.fetch, num_threads=1, term=0.05)
+    loader.submit(ref("hung 1"))
+    loader.submit(ref("hung 2"))
+    loader.submit(ref("waits"))  # behind the second, for which there is the last thread
+    errors = [posted.get(timeout=60).error for _ in range(3)]
+    assert [type(error) for error in errors] == [LoadHangsError] * 3
+    loader.submit(ref("sound"))
+    assert isinstance(posted.get(timeout=60).error, AdapterUnavailableError)
+    store.release.set()
+    answer = None
+    while answer is None or answer.adapter is None:
+        loader.submit(ref("sound"))
+        answer = posted.get(timeout=60)
+    assert answer.adapter == "sound"
+
+
+def test_work_after_the_load_that_hangs_keeps_nobody_waiting(
+    posted: queue.Queue[LoadFinished[str]], store: HangingStore
+) -> None:
+    loader = Loader(
+        lambda adapter: Loaded("weights", TIMES),
+        posted.put,
+        1,
+        keep=lambda adapter, value: store.fetch(adapter) and None,
+        term=0.05,
+    )
+    for digest in ("hung", "sound"):
+        loader.submit(ref(digest))
+        assert posted.get(timeout=60).adapter == "weights"
+    store.release.set()
+    loader.close()
+
+
+def test_loads_of_many_tenants_take_turns(started: Started, posted: queue.Queue[LoadFinished[str]]) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def fetch(adapter: AdapterRef) -> str:
+        begun.set()
+        gate.wait(60)
+        return adapter.digest
+
+    loader = started(fetch, num_threads=1)
+    loader.submit(ref("first"))
+    assert begun.wait(60)
+    for tenant, number in (("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)):
+        loader.submit(AdapterRef(tenant, f"{tenant}/{number}", 1, f"{tenant}{number}", 8, 100))
+    gate.set()
+    order = [posted.get(timeout=60).digest for _ in range(6)]
+    assert order == ["first", "a1", "b1", "c1", "a2", "a3"]

@@ -17,7 +17,7 @@ from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
-from lora_serve.core.errors import AdapterUnavailableError, InternalError
+from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError
 from lora_serve.engine_host.errands import Errands
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 
@@ -164,6 +164,37 @@ async def test_store_that_would_end_its_thread_fails_one_errand(pair: Pair, monk
         with pytest.raises(InternalError):
             await asyncio.to_thread(read, pair, near=True)
     assert await asyncio.to_thread(read, pair, near=True) == b"weights"
+
+
+async def test_stores_that_hang_leave_their_threads_places_to_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are threads; what they give at last is let go."""
+    gate, near = threading.Event(), pair.blobs.near
+
+    @contextmanager
+    def hang(digest: str) -> Iterator[Path]:
+        if digest != pair.digest:
+            gate.wait(60)
+        with near(pair.digest) as folder:
+            yield folder
+
+    def read_other(digest: str) -> None:
+        with pair.remote.near(digest):
+            pytest.fail("it was given up")
+
+    monkeypatch.setattr(pair.blobs, "near", hang)
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.errands._threads, "_term", 0.05)
+        hung = [asyncio.create_task(asyncio.to_thread(read_other, digest)) for digest in ("one", "other")]
+        errors = await asyncio.gather(*hung, return_exceptions=True)
+    assert [type(error) for error in errors] == [LoadHangsError] * 2
+    assert await asyncio.to_thread(read, pair, near=True) == b"weights"
+    gate.set()
+    while pair.errands._threads.num_hung:
+        await asyncio.sleep(0.005)
+    await pair.errands.close()
+    assert pair.blobs.num_open == 0
 
 
 async def test_many_threads_get_each_its_own(pair: Pair) -> None:

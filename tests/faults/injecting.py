@@ -99,7 +99,7 @@ def ask(house: House, model: str = VICTIM, **fields: Any) -> Reply:
 def make_cold(house: House, name: str = VICTIM, *, prepared: bool = False) -> Path:
     """Off the device and out of host memory; its blob. `prepared`: the file for fast loads stays."""
     blob = blob_of(house, name)
-    settle(lambda: not house.loader._futures)  # nor is a file for fast loads on its way
+    settle(lambda: not house.loader.is_busy)  # nor is a file for fast loads on its way
     assert as_admin(house, "POST", f"/admin/adapters/{name}/evict").status == 200
     if not prepared:
         for file in blob.glob("prepared-*"):

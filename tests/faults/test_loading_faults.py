@@ -16,7 +16,8 @@ from tests.canary.asking import Canaries
 from tests.canary.house import House
 from tests.canary.questions import World
 from tests.canary.watch import watching
-from tests.faults.injecting import VICTIM, ask, blob_of, broken_fetch, kept, make_cold, register_victim
+from tests.faults.injecting import VICTIM, ask, blob_of, broken_fetch, kept, make_cold, register_victim, settle
+from tests.hostile.sending import as_admin, call
 from tests.oracle import save_adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -86,6 +87,41 @@ def test_load_that_hangs_keeps_only_its_own_requests_waiting(house: House, canar
         assert late.status in (503, 504)
         gate.set()
         assert ask(house).json["choices"][0]["text"] == truth
+
+
+def test_stores_that_hang_for_two_adapters_do_not_keep_a_third_from_loading(
+    house: House, canaries: Canaries, world: World, truth: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are threads for loads."""
+    names = ["victim/hung-0", "victim/hung-1"]
+    for number, name in enumerate(names):
+        register_victim(house, save_adapter(world.model, world.root / "adapters" / f"hung-{number}", seed=number), name)
+        make_cold(house, name)
+    make_cold(house)
+    gate = threading.Event()
+
+    def fetch(adapter: AdapterRef, sound: Callable[[], Any]) -> Any:
+        if adapter.name in names:
+            gate.wait(120)
+        return sound()
+
+    try:
+        with watching(house, canaries) as watch, broken_fetch(house, fetch):
+            watch.expected_in_log = ["hangs for"]
+            with monkeypatch.context() as patch:
+                patch.setattr(house.loader._threads, "_term", 0.2)
+                refusals = [ask(house, name, timeout_ms=30_000) for name in names]
+            assert [reply.status for reply in refusals] == [503, 503]
+            assert "does not answer" in refusals[0].json["error"]["message"]
+            assert ask(house).json["choices"][0]["text"] == truth
+            metrics = call(house, "GET", "/metrics").body.decode()
+            assert "lora_serve_adapter_loads_hung_total 2.0" in metrics
+            gate.set()
+            settle(lambda: ask(house, names[0]).status == 200)
+    finally:
+        gate.set()
+    for name in names:
+        assert as_admin(house, "DELETE", f"/admin/adapters/{name}").status == 200
 
 
 def other_weights(house: House, blob: Path) -> None:

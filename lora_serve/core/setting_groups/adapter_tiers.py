@@ -32,3 +32,8 @@ class AdapterTierSettings(SettingsGroup):
         0.5, ge=0, le=1, description="part of a tenant's equal share of a tier that other tenants cannot push out"
     )
     adapter_load_threads: int = Field(2, ge=1, le=64, description="adapters read at the same time")
+    adapter_load_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="seconds after which a load of an adapter hangs: 503, and another thread takes its place",
+    )

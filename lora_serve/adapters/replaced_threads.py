@@ -1,0 +1,179 @@
+"""Threads for calls that may hang, as whatever reads a store: one that does is counted out, another takes its place."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from lora_serve.core.errors import AdapterUnavailableError
+
+MAX_HUNG = 16  # threads that others took the place of; with more, nothing more is begun until one is back
+_log = logging.getLogger(__name__)
+
+
+class _Call:
+    """A call, what to do if it hangs, and whether it does."""
+
+    def __init__(self, run: Callable[[], None], hangs: Callable[[], None]) -> None:
+        self.run = run
+        self.hangs = hangs
+        self.deadline = 0.0
+        self.is_hung = False
+
+
+class ReplacedThreads:
+    """Every method may be called from any thread. Calls of many tenants take turns."""
+
+    def __init__(self, name: str, num_threads: int, term: float, on_start: Callable[[], None] = lambda: None) -> None:
+        """`term`: seconds of a call after which it hangs. `on_start`: called on each thread first."""
+        self._name = name
+        self._num_threads = num_threads
+        self._term = term
+        self._on_start = on_start
+        self._changed = threading.Condition()
+        self._lines: dict[str, deque[_Call]] = {}  # by tenant, the next one first
+        self._running: set[_Call] = set()
+        self._num_live = 0  # threads that do not hang
+        self._num_idle = 0
+        self._num_hung = 0
+        self._is_watched = False
+        self._is_closed = False
+
+    @property
+    def num_hung(self) -> int:
+        """Calls that hang now."""
+        return self._num_hung
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call waits or runs; those that hang are not counted."""
+        return bool(self._lines or self._running)
+
+    def submit(self, run: Callable[[], None], hangs: Callable[[], None], tenant: str = "") -> None:
+        """Have `run`, which must not raise, run on a thread. `hangs`: called, on another, if that takes too long, or if
+        it cannot begin as too many others hang. Raises AdapterUnavailableError if it cannot be done at present.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise AdapterUnavailableError("The server is shutting down.")
+            if not self._num_live and not self._may_start:
+                raise AdapterUnavailableError("The adapter store does not answer at present; try again.")
+            call = _Call(run, hangs)
+            self._start_threads(self._num_waiting + 1)
+            self._lines.setdefault(tenant, deque()).append(call)
+            self._changed.notify_all()
+
+    def close(self, timeout: float, *, drop: bool = True) -> None:
+        """Wait for what has begun, `timeout` seconds at most, not for what hangs. `drop`: what has not begun is left
+        undone.
+        """
+        with self._changed:
+            if not drop:
+                self._changed.wait_for(lambda: not self.is_busy, timeout)
+            self._is_closed = True
+            self._lines.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._running, timeout)
+
+    # -- under the lock ----------------------------------------------------------------------------------------
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    @property
+    def _may_start(self) -> bool:
+        return self._num_live < self._num_threads and self._num_live + self._num_hung < self._num_threads + MAX_HUNG
+
+    def _start_threads(self, num_waiting: int) -> None:
+        """As many as are missing. Raises AdapterUnavailableError if there is none at all."""
+        while self._num_idle < num_waiting and self._may_start:
+            try:
+                self._start(self._work)
+                self._num_live += 1
+                self._num_idle += 1  # until it takes a call
+                if not self._is_watched:
+                    self._start(self._watch)
+                    self._is_watched = True
+            except RuntimeError as error:  # the system gives no more threads
+                _log.warning("no thread for %s: %r", self._name, error)
+                if not self._num_live:
+                    raise AdapterUnavailableError("There is no thread to load adapters at present.") from None
+                return
+
+    def _start(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name=self._name, daemon=True).start()
+
+    def _next(self) -> _Call:
+        tenant = next(iter(self._lines))
+        line = self._lines.pop(tenant)
+        call = line.popleft()
+        if line:
+            self._lines[tenant] = line  # behind the others
+        return call
+
+    def _count_out(self, now: float) -> list[_Call]:
+        """Calls that turn out to hang, and those that can no longer begin."""
+        overdue = [call for call in self._running if call.deadline <= now]
+        for call in overdue:
+            call.is_hung = True
+            self._running.discard(call)
+            self._num_live -= 1
+            self._num_hung += 1
+        if overdue:
+            with suppress(AdapterUnavailableError):  # then nothing runs, and what waits is given up
+                self._start_threads(self._num_waiting)
+            if not self._num_live:
+                overdue += [call for line in self._lines.values() for call in line]
+                self._lines.clear()
+            self._changed.notify_all()
+        return overdue
+
+    # -- on threads --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._on_start()
+        while (call := self._taken()) is not None:
+            call.run()
+            with self._changed:
+                self._changed.notify_all()
+                self._running.discard(call)
+                if call.is_hung:
+                    self._num_hung -= 1
+                    if self._num_live >= self._num_threads:
+                        return  # another one took its place
+                    self._num_live += 1
+                self._num_idle += 1
+
+    def _taken(self) -> _Call | None:
+        with self._changed:
+            while not self._lines and not self._is_closed:
+                self._changed.wait()
+            self._num_idle -= 1
+            if self._is_closed:
+                self._num_live -= 1
+                return None
+            call = self._next()
+            call.deadline = time.monotonic() + self._term
+            self._running.add(call)
+            self._changed.notify_all()
+            return call
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                overdue = self._count_out(time.monotonic())
+                if not overdue:
+                    if self._is_closed and not self._running:
+                        return
+                    ends = [call.deadline for call in self._running]
+                    self._changed.wait(min(ends) - time.monotonic() if ends else None)
+                num_hung = self._num_hung
+            if overdue and num_hung == len([call for call in overdue if call.is_hung]):  # the first since none hung
+                _log.error("%s: a call hangs for %g s; another thread takes its place", self._name, self._term)
+            for call in overdue:
+                call.hangs()
