@@ -97,6 +97,8 @@ class Actor:
                 timer.cancel()
                 assert line.strip() in ("ended 0", f"ended {-signal.SIGKILL}"), line
                 return said
+            if not line.strip():  # a line that was cut by a kill ends here
+                continue
             said.append(line.strip())
             if len(said) == kill_after:
                 timer.start()

@@ -70,7 +70,7 @@ def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress:
             position = _position(state.position, [*finds.records, *finds.copies]) if is_changed else state.position
             kept = _replace(store, plan, position) if is_changed else ""
             _tidy(disk, named, Knowledge(state))
-            catch_up(disk, CatalogState(plan.snapshot(position)))
+            catch_up(disk, CatalogState(plan.snapshot(position)), is_changed)
             aside = tuple(sorted({digest for digest, _ in disk.unnamed.all()}))
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
@@ -102,7 +102,7 @@ def rebuild_redis(address: Address, also: Sequence[Path], is_dry: bool, on_progr
             _bring_in(store, finds, named, tmp)
             position = _write(journal, state, plan, _position(state.position, [*records, *finds.copies]), was)
             if position is not None:
-                catch_up(store, CatalogState(plan.snapshot(position)))
+                catch_up(store, CatalogState(plan.snapshot(position)), position != state.position)
                 return Rebuilt(plan, was, "", aside)
     raise AdapterUnavailableError("The registry is being changed by too many at once; try again.")
 
@@ -212,7 +212,7 @@ def accept_folder(store: Path) -> int:
                 finds = Finds(store, [])
                 again = _position(state.position, [*finds.records, *finds.copies])
                 journal.commit(state.position, {MARK: "1"}, again)
-                catch_up(disk, CatalogState.of(journal.load()))
+                catch_up(disk, CatalogState.of(journal.load()), is_anew=True)
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
         return len(before - disk.digests())
