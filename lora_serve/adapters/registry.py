@@ -225,6 +225,7 @@ class Registry:
                 with suppress(AdapterUnavailableError):  # `collect_owed` tries again
                     self.collect(digest, holder)
         with suppress(AdapterUnavailableError):  # what is away is caught up with once it is back
+            self._catalog.mark()
             catch_up(
                 self._store.near if isinstance(self._store, TieredStore) else self._store, self._catalog.ledger.state
             )

@@ -250,7 +250,9 @@ def test_help_has_examples_and_exit_codes_and_no_subcommand_is_2(capsys: pytest.
 
     assert main(["registry"]) == 2
     usage = capsys.readouterr().err
-    assert [verb.name for verb in VERBS] == ["export", "import", "migrate", "show", "check"]
+    assert [verb.name for verb in VERBS] == [
+        "export", "import", "migrate", "show", "check", "rebuild", "accept", "backup", "restore",
+    ]  # fmt: skip
     for verb in VERBS:
         assert f"    {verb.name} " in usage
         with pytest.raises(SystemExit) as ended:

@@ -97,6 +97,8 @@ class Actor:
                 timer.cancel()
                 assert line.strip() in ("ended 0", f"ended {-signal.SIGKILL}"), line
                 return said
+            if not line.strip():  # a line that was cut by a kill ends here
+                continue
             said.append(line.strip())
             if len(said) == kill_after:
                 timer.start()
@@ -192,13 +194,13 @@ class History:
 
     def _recover(self) -> Shown:
         """Start; if that is refused, or tells of blobs that are kept aside, rebuild and start again."""
-        for _ in range(2):
-            said = self._actor.live(self._store, self._url, [])
-            if said[0] == "ready 0":
-                return dict(json.loads(said[1].removeprefix("state ")))
+        said = self._actor.live(self._store, self._url, [])
+        if said[0] != "ready 0":
             self.log.append(said[0])
             self._rebuild()
-        raise AssertionError(f"no start after a rebuild: {said[0]}")
+            said = self._actor.live(self._store, self._url, [])
+        assert said[0].startswith("ready "), self._words("a start after a rebuild", said[0], "ready")
+        return dict(json.loads(said[1].removeprefix("state ")))
 
     def _rebuild(self) -> None:
         if self._url:

@@ -131,7 +131,7 @@ def main(spec: str, *folders: str) -> None:
             sys.stdout.flush()
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
+        print(f"\nended {os.waitstatus_to_exitcode(status)}", flush=True)
 
 
 if __name__ == "__main__":

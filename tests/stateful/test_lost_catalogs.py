@@ -23,7 +23,7 @@ from tests.stateful.history import Actor, History, actor
 
 LAYER = "model.layers.0.self_attn.q_proj"
 NUM_CONTENTS = 6
-NUM_ROUNDS = 4
+NUM_ROUNDS = 4 if "LORA_SERVE_TEST_EXAMPLES" in os.environ else 2
 NUM_HISTORIES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "6"))
 FIRST_SEED = int(os.environ.get("LORA_SERVE_TEST_SEED", "0"))
 

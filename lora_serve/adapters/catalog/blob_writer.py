@@ -118,16 +118,18 @@ class BlobWriter:
                     self._owed.add((digest, name))
 
 
-def catch_up(shelf: RecordShelf, state: CatalogState) -> int:
+def catch_up(shelf: RecordShelf, state: CatalogState, is_anew: bool = False) -> int:
     """Make the records what the catalog, which is known to be good, says; how many had to be written.
 
-    A store of an older version has none at all. Raises AdapterUnavailableError.
+    A store of an older version has none at all. `is_anew`: all are written, as of now: an older copy of the catalog
+    may have let go of what this one has. Raises AdapterUnavailableError.
     """
     snapshot, work, num_written = state.snapshot, _Work(), 0
     found = shelf.records(snapshot.digests)
     aliases = aliases_by_id(snapshot)
     for entry in snapshot.entries.values():
-        digests = list(_lagging(found, entry, aliases.get(entry.name, {}), snapshot))
+        lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), snapshot))
+        digests = _digests(entry) & found.keys() if is_anew else lagging
         work.write(snapshot, entry, digests, aliases.get(entry.name, {}))
         num_written += len(digests)
     with shelf.staging(work.written) as publish:

@@ -27,7 +27,7 @@ from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, noted, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, MARK, CatalogState, noted, saved
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
 from lora_serve.adapters.stores.base import RecordShelf
 from lora_serve.core.adapter import check_adapter_id, split_name
@@ -49,7 +49,6 @@ class Catalog:
         self._store_lock = lock
         self.is_shared = is_shared
         self.ledger = Ledger(journal, CatalogState(), "adapter registry")
-        self._change = self.ledger.change
         self.holds = Holds(replica, self._change, self.refresh)
 
     # -- readers -----------------------------------------------------------------------------------------------
@@ -245,6 +244,10 @@ class Catalog:
         """
         return self._change(edit)
 
+    def mark(self) -> None:
+        """A registry of an older version has no mark yet."""
+        self._change(lambda state: ({} if state.is_marked else {MARK: "1"}, None))
+
     # -- what others wrote -------------------------------------------------------------------------------------
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -271,6 +274,13 @@ class Catalog:
         self.ledger.close()
         if self._store_lock is not None:
             self._store_lock.close()
+
+    def _change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
+        def marked(state: CatalogState) -> tuple[Changes, T]:
+            changes, result = edit(state)
+            return (changes if state.is_marked or not changes else {**changes, MARK: "1"}), result
+
+        return self.ledger.change(marked)
 
 
 def _entry_in(state: CatalogState, name: str) -> CatalogEntry:

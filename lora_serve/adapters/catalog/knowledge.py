@@ -23,15 +23,16 @@ class Knowledge:
 
     def knows(self, digest: str, records: Mapping[str, str], traces: Mapping[str, str]) -> bool:
         """`records`: beside the blob; `traces`: of those that count no more. Both are texts by key."""
-        found = [record_of(text) for text in (*records.values(), *traces.values())]
+        if traces and not records:  # whichever catalog it was under: all that named it has let it go
+            return True
+        found = [record_of(text) for text in records.values()]
         if not all(record is not None and self.is_past(record.position) for record in found):
             return False
         if {key_of(name) for name in self.state.unreadable} & records.keys():
             return False
         if digest in self.state.notes:
             return True
-        # Of what was let go under this catalog, by us, there is a note, or no more than a trace.
-        return bool(found) and (self.is_shared or not records)
+        return bool(found) and self.is_shared  # of what was let go by us there is a note, or no more than a trace
 
     def let_go(self, record: BlobRecord) -> bool:
         """Whether the id of a record that lies in the catalog's own store was deleted, and is no loss."""

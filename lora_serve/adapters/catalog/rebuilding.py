@@ -26,7 +26,7 @@ from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogErro
 from lora_serve.adapters.catalog.places import Address, open_redis_store
 from lora_serve.adapters.catalog.rebuild_plan import Fate, RebuildPlan, plan_rebuild
 from lora_serve.adapters.catalog.soundness import is_readable
-from lora_serve.adapters.catalog.state import ALIAS, CatalogState, saved
+from lora_serve.adapters.catalog.state import ALIAS, MARK, CatalogState, saved
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import flush, scratch_folder
@@ -34,6 +34,7 @@ from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import AdapterUnavailableError
 
 _TRIES = 10  # servers' commits that may come between
+_LEAP = 1_000_000  # more commits than a lost catalog can have made after the last record beside a blob
 _FILES = ("", "-wal", "-shm")  # of one database
 
 
@@ -61,16 +62,16 @@ def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress:
         state = survived or CatalogState()
         is_changed = was != "good" or _changes(state, plan) != {}
         named = plan.snapshot(Position()).digests
-        aside = tuple(sorted(finds.digests - named))
         if is_dry:
-            return Rebuilt(plan, was, "", aside)
+            return Rebuilt(plan, was, "", tuple(sorted(finds.digests - named)))
         try:
             disk = DiskStore(store)
             _bring_in(disk, finds, named, disk.tmp)
-            position = _position(survived, [*finds.records, *finds.copies]) if is_changed else state.position
+            position = _position(state.position, [*finds.records, *finds.copies]) if is_changed else state.position
             kept = _replace(store, plan, position) if is_changed else ""
             _tidy(disk, named, Knowledge(state))
-            catch_up(disk, CatalogState(plan.snapshot(position)))
+            catch_up(disk, CatalogState(plan.snapshot(position)), is_changed)
+            aside = tuple(sorted({digest for digest, _ in disk.unnamed.all()}))
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
         return Rebuilt(plan, was, kept, aside)
@@ -91,7 +92,7 @@ def rebuild_redis(address: Address, also: Sequence[Path], is_dry: bool, on_progr
             state = CatalogState.of(journal.load())
             there = store.digests()
             records = _records(store, there)
-            survived = state if state.position.epoch or state.snapshot.entries else None
+            survived = state if state.is_marked or state.snapshot.entries else None
             was = _kind(survived, records)
             plan = plan_rebuild(survived, records, finds.copies, is_sound)
             named = plan.snapshot(Position()).digests
@@ -99,9 +100,9 @@ def rebuild_redis(address: Address, also: Sequence[Path], is_dry: bool, on_progr
             if is_dry:
                 return Rebuilt(plan, was, "", aside)
             _bring_in(store, finds, named, tmp)
-            position = _write(journal, state, plan, _position(survived, [*records, *finds.copies]), was)
+            position = _write(journal, state, plan, _position(state.position, [*records, *finds.copies]), was)
             if position is not None:
-                catch_up(store, CatalogState(plan.snapshot(position)))
+                catch_up(store, CatalogState(plan.snapshot(position)), position != state.position)
                 return Rebuilt(plan, was, "", aside)
     raise AdapterUnavailableError("The registry is being changed by too many at once; try again.")
 
@@ -130,13 +131,12 @@ def _records(store: AdapterStore, digests: Iterable[str]) -> list[BlobRecord]:
     return [record for text in texts if (record := record_of(text)) is not None]
 
 
-def _position(survived: CatalogState | None, records: Iterable[BlobRecord]) -> Position:
-    """One that nothing was written at yet: what was let go under a catalog that survived stays known as such."""
-    if survived is None or not survived.position.epoch:
-        return Position(uuid.uuid4().hex, 1)
-    own = survived.position
-    seen = [record.position.generation for record in records if record.position.epoch == own.epoch]
-    return Position(own.epoch, max([own.generation, *seen]) + 1)
+def _position(survived: Position, records: Iterable[BlobRecord]) -> Position:
+    """One that nothing was written at yet, neither by the catalog that was nor by one that is still found somewhere."""
+    last = {record.position.epoch: record.time for record in sorted(records, key=lambda record: record.time)}
+    epoch = survived.epoch or max(last, key=lambda epoch: last[epoch], default="") or uuid.uuid4().hex
+    seen = [record.position.generation for record in records if record.position.epoch == epoch]
+    return Position(epoch, max([survived.generation, *seen]) + _LEAP)
 
 
 def _bring_in(store: AdapterStore, finds: Finds, named: frozenset[str], tmp: Path) -> None:
@@ -167,7 +167,7 @@ def _replace(store: Path, plan: RebuildPlan, position: Position) -> str:
         (store / f"{made.name}{end}").unlink(missing_ok=True)
     journal = SqliteJournal(made)
     try:
-        journal.commit(Position(), _changes(CatalogState(), plan), position)
+        journal.commit(Position(), {**_changes(CatalogState(), plan), MARK: "1"}, position)
     finally:
         journal.close()
     flush(made)
@@ -194,7 +194,7 @@ def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, position: P
     changes = _changes(state if is_begun else CatalogState(), plan)
     if was == "good" and not changes:
         return state.position
-    return journal.commit(state.position, changes, position)
+    return journal.commit(state.position, {**changes, MARK: "1"}, position)
 
 
 def accept_folder(store: Path) -> int:
@@ -209,9 +209,10 @@ def accept_folder(store: Path) -> int:
             before = disk.digests()
             disk.sweep(state.snapshot.digests, lambda *_: False)
             with closing(SqliteJournal(store / CATALOG_NAME)) as journal:
-                again = Position(uuid.uuid4().hex, state.position.generation + 1)
-                journal.commit(state.position, {}, again)
-                catch_up(disk, CatalogState.of(journal.load()))
+                finds = Finds(store, [])
+                again = _position(state.position, [*finds.records, *finds.copies])
+                journal.commit(state.position, {MARK: "1"}, again)
+                catch_up(disk, CatalogState.of(journal.load()), is_anew=True)
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
         return len(before - disk.digests())
@@ -221,5 +222,6 @@ def accept_redis(address: Address) -> None:
     """Begin a registry where there are blobs and none; they stay, and a rebuild finds them."""
     with open_redis_store(address) as (journal, _, _):
         state = CatalogState.of(journal.load())
-        if not state.position.epoch:
-            journal.commit(state.position, _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True)))
+        if not (state.position.epoch and state.is_marked):
+            changes = _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True))
+            journal.commit(state.position, {**changes, MARK: "1"})

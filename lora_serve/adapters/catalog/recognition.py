@@ -32,12 +32,19 @@ def check_own(state: CatalogState, store: AdapterStore, flag: str) -> None:
 
 def check_shared(state: CatalogState, store: AdapterStore, flag: str) -> None:
     """Of a registry that replicas share; not while it is away. Raises ConfigError."""
+    if state.position.epoch and state.is_marked:
+        return
+    try:
+        digests = store.digests()
+        records = store.records(digests) if state.position.epoch else {}
+    except AdapterUnavailableError:
+        return
     if not state.position.epoch:
-        try:
-            num_blobs = len(store.digests())
-        except AdapterUnavailableError:
-            return
-        _check_begun(state, num_blobs, flag)
+        _check_begun(state, len(digests), flag)
+    knowledge = Knowledge(state)
+    texts = [text for found in records.values() for text in found.values()]
+    if any(record is not None and knowledge.is_past(record.position) for record in map(record_of, texts)):
+        raise ConfigError(f"{flag}: the registry has lost its records of {len(digests)} blobs. {_ways_out(flag)}")
 
 
 def _check_begun(state: CatalogState, num_blobs: int, flag: str) -> None:

@@ -14,6 +14,7 @@ from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.snapshot import Snapshot
 
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
+MARK = "mark:"  # in every registry that was written to: where it is missing all records are
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class CatalogState:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
     notes: Mapping[str, BlobNote] = field(default_factory=dict)  # by digest
     unreadable: frozenset[str] = frozenset()  # ids whose records make no sense
+    is_marked: bool = False  # older versions wrote no mark
 
     @staticmethod
     def of(page: Page) -> CatalogState:
@@ -41,8 +43,10 @@ class CatalogState:
         if entries == self.snapshot.entries and aliases == self.snapshot.aliases:
             old = self.snapshot
             snapshot = Snapshot(page.position, old.entries, old.aliases, old.names, old.digests)
-            return CatalogState(snapshot, notes, frozenset(unreadable))
-        return CatalogState(Snapshot.of(page.position, entries, aliases), notes, frozenset(unreadable))
+        else:
+            snapshot = Snapshot.of(page.position, entries, aliases)
+        is_marked = page.records.get(MARK, "" if self.is_marked else None) is not None
+        return CatalogState(snapshot, notes, frozenset(unreadable), is_marked)
 
     @property
     def position(self) -> Position:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 
 from lora_serve.commands.flags import CommandParser
-from lora_serve.commands.registry import copying, looking, mending
+from lora_serve.commands.registry import backing_up, copying, looking, mending
 from lora_serve.commands.registry.verb import EXIT_CODES, Verb, run_verb
 from lora_serve.commands.subcommands import make_parser, run_subcommand
 
 PROGRAM = "lora-serve registry"
-VERBS: tuple[Verb, ...] = (*copying.VERBS, *looking.VERBS, *mending.VERBS)
+VERBS: tuple[Verb, ...] = (*copying.VERBS, *looking.VERBS, *mending.VERBS, *backing_up.VERBS)
 DESCRIPTION = """Works on the registry itself, a store folder or Redis, without a server. A store folder is locked
-meanwhile, so no server may be using it; Redis may be live. Keys and secrets are never copied."""
+meanwhile, so no server may be using it, but for `backup`; Redis may be live. `export`, `import` and `migrate` carry
+adapters from one registry to another, and no keys; `backup` and `restore` keep all that a server knows, keys as
+hashes."""
 
 
 def run(arguments: list[str]) -> int:

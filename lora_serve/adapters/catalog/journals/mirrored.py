@@ -90,8 +90,9 @@ class MirroredJournal:
             if known.position.epoch not in ("", page.position.epoch):
                 _log.warning("the shared registry is another one than before; this store's copy of the old is dropped")
             return page
-        changes = {key: text for key, text in known.records.items() if page.records.get(key) != text}
-        changes |= dict.fromkeys(page.records.keys() - known.records.keys())
+        there = {} if is_emptied else page.records  # without a position, what is left is dropped by the commit
+        changes = {key: text for key, text in known.records.items() if there.get(key) != text}
+        changes |= dict.fromkeys(there.keys() - known.records.keys())
         again = Position(known.position.epoch, known.position.generation + 1)
         if self._shared.commit(page.position, changes, again) is None:
             return self._restored(self._shared.load())  # another replica was first

@@ -1,0 +1,132 @@
+"""A folder that holds a backup: copies of databases, of blobs, and a list of them that is written last.
+
+`backup.json` is there only once the backup is complete. Restoring reads nothing that the list does not name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
+from lora_serve.adapters.catalog.opening import CATALOG_NAME
+from lora_serve.adapters.checkpoint.digest import file_sha256
+from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private
+from lora_serve.core.errors import ConfigError
+
+LIST_NAME, MARK = "backup.json", "backup.incomplete"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BackupList:
+    """`databases`: SHA-256 in hex by file name; `position`: of the catalog."""
+
+    taken: float  # Unix seconds
+    position: Position
+    databases: Mapping[str, str]
+    digests: tuple[str, ...]
+
+
+def begin(folder: Path, flag: str) -> None:
+    """Make the folder, or take up a backup that was broken off. Raises ConfigError."""
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / MARK).is_file():
+            raise ConfigError(f"{flag} {folder}: expected a folder that is new or empty.")
+        make_private(folder)
+        (folder / MARK).touch(FILE_MODE)
+        flush(folder)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder}: the folder cannot be used: {error.strerror}") from None
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Beside whoever writes it, as it is at one moment. Raises sqlite3.Error, OSError."""
+    _make_anew(target)
+    address = f"{source.resolve().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(address, uri=True)) as live, closing(sqlite3.connect(target)) as copy:
+        live.backup(copy)
+        found = [str(row[0]) for row in copy.execute("PRAGMA integrity_check(1)")]
+        if found != ["ok"]:
+            raise sqlite3.DatabaseError(f"{source.name} is damaged: {found[:1]}")
+        copy.execute("PRAGMA journal_mode = DELETE")
+    flush(target)
+
+
+def write_journal(page: Page, target: Path) -> None:
+    """The page of a shared journal as a file of its own. Raises ConfigError, AdapterUnavailableError, OSError."""
+    _make_anew(target)
+    with closing(SqliteJournal(target)) as journal:
+        journal.replace(page)
+    flush(target)
+
+
+def read_journal(path: Path) -> Page:
+    """Raises ConfigError, AdapterUnavailableError."""
+    with closing(SqliteJournal(path)) as journal:
+        return journal.load()
+
+
+def write_list(folder: Path, taken: float, page: Page, databases: list[str], digests: frozenset[str]) -> BackupList:
+    """The backup is complete. Raises OSError."""
+    listed = BackupList(
+        taken, page.position, {name: file_sha256(folder / name).hex() for name in databases}, tuple(sorted(digests))
+    )
+    fields = {
+        "format": FORMAT,
+        "taken": taken,
+        "epoch": page.position.epoch,
+        "generation": page.position.generation,
+        "databases": dict(listed.databases),
+        "blobs": list(listed.digests),
+    }
+    made = folder / f"{LIST_NAME}.new"
+    made.touch(FILE_MODE)
+    made.write_text(json.dumps(fields, indent=1))
+    flush(made)
+    made.rename(folder / LIST_NAME)
+    (folder / MARK).unlink(missing_ok=True)
+    flush(folder)
+    return listed
+
+
+def read_list(folder: Path, flag: str) -> BackupList:
+    """Of a complete backup whose databases are what the list says. Raises ConfigError."""
+    try:
+        fields = json.loads((folder / LIST_NAME).read_text())
+        if fields["format"] != FORMAT:
+            raise ConfigError(f"{flag} {folder}: a backup of another version of lora_serve.")
+        listed = BackupList(
+            float(fields["taken"]),
+            Position(str(fields["epoch"]), int(fields["generation"])),
+            {str(name): str(digest) for name, digest in fields["databases"].items()},
+            tuple(map(str, fields["blobs"])),
+        )
+        bad = [
+            name for name, digest in listed.databases.items() if file_sha256(folder / _checked(name)).hex() != digest
+        ]
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder}: no complete backup: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{flag} {folder}: its {LIST_NAME} makes no sense: {error!r}") from None
+    if bad or CATALOG_NAME not in listed.databases:
+        raise ConfigError(f"{flag} {folder}: {(bad or [CATALOG_NAME])[0]} is not the file that was written.")
+    return listed
+
+
+def _checked(name: str) -> str:
+    if os.sep in name or not name.endswith(".sqlite3"):
+        raise ValueError(name)
+    return name
+
+
+def _make_anew(path: Path) -> None:
+    for end in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+    path.touch(FILE_MODE)
