@@ -49,7 +49,7 @@ class ServedModelSettings(SettingsGroup):
     def _check_name_on_the_wire(self) -> Self:
         if self.served_model_name is None and any(character in _SEPARATORS for character in self.model):
             raise ValueError(
-                f"--model: {self.model!r} would be the model's name on the wire, where no `:` and no `,` may be in one: "
+                f"--model: {self.model[:200]!r} would be the name on the wire, where `:` and `,` separate names: "
                 "give --served-model-name"
             )
         return self
