@@ -273,8 +273,9 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
-        raise ConfigError(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # the latter: no name of a machine has such a form
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: cannot listen there: {reason}") from error
     return listener
 
 

@@ -10,6 +10,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from lora_serve.core.setting_texts import check_text
+
+YEAR = 31_536_000  # seconds: the most of any time, which timers and clocks can all count
+MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
+MAX_BYTES = 2**50  # more than any machine has
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -20,7 +25,7 @@ def parse_bytes(value: Any) -> Any:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", value.lower())
     if not match:
         raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(min(float(match[1]) * _UNITS[match[2]], 2.0 * MAX_BYTES))
 
 
 def parse_list(value: Any) -> Any:
@@ -28,18 +33,27 @@ def parse_list(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
-        return json.loads(value)
+        try:
+            return check_text(json.loads(value))
+        except (json.JSONDecodeError, RecursionError):
+            raise ValueError("expected a JSON list of texts, or texts with commas between them") from None
     return [item.strip() for item in value.split(",") if item.strip()]
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=MAX_BYTES)]
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 
 
 def parse_weights(value: Any) -> Any:
     """["a=2", "b=0.5"] or one text of them -> (("a", 2.0), ("b", 0.5)). Anything else raises ValueError."""
-    return tuple(_parse_weight(item) for item in parse_list(value))
+    items = parse_list(value)
+    if not isinstance(items, list | tuple):
+        raise ValueError("expected a list of TENANT=NUMBER")
+    return tuple(_parse_weight(item) for item in items)
+
+
+_LIGHTEST, _HEAVIEST = 1e-6, 1e6
 
 
 def _parse_weight(item: Any) -> tuple[str, float]:
@@ -48,8 +62,8 @@ def _parse_weight(item: Any) -> tuple[str, float]:
         weight = float(number)
     except ValueError:
         weight = 0.0
-    if not (name and equals and 0 < weight < float("inf")):
-        raise ValueError(f"expected TENANT=NUMBER with a number above 0, not {item!r}")
+    if not (name and equals and _LIGHTEST <= weight <= _HEAVIEST):
+        raise ValueError(f"expected TENANT=NUMBER with a number from {_LIGHTEST:g} to {_HEAVIEST:g}, not {item!r:.200}")
     return name, weight
 
 

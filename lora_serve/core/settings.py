@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from lora_serve.core.setting_groups.tls import TlsSettings
 from lora_serve.core.settings_file import read_settings_file
 from lora_serve.core.web_origin import parse_name, parse_origin
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
 
 
@@ -261,22 +261,39 @@ def resolve_settings(flags: dict[str, Any]) -> Settings:
 def check_folders(settings: Settings) -> None:
     """Refuse folders that are not there before anything heavy is imported. Raises ConfigError."""
     model = Path(settings.model)
-    if model.is_dir():
-        if not (model / "config.json").is_file():
-            raise ConfigError(f"--model: {settings.model} holds no config.json, so it is not a model folder")
-    elif model.exists() or not _HUB_ID.fullmatch(settings.model) or ("/" in settings.model and model.parent.is_dir()):
-        raise ConfigError(f"--model: {settings.model} is neither a folder nor a hub id such as org/name")
+    if _is_there(model.is_dir):
+        if not _is_there((model / "config.json").is_file):
+            raise ConfigError(f"--model: {_shown(settings.model)} holds no config.json, so it is not a model folder")
+    elif (
+        _is_there(model.exists)
+        or not _HUB_ID.fullmatch(settings.model)
+        or ("/" in settings.model and _is_there(model.parent.is_dir))
+    ):
+        raise ConfigError(f"--model: {_shown(settings.model)} is neither a folder nor a hub id such as org/name")
     for root in settings.adapter_root:
-        if not root.is_dir():
-            raise ConfigError(f"--adapter-root: {root} is not a folder")
+        if not _is_there(root.is_dir):
+            raise ConfigError(f"--adapter-root: {_shown(root)} is not a folder")
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         file = getattr(settings, name)
-        if file is not None and not file.is_file():
-            raise ConfigError(f"{flag_name(name)}: {file} is not a file")
+        if file is not None and not _is_there(file.is_file):
+            raise ConfigError(f"{flag_name(name)}: {_shown(file)} is not a file")
     for item in settings.lora_modules:
         path = item.partition("=")[2]
-        if "://" not in path and not Path(path).is_dir():
-            raise ConfigError(f"--lora-modules: {path} is not a folder (got {item!r})")
+        if "://" not in path and not _is_there(Path(path).is_dir):
+            raise ConfigError(f"--lora-modules: {_shown(path)} is not a folder (got {_shown(item)})")
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _is_there(asked: Callable[[], bool]) -> bool:
+    """Also a name that no file can have is only one that is not there."""
+    try:
+        return asked()
+    except (OSError, ValueError):
+        return False
 
 
 def describe(error: ValidationError, origins: Mapping[str, str]) -> str:

@@ -170,9 +170,9 @@ def _beginning(text: str) -> Url:
     try:
         url = parse_url(text)
     except InvalidRequestError as error:
-        raise ConfigError(f"--adapter-url {text}: {error}") from None
+        raise ConfigError(f"--adapter-url {text[:200]}: {error}") from None
     if url.query:
-        raise ConfigError(f"--adapter-url {text}: a beginning has no query")
+        raise ConfigError(f"--adapter-url {text[:200]}: a beginning has no query")
     return url
 
 

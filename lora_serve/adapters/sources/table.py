@@ -63,7 +63,7 @@ def build_sources(config: AdapterConfig) -> SourceTable:
     """Every source there is. Raises ConfigError for a wrong --adapter-url, --redis-url or --tenant-source."""
     allowed = ("hf", "http", "https", *PACKAGES)  # folders and Redis keys may be any tenant's
     if wrong := [scheme for scheme in config.tenant_sources if scheme not in allowed]:
-        raise ConfigError(f"--tenant-source: expected one of {', '.join(allowed)} (got {wrong[0]!r})")
+        raise ConfigError(f"--tenant-source: expected one of {', '.join(allowed)} (got {wrong[0][:200]!r})")
     archive_url = ArchiveUrlSource(config.urls)
     return SourceTable(
         {

@@ -8,6 +8,7 @@ import os
 from lora_serve.adapters.catalog.places import Address
 from lora_serve.commands.admin_key import DEFAULT_STORE
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.setting_texts import check_redis_prefix
 
 DEFAULT_PREFIX = "lora_serve"
 
@@ -51,7 +52,14 @@ def folder_address(flag: str, text: str) -> Address:
 
 
 def redis_prefix(flags: argparse.Namespace) -> str:
-    return flags.redis_prefix or os.environ.get("LORA_SERVE_REDIS_PREFIX") or DEFAULT_PREFIX
+    """Raises ConfigError."""
+    given = flags.redis_prefix
+    if given is None:
+        given = os.environ.get("LORA_SERVE_REDIS_PREFIX") or DEFAULT_PREFIX
+    try:
+        return check_redis_prefix(given)
+    except ValueError as error:
+        raise ConfigError(f"--redis-prefix: {error} (got {given[:200]!r})") from None
 
 
 def _folder(flag: str, text: str) -> Address:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from lora_serve.core.setting_groups.group import SettingsGroup
 from lora_serve.core.setting_types import Bytes, Texts
@@ -15,7 +15,10 @@ class AccessSettings(SettingsGroup):
 
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
     admin_key: str | None = Field(
-        None, min_length=8, description="bearer key of the admin API; default: made at first start, kept in the store"
+        None,
+        min_length=8,
+        max_length=512,
+        description="bearer key of the admin API; default: made at first start, kept in the store",
     )
     tenant_source: Texts = Field(
         (), description="source (hf, https, s3, ...) from which tenants' own admins may register; repeatable"
@@ -23,5 +26,14 @@ class AccessSettings(SettingsGroup):
     allow_control_tokens: bool = Field(
         False, description="a control token's text in a message (a turn's end, ...) is that token; default: only text"
     )
-    max_body_size: Bytes = Field(16 * 2**20, description="bytes of a request body at most (uploads: --max-upload-size)")
-    max_upload_size: Bytes = Field(4 * 2**30, description="bytes of an uploaded adapter at most")
+    max_body_size: Bytes = Field(
+        16 * 2**20, ge=1024, description="bytes of a request body at most (uploads: --max-upload-size)"
+    )
+    max_upload_size: Bytes = Field(4 * 2**30, ge=1024, description="bytes of an uploaded adapter at most")
+
+    @field_validator("admin_key")
+    @classmethod
+    def _check_admin_key(cls, value: str | None) -> str | None:
+        if value is not None and value != value.strip():
+            raise ValueError("expected a key that neither begins nor ends with a space")
+        return value

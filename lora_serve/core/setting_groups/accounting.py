@@ -17,7 +17,7 @@ class AccountingSettings(SettingsGroup):
         description="limits per minute while --redis-url is away: local: each server counts alone; refuse: 429",
     )
     usage_flush_seconds: float = Field(
-        1.0, gt=0, le=60, description="seconds between two writes of usage: what a crash may take"
+        1.0, ge=0.01, le=60, description="seconds between two writes of usage: what a crash may take"
     )
     usage_bucket_seconds: int = Field(
         3600, ge=60, le=86_400, description="seconds that one row of usage covers: how fine `from` and `to` can be"

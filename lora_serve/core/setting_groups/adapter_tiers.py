@@ -7,16 +7,16 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.setting_groups.group import SettingsGroup
-from lora_serve.core.setting_types import Bytes
+from lora_serve.core.setting_types import MAX_COUNT, Bytes
 
 
 class AdapterTierSettings(SettingsGroup):
     """How many adapters, and how many bytes of them, each tier holds."""
 
-    max_loras: int = Field(16, ge=1, description="adapters resident on the device at most (slots)")
+    max_loras: int = Field(16, ge=1, le=16_384, description="adapters resident on the device at most (slots)")
     max_lora_rank: int = Field(512, ge=1, le=1024, description="largest rank that may be registered")
     max_cpu_loras: int | None = Field(
-        None, ge=1, description="adapters kept in host memory at most; default: by bytes only"
+        None, ge=1, le=MAX_COUNT, description="adapters kept in host memory at most; default: by bytes only"
     )
     adapter_memory: Bytes | None = Field(
         None, description="bytes of adapters on the device at most; default: by --max-loras only"

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.setting_groups.group import SettingsGroup
-from lora_serve.core.setting_types import Weights
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, Weights
 
 
 class EngineSettings(SettingsGroup):
@@ -17,18 +17,25 @@ class EngineSettings(SettingsGroup):
         "thread", description="where the engine runs; process: in a child, which is started again if it crashes"
     )
     engine_step_timeout: float = Field(
-        300.0, ge=0, description="seconds without progress after which the engine counts as hung; 0: any number"
+        300.0,
+        ge=0,
+        le=YEAR,
+        description="seconds without progress after which the engine counts as hung; 0: any number",
     )
     engine_max_restarts: int = Field(
         5,
         ge=0,
+        le=MAX_COUNT,
         description="restarts of the engine within ten minutes, after which the server gives up and exits with 3",
     )
     policy: Literal["fcfs", "affinity", "fair", "deadline", "priority"] = Field(
         "fcfs", description="order of waiting requests"
     )
     max_wait_ms: float = Field(
-        10_000, gt=0, description="milliseconds after which no policy lets anybody overtake a waiting request"
+        10_000,
+        gt=0,
+        le=1000 * YEAR,
+        description="milliseconds after which no policy lets anybody overtake a waiting request",
     )
     tenant_weight: Weights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"

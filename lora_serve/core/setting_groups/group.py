@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from lora_serve.core.setting_texts import check_text
 
 
 class SettingsGroup(BaseSettings):
@@ -15,3 +20,9 @@ class SettingsGroup(BaseSettings):
         frozen=True,
         protected_namespaces=(),
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        """Before a value is understood as a number, a path or one of some words."""
+        return check_text(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -26,6 +27,14 @@ class ObservabilitySettings(SettingsGroup):
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _check_endpoint(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("http://", "https://")):
+        if value is not None and not _is_web_url(value):
             raise ValueError("expected a URL such as http://localhost:4318/v1/traces")
         return value
+
+
+def _is_web_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in text
+    except ValueError:
+        return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.setting_groups.group import SettingsGroup
+from lora_serve.core.setting_texts import check_redis_prefix
 from lora_serve.core.setting_types import Paths, Texts
 
 
@@ -32,7 +33,19 @@ class RegistrySettings(SettingsGroup):
     redis_url: str | None = Field(
         None, description="redis://host:port/db of the registry that replicas share; default: one of this server's own"
     )
-    redis_prefix: str = Field("lora_serve", min_length=1, description="beginning of every key in Redis")
+    redis_prefix: str = Field("lora_serve", description="beginning of every key in Redis")
     unnamed_blob_days: float = Field(
         30.0, ge=0, le=36_500, description="days that weights which no catalog knows are kept aside; 0: for ever"
     )
+
+    @field_validator("redis_prefix")
+    @classmethod
+    def _check_redis_prefix(cls, value: str) -> str:
+        return check_redis_prefix(value)
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("expected redis://user:password@host:port/db, rediss:// or unix://")
+        return value

@@ -27,7 +27,8 @@ class TlsSettings(SettingsGroup):
     @model_validator(mode="after")
     def _check_tls_together(self) -> Self:
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):
-            raise ValueError("--ssl-certfile: is required where another --ssl-... flag is given")
+            flag = "--ssl-keyfile" if self.ssl_keyfile else "--ssl-ca-certs" if self.ssl_ca_certs else "--ssl-cert-reqs"
+            raise ValueError(f"--ssl-certfile: is required where another such flag is given ({flag})")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ValueError("--ssl-ca-certs: is required with --ssl-cert-reqs 1 or 2")
         return self

@@ -1,0 +1,30 @@
+"""Texts among the settings: which of them can stand in a log, a path, a header and a key of Redis."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+MAX_LENGTH = 4096  # characters of a text: of a path, on Linux
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def check_redis_prefix(value: str) -> str:
+    """`value`, if keys that begin with it can be looked for: Redis reads patterns. Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}", value):
+        raise ValueError("expected 1 to 128 letters, digits and `_.:-`, the first a letter, a digit or `_`")
+    return value
+
+
+def check_text(value: Any) -> Any:
+    """A text, or texts, as they may stand in a log, a path and a key; others are left alone. Raises ValueError."""
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if not isinstance(item, str):
+            continue
+        if not item.strip():
+            raise ValueError("expected a text that is not empty")
+        if len(item) > MAX_LENGTH:
+            raise ValueError(f"expected at most {MAX_LENGTH} characters, not {len(item)}")
+        if _UNPRINTABLE.search(item):
+            raise ValueError("expected a text without control characters and without bytes that are not UTF-8")
+    return value
