@@ -6,6 +6,8 @@ A call into Python's own writer, and the release of what it wrote, keep every ot
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,12 +22,13 @@ _TEXT_SLICE = 2**16  # characters
 _PIECE = 2**18  # bytes that are sent at once
 
 Encode = Callable[[Any], str]
+encode_answer = functools.partial(json.dumps, default=list)  # of iterators
 
 
 async def json_answer(request: web.Request, make: Callable[[], Any], length: int) -> web.StreamResponse:
     """What `make` gives, which is nobody else's: it is emptied. `length`: of the answer, in the units of LONG."""
     if length <= LONG:
-        return web.json_response(make())
+        return web.json_response(make(), dumps=encode_answer)
     pieces = await asyncio.to_thread(lambda: _pieces(written(make())))
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     response.content_length = sum(map(len, pieces))
@@ -36,7 +39,7 @@ async def json_answer(request: web.Request, make: Callable[[], Any], length: int
     return response
 
 
-def written(value: Any, encode: Encode = json.dumps) -> Iterator[str]:
+def written(value: Any, encode: Encode = encode_answer) -> Iterator[str]:
     """The value as JSON, part by part; lists and objects let go what is written."""
     if isinstance(value, str):
         yield from _text(value, encode)
@@ -50,14 +53,18 @@ def written(value: Any, encode: Encode = json.dumps) -> Iterator[str]:
             before = ", "
         yield "}"
     else:
-        yield from _list(value if isinstance(value, list) else list(value), encode)
+        yield from _list(_emptied(value) if isinstance(value, list) else iter(value), encode)
 
 
-def _list(value: list[Any], encode: Encode) -> Iterator[str]:
+def _emptied(value: list[Any]) -> Iterator[Any]:
+    for index, item in enumerate(value):
+        value[index] = None
+        yield item
+
+
+def _list(value: Iterator[Any], encode: Encode) -> Iterator[str]:
     before = "["
-    for start in range(0, len(value), _GROUP):
-        group = value[start : start + _GROUP]
-        value[start : start + _GROUP] = [None] * len(group)
+    while group := list(itertools.islice(value, _GROUP)):
         if _is_small(group):
             yield before + encode(group)[1:-1]
             before = ", "
@@ -66,7 +73,7 @@ def _list(value: list[Any], encode: Encode) -> Iterator[str]:
             yield before
             yield from written(group.pop(0), encode)
             before = ", "
-    yield "]"
+    yield "]" if before == ", " else "[]"
 
 
 def _text(value: str, encode: Encode) -> Iterator[str]:
@@ -81,6 +88,8 @@ def _is_small(value: Any) -> bool:
     while left:
         item = left.pop()
         weight += 1 + (len(item) // 32 if isinstance(item, str) else 0)
+        if isinstance(item, Iterator):
+            return False
         if isinstance(item, dict | list | tuple):
             weight += len(item)
             if weight <= _SMALL:

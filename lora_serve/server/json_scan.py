@@ -13,7 +13,7 @@ SLICE = 2**16  # bytes: what is looked at, or parsed, at once
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^"\[\]{}]++|' + _STRING
 _INSIDE = _PLAIN
-for _ in range(3):  # levels that are looked through at once
+for _ in range(8):  # levels that are looked through at once
     _NESTED = rb"[\[{](?:" + _INSIDE + rb")*+[\]}]"
     _INSIDE = _PLAIN + rb"|" + _NESTED
 _WITHOUT_COMMA = rb'[^",\[\]{}]++|' + _STRING

@@ -2,13 +2,15 @@
 
 Each slice is parsed by `parse_json`, so what is refused is the same as in a small body; lists and objects that are
 larger than a slice are put together here. Only what a request can mean is kept: fields nobody knows are checked and
-dropped, slice by slice, and what is kept is bounded, as its later ways (validation, release) are not sliced.
+dropped, slice by slice, and what is kept is bounded, as its later ways (validation, release) are not sliced. Lists of
+token ids become arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -34,17 +36,29 @@ class UnwantedError(Exception):
     """Nobody waits for the value any more."""
 
 
+def compact(value: Any) -> Any:
+    """Lists of integers, and those in a list, as arrays: Python's collector, whoever it interrupts, looks at every
+    element of a list. Raises OverflowError.
+    """
+    if not isinstance(value, list):
+        return value
+    if set(map(type, value)) == {int}:
+        return array("q", value)
+    return [array("q", item) if isinstance(item, list) and set(map(type, item)) == {int} else item for item in value]
+
+
 def weigh(value: Any) -> tuple[int, int]:
-    """How many values it holds, itself among them, and how many integers in lists of nothing else."""
+    """How many values it holds, itself among them, and how many integers in arrays."""
     num_values, num_ids, left = 1, 0, [value]
     while left:
         item = left.pop()
-        inside = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
-        if isinstance(item, list) and set(map(type, item)) == {int}:
+        if isinstance(item, array):
             num_ids += len(item)
             continue
-        num_values += len(inside)
-        left.extend(one for one in inside if isinstance(one, dict | list))
+        inside = list(item.values()) if isinstance(item, dict) else item
+        if isinstance(inside, list):
+            num_values += len(inside)
+            left.extend(one for one in inside if isinstance(one, dict | list | array))
     return num_values, num_ids
 
 
@@ -52,7 +66,7 @@ def weigh(value: Any) -> tuple[int, int]:
 class _Open:
     """A list or object under way."""
 
-    value: list[Any] | dict[str, Any]
+    value: list[Any] | dict[str, Any] | array[int]
     closing: int
     is_kept: bool
     field: str = ""  # of the body, in which it is
@@ -62,7 +76,7 @@ class _Open:
 
     @property
     def brackets(self) -> tuple[bytes, bytes]:
-        return (b"[", b"]") if isinstance(self.value, list) else (b"{", b"}")
+        return (b"{", b"}") if isinstance(self.value, dict) else (b"[", b"]")
 
 
 class SlicedObject:
@@ -215,11 +229,14 @@ class SlicedObject:
     def _put(self, inner: _Open, name: str, value: Any, is_kept: bool) -> None:
         """One element, parsed."""
         if is_kept:
-            if isinstance(inner.value, list):
-                inner.value.append(value)
-            else:
+            if isinstance(inner.value, dict):
                 inner.value[name] = value
-            self._charge(inner.field or name, 1, 0)
+                self._charge(inner.field or name, 1, 0)
+            elif isinstance(value, int):
+                self._extend(inner, self._taken(inner.field, [value]))
+            else:
+                self._extend(inner, [value])
+                self._charge(inner.field, 1, 0)
         inner.after_element, inner.after_comma = True, False
 
     def _add(self, inner: _Open, start: int, end: int) -> None:
@@ -230,20 +247,37 @@ class SlicedObject:
             raise self._wrong("Expecting value")
         if not inner.is_kept:
             return
-        if isinstance(inner.value, list):
-            self._charge(inner.field, *weigh(found))
-            inner.value.extend(found)
+        if not isinstance(inner.value, dict):
+            self._extend(inner, self._taken(inner.field, found))
             return
         for name, value in found.items():
-            if len(self._open) > 1 or name in self._names:
-                if len(self._open) == 1:
-                    self._num_values[name] = self._num_ids[name] = 0
-                self._charge(inner.field or name, *weigh(value))
+            if len(self._open) > 1:
                 inner.value[name] = value
+                self._charge(inner.field, *weigh(value))
+            elif name in self._names:
+                self._num_values[name] = self._num_ids[name] = 0
+                inner.value[name] = self._taken(name, value)
+
+    def _extend(self, inner: _Open, found: list[Any] | array[int]) -> None:
+        """Refuses at once what is neither token ids nor anything else."""
+        if isinstance(found, array) and not inner.value:
+            inner.value = array("q")
+        assert not isinstance(inner.value, dict), "an object's elements have names"
+        if isinstance(found, array) is not isinstance(inner.value, array):
+            raise InvalidRequestError(f"`{inner.field}` mixes token ids with other values.", inner.field)
+        inner.value.extend(found)
+
+    def _taken(self, field: str, value: Any) -> Any:
+        """As it is kept."""
+        if field in self._id_names:
+            try:
+                value = compact(value)
+            except OverflowError:
+                raise InvalidRequestError(f"`{field}` holds an integer that is no token id.", field) from None
+        self._charge(field, *weigh(value))
+        return value
 
     def _charge(self, field: str, num_values: int, num_ids: int) -> None:
-        if field not in self._id_names:
-            num_values, num_ids = num_values + num_ids, 0
         self._num_values[field] = self._num_values.get(field, 0) + num_values
         self._num_ids[field] = self._num_ids.get(field, 0) + num_ids
         if sum(self._num_values.values()) > MAX_VALUES:

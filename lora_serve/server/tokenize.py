@@ -8,11 +8,10 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.server.beside import beside
 from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import chooser_for, read_fields
-from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode, length_of
+from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.server.schemas.tokenize import (
     DetokenizeFields,
@@ -53,7 +52,7 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
     """Special tokens are shown."""
     services = request.app[SERVICES]
     fields = check_fields(DetokenizeFields, await read_fields(request))
-    token_ids = await beside(length_of(fields.tokens), lambda: check_token_ids(fields.tokens))
+    token_ids = await asyncio.to_thread(check_token_ids, fields.tokens)
     adapter = _adapter_of(request, fields.model)
     text, spec = services.text_of(adapter), services.spec_of(adapter)
 

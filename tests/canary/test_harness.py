@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from tests.canary.asking import Canaries, Verdict, judge
 from tests.canary.figures import Figures, base_digest
 from tests.canary.house import House
+from tests.canary.loop_lag import LIMIT
 from tests.canary.questions import NEW_TOKENS, Question, World
 from tests.canary.watch import unplanned, watching
 
@@ -65,6 +68,31 @@ def test_open_socket_and_left_file_are_noticed(house: House) -> None:
     left.touch()
     assert "temporary_files" in before.differences(Figures.of(house))
     left.unlink()
+
+
+def test_loop_that_is_kept_is_noticed(house: House) -> None:
+    """By processor time of a turn, and by lag; whoever keeps Python's lock on another thread shows as lag alone."""
+
+    async def keep() -> None:
+        start = time.thread_time()
+        while time.thread_time() - start < 0.3:
+            pass
+
+    before = house.lag.mark()
+    house.on_loop(asyncio.sleep(0.1))
+    assert house.lag.since(before).longest_turn[0] < LIMIT
+    house.on_loop(keep())
+    house.on_loop(asyncio.sleep(0.1))
+    during = house.lag.since(before)
+    assert during.longest_turn[0] >= 0.3
+    assert "keep" in during.longest_turn[1]
+    assert during.p99 > LIMIT
+
+    before = house.lag.mark()
+    assert sum(range(20_000_000))  # one call into C: here, on the test's thread, nobody gets Python's lock meanwhile
+    house.on_loop(asyncio.sleep(0.1))
+    during = house.lag.since(before)
+    assert during.longest_turn[0] < LIMIT < max(during.lags)
 
 
 @pytest.mark.parametrize("line", ["ERROR lora_serve x failed", "WARNING x\nTraceback (most recent call last)"])

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
 from collections.abc import Callable, Mapping
 
 import pytest
 
 from tests.canary.house import ADMIN, House
-from tests.canary.loop_lag import INTERVAL, LIMIT
-from tests.hostile.sending import Reply, assert_refused, call
+from tests.canary.loop_lag import INTERVAL, LIMIT, LagFigures
+from tests.hostile.sending import Reply, assert_refused, call, send
 
 SIZE = 15 * 2**20  # bytes; the default of --max-body-size is 16 MiB
 
@@ -62,12 +63,16 @@ def send_measured(house: House, path: str, raw: bytes, headers: Mapping[str, str
     """The answer; the event loop was free all the while."""
     before = house.lag.mark()
     reply = call(house, "POST", path, raw, {"Content-Type": "application/json", **ADMIN, **(headers or {})})
-    house.on_loop(asyncio.sleep(2 * INTERVAL))  # what was late is known
+    assert_free_since(house, before)
+    return reply
+
+
+def assert_free_since(house: House, before: LagFigures) -> None:
+    house.on_loop(asyncio.sleep(2 * INTERVAL))  # what was late is known then
     during = house.lag.since(before)
-    print(path, during)
+    print(during)
     assert during.longest_turn[0] <= LIMIT, str(during)
     assert max(during.lags) <= LIMIT, str(during)
-    return reply
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -83,3 +88,45 @@ def test_body_that_is_unpacked_to_the_limit_holds_up_nobody(house: House, encodi
     for raw in (filled(b'{"prompt":"', b"a", b'"}'), filled(b'{"prompt":[', b"1,", b"1]}")):
         packed = pack(raw)
         assert_refused(house, send_measured(house, "/v1/completions", packed, {"Content-Encoding": encoding}), 400)
+
+
+def test_gzip_of_many_members_holds_up_nobody(house: House) -> None:
+    packed = gzip.compress(b'{"prompt": "x", "max_tokens": 1') + gzip.compress(b"") * 400_000 + gzip.compress(b"}")
+    reply = send_measured(house, "/v1/completions", packed, {"Content-Encoding": "gzip"})
+    assert_refused(house, reply, (200, 400))
+
+
+def test_body_in_chunks_of_one_byte_holds_up_nobody(house: House) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1, "junk": "' + b"a" * 500_000 + b'"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    key = f"Authorization: {ADMIN['Authorization']}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    before = house.lag.mark()
+    reply = send(house, head + key + chunks)
+    assert_free_since(house, before)
+    assert reply.status == 200, reply.body
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_with_as_many_log_probabilities_as_may_be_asked_for_holds_up_nobody(
+    house: House, path: str, stream: bool
+) -> None:
+    most = {"prompt_logprobs": 20, "n": 16, "max_tokens": 16, "ignore_eos": True, "stream": stream}
+    if path.endswith("chat/completions"):
+        body = {**most, "messages": [{"role": "user", "content": "a " * 20}], "logprobs": True, "top_logprobs": 20}
+    else:
+        body = {**most, "prompt": [[7, number, *[9] * 76] for number in range(20)], "logprobs": 20, "echo": True}
+    reply = send_measured(house, path, json.dumps(body).encode())
+    assert reply.status == 200, reply.body[:500]
+    if not stream:  # it is not parsed here, which would hold up the server in this same process
+        assert reply.body.count(b'"finish_reason"') == (16 if "messages" in body else 320)
+        assert reply.body.count(b'"top_logprobs"') >= (256 if "messages" in body else 320)
+
+
+def test_answers_of_a_tokenizer_hold_up_nobody(house: House) -> None:
+    """Up to two million ids, each of which may be spelled."""
+    ids = send_measured(house, "/detokenize", filled(b'{"tokens":[', b"77,", b"78]}", 5_900_000))
+    assert ids.status == 200, ids.body[:500]
+    spelled = b'{"prompt": "' + b"ab " * 16_000 + b'", "return_token_strs": true}'
+    assert send_measured(house, "/tokenize", spelled).status == 200

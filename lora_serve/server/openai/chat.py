@@ -17,7 +17,7 @@ from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
 from lora_serve.server.openai.generation import run_choices
-from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, let_go, num_values, prompt_logprobs
+from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.openai.prompts import chat_messages, chat_prompt
 from lora_serve.server.openai.sse import stream
 from lora_serve.server.openai.usage import Usage
@@ -112,12 +112,8 @@ class ChatBody:
         num_entries = num_values(self.prompt_entries) + sum(num_values(choice.entries) for choice in self.choices)
         return num_entries + num_characters // 8
 
-    def _take_prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
-        if self.prompt_entries is None:
-            return None
-        shown = prompt_logprobs(self.speller.text, self.prompt_entries)
-        let_go(self.prompt_entries)
-        return shown
+    def _take_prompt_logprobs(self) -> Any:
+        return None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
 
     def chunks(self, choice: int, event: Admitted | Piece) -> Iterator[dict[str, Any]]:
         if isinstance(event, Admitted):
@@ -136,12 +132,10 @@ class ChatBody:
             yield {**self._head("chat.completion.chunk", []), "usage": self.usage.total()}
 
     def _whole_choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
-        logprobs = self._logprobs(choice.entries)
-        let_go(choice.entries)
         return {
             "index": index,
             "message": {"role": "assistant", "content": self.prefix + "".join(choice.text)},
-            "logprobs": logprobs,
+            "logprobs": self._logprobs(choice.entries),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }

@@ -8,7 +8,7 @@ from typing import Any
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.core.request import FinishReason
 from lora_serve.server.openai.answer import Admitted, Piece
-from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, let_go, num_values, prompt_logprobs
+from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, num_values, prompt_logprobs
 from lora_serve.server.openai.prompts import EncodedPrompt
 
 
@@ -50,13 +50,9 @@ class CompletionChoice:
         """Roughly, that are to be shown; eight characters of text count as one."""
         return num_values(self.prompt_entries) + num_values(self.entries) + sum(map(len, self.text)) // 8
 
-    def take_prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
+    def take_prompt_logprobs(self) -> Any:
         """Once; None if they were not asked for."""
-        if self.prompt_entries is None:
-            return None
-        shown = prompt_logprobs(self.speller.text, self.prompt_entries)
-        let_go(self.prompt_entries)
-        return shown
+        return None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
 
     def take(self) -> dict[str, Any]:
         """The part of the choice since the last call."""
@@ -66,7 +62,6 @@ class CompletionChoice:
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
         }
-        let_go(self.entries)
         self.text, self.token_ids, self.entries = [], [], []
         return part
 

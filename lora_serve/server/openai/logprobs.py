@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.text.tokenizer import TextModel
 
-_AT_ONCE = 64
+_MANY = 100
+
+E = TypeVar("E")
+
 MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM cuts at the same number
 
 
@@ -27,7 +30,7 @@ class TokenSpeller:
 def completion_logprobs(
     speller: TokenSpeller,
     token_ids: Sequence[int],
-    entries: Sequence[TokenLogprobs | None],
+    entries: list[TokenLogprobs | None],
     count: int,
     offset: int,
 ) -> dict[str, Any]:
@@ -44,22 +47,36 @@ def completion_logprobs(
         "text_offset": offsets,
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
         "tokens": tokens,
-        "top_logprobs": [None if entry is None else _top_by_text(speller, entry, count) for entry in entries],
+        "top_logprobs": each(lambda entry: entry and _top_by_text(speller, entry, count), entries),
     }
 
 
-def chat_logprobs(speller: TokenSpeller, entries: Iterable[TokenLogprobs], count: int) -> dict[str, Any]:
+def chat_logprobs(speller: TokenSpeller, entries: list[TokenLogprobs], count: int) -> dict[str, Any]:
     """Chat's format."""
-    content = []
-    for entry in entries:
+
+    def shown(entry: TokenLogprobs) -> dict[str, Any]:
         top = [_chat_token(speller, token_id, logprob) for token_id, logprob in entry.top[:count]]
-        content.append({**_chat_token(speller, entry.token_id, entry.logprob), "top_logprobs": top})
-    return {"content": content}
+        return {**_chat_token(speller, entry.token_id, entry.logprob), "top_logprobs": top}
+
+    return {"content": each(shown, entries)}
 
 
-def prompt_logprobs(text: TextModel, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(text: TextModel, entries: list[TokenLogprobs | None]) -> list[Any] | Iterator[Any]:
     """vLLM's format: for each prompt token an object by token id."""
-    return [None if entry is None else _by_id(text, entry) for entry in entries]
+    return each(lambda entry: entry and _by_id(text, entry), entries)
+
+
+def each(show: Callable[[E], Any], entries: list[E]) -> list[Any] | Iterator[Any]:
+    """`show` of each, for an answer. Of many one after the other as they are written, and each entry is let go then:
+    all of them at once would be a million objects, of which Python's collector would look at each.
+    """
+    return [show(entry) for entry in entries] if len(entries) <= _MANY else _emptied(show, entries)
+
+
+def _emptied(show: Callable[[E], Any], entries: list[Any]) -> Iterator[Any]:
+    for index, entry in enumerate(entries):
+        entries[index] = None
+        yield show(entry)
 
 
 def _top_by_text(speller: TokenSpeller, entry: TokenLogprobs, count: int) -> dict[str, float]:
@@ -88,12 +105,6 @@ def num_values(entries: Sequence[TokenLogprobs | None] | None) -> int:
     """Roughly, that are shown of them: all entries of a choice have as many alternatives."""
     last = entries[-1] if entries else None
     return 0 if last is None or entries is None else len(entries) * (4 + 3 * len(last.top))
-
-
-def let_go(entries: list[Any]) -> None:
-    """Empty a list that may be long: a few at a time, as Python's lock is kept until whatever is dropped is free."""
-    while entries:
-        del entries[-_AT_ONCE:]
 
 
 def _finite(logprob: float) -> float:

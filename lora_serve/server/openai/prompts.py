@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.beside import beside
-from lora_serve.server.sampling import check_vocabulary
+from lora_serve.server.sampling import Limits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
@@ -17,9 +19,10 @@ from lora_serve.text.tokenizer import TextModel
 MAX_PROMPTS = 64
 MAX_LISTS = 4096  # looked at, more than any route takes
 LONG_TEXT = 50_000  # characters; a shorter one is tokenised before it is refused
+MANY_IDS = 500_000  # of a prompt; more are refused before they become Python objects
 MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
-Prompt = str | tuple[int, ...]
+Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,11 @@ async def completion_prompts(
 def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionFields, prompt: Prompt) -> EncodedPrompt:
     if isinstance(prompt, str):
         return EncodedPrompt(text.encode(prompt, fields.add_special_tokens), prompt)
+    if len(prompt) > MANY_IDS:
+        max_tokens_for(len(prompt), Limits(fields.max_tokens, None, None), spec.max_model_len)
     check_vocabulary(prompt, spec, "prompt")
-    return EncodedPrompt(prompt, text.decode(prompt) if fields.echo else "")
+    token_ids = tuple(prompt)
+    return EncodedPrompt(token_ids, text.decode(token_ids) if fields.echo else "")
 
 
 async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
@@ -107,7 +113,7 @@ async def read_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX
 def length_of(value: Any) -> int:
     """Elements of a list and of the first lists in it."""
     if not isinstance(value, list):
-        return 0
+        return 0  # an array is looked at as one
     return len(value) + sum(len(item) for item in value[:MAX_LISTS] if isinstance(item, list))
 
 
@@ -115,22 +121,22 @@ def parse_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX_PROM
     """str, list[str], list[int] or list[list[int]] -> prompts. Raises InvalidRequestError."""
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list | array) or not value:
         raise _wrong_prompt(param)
     if _is_token_ids(value):
-        return (tuple(value),)
+        return (value,)
     if len(value) > max_prompts:
         message = f"At most {max_prompts} {param}s are allowed in one request (got {len(value)})."
         raise InvalidRequestError(message, param=param)
     if all(isinstance(item, str) for item in value):
         return tuple(value)
-    if all(isinstance(item, list) and _is_token_ids(item) for item in value):
-        return tuple(tuple(item) for item in value)
+    if all(isinstance(item, list | array) and _is_token_ids(item) for item in value):
+        return tuple(value)
     raise _wrong_prompt(param)
 
 
-def _is_token_ids(value: list[Any]) -> bool:
-    return all(type(item) is int for item in value)
+def _is_token_ids(value: list[Any] | array[int]) -> bool:
+    return isinstance(value, array) or all(type(item) is int for item in value)
 
 
 def _wrong_prompt(param: str) -> InvalidRequestError:

@@ -86,7 +86,7 @@ def _data(chunks: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _encode(chunk: Any) -> str:
-    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=list)
 
 
 def _in_slices(chunk: dict[str, Any]) -> bytes:

@@ -25,7 +25,7 @@ class TextPair:
     second: str
 
 
-Input = str | tuple[int, ...] | TextPair
+Input = str | Sequence[int] | TextPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +74,22 @@ class _InputEncoder:
         return found
 
     def _encoded(self, item: Input) -> EncodedInput:
-        if isinstance(item, tuple):
-            check_vocabulary(item, self.spec, self.rules.param)
-            return EncodedInput(self._cut(item), ())
         if isinstance(item, TextPair):
             found = self.text.encode_input(item.first, item.second, max_tokens=self.limit)
+        elif not isinstance(item, str):
+            check_vocabulary(item, self.spec, self.rules.param)
+            return EncodedInput(self._cut(item), ())
         else:
             special = self.rules.add_special_tokens
             prepared = self.text.preparation.of(item) if self._is_embedding else item
             found = self.text.encode_input(prepared, add_special_tokens=special, max_tokens=self.limit)
         return found if self._takes_pairs else EncodedInput(found.token_ids, ())
 
-    def _cut(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _cut(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Token ids are nobody's but the caller's, so all of them are alike."""
         if self.limit is None:
-            return token_ids
-        return token_ids[: self.limit] if self.text.truncation_side == "right" else token_ids[-self.limit :]
+            return tuple(token_ids)
+        return tuple(token_ids[: self.limit] if self.text.truncation_side == "right" else token_ids[-self.limit :])
 
     @property
     def _is_embedding(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
@@ -32,12 +34,12 @@ class DetokenizeFields(Fields):
     tokens: TokenIds
 
 
-def check_token_ids(value: Any) -> list[int]:
+def check_token_ids(value: Any) -> Sequence[int]:
     """The `tokens` of a request. By hand, as pydantic checks a list in one go and keeps every thread waiting.
 
     Raises InvalidRequestError.
     """
-    if not isinstance(value, list):
+    if not isinstance(value, list | array):
         raise _wrong("tokens", "Input should be a valid list")
     if len(value) > MAX_TOKEN_IDS:
         raise _wrong("tokens", f"List should have at most {MAX_TOKEN_IDS} items, not {len(value)}")
