@@ -1,4 +1,4 @@
-"""aiohttp's runner, but for what it answers and logs when it is sent what is no HTTP.
+"""aiohttp's runner, but for clients that end their side first, and for what it says when it is sent what is no HTTP.
 
 By itself it names its versions, repeats the bytes, and logs a traceback with them in it: whoever can connect could
 fill the log, and what came behind a broken header, a prompt or a key, would be in it.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from lora_serve.server.client_faults import is_clients_fault, log_clients_fault
 from lora_serve.server.errors import WireError
+from lora_serve.server.half_closed import Answering, HalfClosed
 from lora_serve.server.security_headers import secure
 
 logger = logging.getLogger(__name__)
@@ -40,12 +41,52 @@ class _HttpServer(web.Server):
 
 
 class HttpConnection(RequestHandler):
-    """aiohttp's own, but for how it refuses what is no HTTP, and for bodies, which come as they were sent."""
+    """aiohttp's own, but for refusals of what is no HTTP, bodies as they were sent, and clients that end their side."""
 
-    __slots__ = ()
+    __slots__ = ("_half_closed",)
 
     def __init__(self, server: web.Server, **options: Any) -> None:
         super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
+        self._half_closed: HalfClosed | None = None
+
+    def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
+        """The client sends no more; whether the connection stays open for answers. TLS has no such state here."""
+        is_idle = self._waiter is not None and not self._waiter.done()
+        answering = self._answering()
+        if is_idle or self.transport is None or self.ssl_context or (answering and not answering.is_complete):
+            return None
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self._answering)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is closed, by whomever."""
+        if self._half_closed is not None:
+            self._half_closed.stop()
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """The handler has answered; after the last answer to a client that sends no more nothing is waited for."""
+        self._end_after(resp)
+        finished = await super().finish_response(request, resp, start_time)
+        self._end_after(resp)  # it may have come to its end meanwhile
+        return finished
+
+    def _end_after(self, response: web.StreamResponse) -> None:
+        if self._half_closed is not None and not self._messages:
+            response.force_close()
+
+    def _answering(self) -> Answering | None:
+        request = self._current_request
+        if request is None:
+            return None
+        return Answering(
+            is_complete=request.content.is_eof(),
+            has_begun=request.writer.output_size > 0,
+            may_be_asked=request.version >= HttpVersion11,
+        )
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """aiohttp reads on after the answer, and takes what comes then for an error of ours."""

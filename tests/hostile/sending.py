@@ -36,7 +36,8 @@ def send(house: House, data: bytes, *, half_close: bool = False) -> Reply:
             with suppress(ConnectionError):  # it need not read to the end before it answers
                 connection.sendall(data)
                 if half_close:
-                    connection.shutdown(socket.SHUT_WR)
+                    with suppress(OSError):  # it may have closed already, and has answered
+                        connection.shutdown(socket.SHUT_WR)
             answer.begin()
             return Reply(answer.status, dict(answer.getheaders()), answer.read())
         except (http.client.HTTPException, ConnectionError, ValueError):

@@ -110,6 +110,12 @@ def test_half_a_request_is_given_up_when_the_client_leaves(house: House, half: b
     assert send(house, GET + b"\r\n").status == 200
 
 
+def test_client_that_ends_its_side_is_answered_all_the_same(house: House) -> None:
+    assert send(house, GET + b"\r\n", half_close=True).status == 200
+    reply = send(house, POST + LENGTH + b"\r\n" + BODY, half_close=True)
+    assert (reply.status, len(reply.json["choices"])) == (200, 1)
+
+
 QUIET = 2.0  # seconds
 
 
