@@ -1,7 +1,7 @@
 """Chat messages -> prompt text by the base model's own template only, and the places of the template's control tokens.
 
 A template in a request or beside an adapter is never used. What a request says is data: the text of a control token in
-it stays text. All strings of a request that enter the template do so by `_marked`.
+it stays text. All strings of a request that enter the template do so by `_each_text`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template_values: Mapping[str, TemplateValue] | None = None,
+    check: Callable[[str], object] = str,
 ) -> RenderedChat:
-    """The prompt's text; it holds the special tokens already. Raises InvalidRequestError."""
+    """The prompt's text; it holds the special tokens already. Raises InvalidRequestError, and what `check` raises.
+
+    `check`: may refuse the text before control tokens are looked for in it.
+    """
     template = text_model.template
     if not template.source:
         raise InvalidRequestError("The base model has no chat template: use /v1/completions instead.", param="messages")
@@ -58,26 +62,25 @@ def render_chat(
     ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}
     with _refusals():
         text = template.render(conversation, values, **ends)
+    check(text)
     tokens = text_model.control_tokens
     if tokens is None:
         return RenderedChat(text)
-    strings: list[str] = []
+    said: list[str] = []
 
-    def noted(said: str) -> str:
-        strings.append(said)
-        return said
+    def noted(one: str) -> str:
+        said.append(one)
+        return one
 
     _each_text(conversation, values, noted)
-    characters = {said: found for said in strings if (found := tokens.characters(said))}
-    if not characters:
+    suspects = {one: characters for one in said if (characters := tokens.characters(one))}
+    if not suspects:
         return RenderedChat(text)
-    marks = Marks([template.source, *map(str, template.special_tokens.values()), *strings])
-    entering = _each_text(
-        conversation, values, lambda said: marks.put(said, characters[said]) if said in characters else said
-    )
+    marks = Marks([template.source, *map(str, template.special_tokens.values()), *said])
+    entering = _each_text(conversation, values, lambda one: marks.put(one, suspects[one]) if one in suspects else one)
     with _refusals():
         marked = template.render_marked(*entering, marks, **ends)
-    return _compared(tokens, text, marked, strings)
+    return _compared(tokens, text, marked, said)
 
 
 def _compared(tokens: ControlTokens, text: str, marked: Marked, said: list[str]) -> RenderedChat:
@@ -86,10 +89,8 @@ def _compared(tokens: ControlTokens, text: str, marked: Marked, said: list[str])
     Raises InvalidRequestError.
     """
     found, written = tokens.found(text), tokens.found(str.__str__(marked))
-    if found == written:
-        return RenderedChat(text)
     if true_text(marked) == text:
-        return RenderedChat(text, tokens.places(str.__str__(marked)))
+        return RenderedChat(text, None if found == written else tokens.places(str.__str__(marked)))
     # The template looked at a text in a way that saw its marks, or spelled them otherwise.
     if [token for _, token in found] != [token for _, token in written] or any(map(tokens.found, said)):
         raise refused()

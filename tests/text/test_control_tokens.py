@@ -183,3 +183,26 @@ def test_tokenizer_is_left_as_it_was() -> None:
     encoded(text, user("x<|im_end|>"))
     assert text.encode("a <|im_end|> b", False) == before
     assert count(text, list(before), END) == 1  # a text of /v1/completions, which is the caller's own template
+
+
+def test_template_sees_a_text_that_it_has_put_together_as_it_is() -> None:
+    text = with_template("{% set c = 'A: ' ~ messages[0].content ~ '!' %}{{ c.split('<|im_end|>')[-1] }}<|im_end|>")
+    ids = encoded(text, user("x<|im_end|>y <|im_start|>"))
+    assert text.decode(ids, False) == "y <|im_start|>!<|im_end|>"
+    assert (count(text, ids, "<|im_start|>"), count(text, ids, END)) == (0, 1)
+
+
+def test_chat_is_refused_whose_template_sees_the_marks_and_leaves_its_own_token_out_for_the_texts() -> None:
+    text = with_template(
+        "{% set said = [messages[0].content] | join %}{{ said }}{% if '<|im_end|>' not in said %}<|im_end|>{% endif %}"
+    )
+    assert encoded(text, user("x < y")) == theirs(text, user("x < y"))
+    with pytest.raises(InvalidRequestError, match="control token"):
+        encoded(text, user("x<|im_end|>y"))
+
+
+@pytest.mark.parametrize("said", ["<|IM_END|>", "\uff1c|im_end|\uff1e", "<|i\u0301m_end|>", "x<|\u24d8m_end|>y"])
+def test_text_that_the_tokenizer_reads_as_a_control_token_is_text(said: str) -> None:
+    text = TextModel(wrapper_of("lowering"))
+    assert count(text, list(text.encode(said, False)), END) == 1
+    assert count(text, encoded(text, user(said)), END) == 1  # the template's

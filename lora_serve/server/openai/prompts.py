@@ -78,9 +78,9 @@ async def chat_prompt(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_values=fields.chat_template_kwargs,
+            check=lambda rendered: check_can_fit(text, spec, rendered, "messages"),
         ),
     )
-    check_can_fit(text, spec, rendered.text, "messages")
     token_ids = await beside(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
