@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,21 +12,21 @@ from aiohttp import web
 
 
 @contextmanager
-def serving(app: web.Application) -> Iterator[str]:
-    """`http://127.0.0.1:PORT`, for as long as the block lasts."""
+def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """`http://127.0.0.1:PORT`, for as long as the block lasts; with `tls` https."""
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def start() -> int:
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         return int(runner.addresses[0][1])
 
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
         port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     finally:
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)

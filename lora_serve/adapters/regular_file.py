@@ -72,13 +72,19 @@ def filled(file: BinaryIO, memory: memoryview) -> Iterator[memoryview]:
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
     """The whole file, no more at once than CHUNK_BYTES. Raises ChangedFileError, OSError."""
+    return map(bytes, views_of(file, CHUNK_BYTES))
+
+
+def views_of(file: BinaryIO, num_bytes: int = 2**18) -> Iterator[memoryview]:
+    """The whole file through one buffer: each piece is there until the next one. Raises ChangedFileError, OSError."""
     left = size_of(file)
+    buffer = memoryview(bytearray(min(num_bytes, left)))
     while left:
-        chunk = file.read(min(CHUNK_BYTES, left))
-        if not chunk:
+        count: int = file.readinto(buffer[: min(len(buffer), left)])  # type: ignore[attr-defined]
+        if not count:
             raise ChangedFileError
-        left -= len(chunk)
-        yield chunk
+        left -= count
+        yield buffer[:count]
     _check_end(file)
 
 
@@ -93,8 +99,8 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 def copy_regular(source: Path, target: Path) -> None:
     """`target` is a new file. Raises OSError."""
     with open_regular(source) as file, target.open("xb") as copy:
-        for chunk in pieces_of(file):
-            copy.write(chunk)
+        for piece in views_of(file):
+            copy.write(piece)
 
 
 def link_regular(source: Path, target: Path) -> None:

@@ -668,6 +668,17 @@ class TestRedisKey(AdapterSourceContract):
         with pytest.raises(PayloadTooLargeError):
             fetch("redis://adapter.tar", limit=1000)
 
+    @pytest.mark.parametrize("pack", [tar_of, zip_of])
+    def test_damaged_archive_is_refused(
+        self, place: RedisPlace, fetch: Callable[..., Any], pack: Callable[..., bytes]
+    ) -> None:
+        content = bytearray(pack(FILES))
+        content[len(content) // 2] ^= 1
+        for damaged in (bytes(content), pack(FILES)[:-8], pack(FILES)[:-8] + bytes(8), pack(FILES) + b"x"):
+            place.client.set("adapter.tar", damaged)
+            with pytest.raises(InvalidAdapterError):
+                fetch("redis://adapter.tar")
+
     @pytest.mark.parametrize("packed", [False, True])
     def test_key_that_is_written_meanwhile_is_not_taken(
         self, place: RedisPlace, fetch: Callable[..., Any], packed: bool

@@ -155,6 +155,16 @@ class TestRedisStore(AdapterStoreContract):
         store.delete(digest)
         assert store._redis.dbsize() == 0
 
+    @pytest.mark.parametrize("damaged", [b"", b"x" * (CHUNK_BYTES - 1), b"x" * (CHUNK_BYTES + 1)])
+    def test_chunk_of_another_size_than_the_manifest_says_is_not_taken(
+        self, store: RedisStore, tmp_path: Path, damaged: bytes
+    ) -> None:
+        digest = make_folder(tmp_path / "a", b"x" * (2 * CHUNK_BYTES))
+        store.put(digest, tmp_path / "a")
+        store._redis.set(store._key(digest, WEIGHTS, 0), damaged)
+        with pytest.raises(AdapterUnavailableError, match="lost a part"):
+            contents(store, digest)
+
     def test_half_written_blob_is_never_seen_and_expires(
         self, store: RedisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

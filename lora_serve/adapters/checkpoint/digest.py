@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from lora_serve.adapters.regular_file import open_regular, pieces_of
+from lora_serve.adapters.regular_file import open_regular, views_of
 from lora_serve.core.errors import AdapterUnavailableError
 
 CONFIG_NAME = "adapter_config.json"
@@ -17,8 +17,8 @@ def file_sha256(path: Path) -> bytes:
     """32 bytes; the file is streamed. Raises OSError."""
     content = hashlib.sha256()
     with open_regular(path) as file:
-        for chunk in pieces_of(file):
-            content.update(chunk)
+        for piece in views_of(file):
+            content.update(piece)
     return content.digest()
 
 

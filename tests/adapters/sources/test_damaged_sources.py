@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import socket
+import ssl
 import tarfile
 import threading
 import time
@@ -35,6 +36,7 @@ from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.patience import Patience
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from tests.certificates import make_certificate
 from tests.fake_hub import FakeHub
 from tests.http_thread import serving
 
@@ -297,6 +299,25 @@ def test_transfer_of_any_source_has_an_end(tmp_path: Path, monkeypatch: pytest.M
     assert no_progress(0) is None
     with pytest.raises(AdapterUnavailableError, match="too long"):
         fetched(Slow(), "s3://b/x", tmp_path)
+
+
+def test_answer_over_tls_is_read_and_held_against_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_certificate(tmp_path / "certificate")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.certificate, made.key)
+    trusting = made.client_context()
+    monkeypatch.setattr(ssl, "create_default_context", lambda: trusting)
+    bodies = [tar(FILES), tar(DAMAGED)]
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=bodies.pop(0), headers=HEADERS["content_digest"](tar(FILES)))
+
+    app = web.Application()
+    app.router.add_get("/adapter.tar", answer)
+    with serving(app, context) as url:
+        assert fetched(ArchiveUrlSource([url]), f"{url}/adapter.tar", tmp_path / "a") == FILES
+        with pytest.raises(InvalidAdapterError, match="damaged"):
+            fetched(ArchiveUrlSource([url]), f"{url}/adapter.tar", tmp_path / "b")
 
 
 def test_fast_answer_is_not_taken_for_a_slow_one(tmp_path: Path) -> None:
