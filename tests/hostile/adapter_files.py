@@ -214,7 +214,7 @@ CONFIGS: dict[str, Any] = {
     "rank_fraction": {"r": 4.5},
     "rank_pattern_huge": {"rank_pattern": {"q_proj": 100_000}},
     "rank_pattern_bomb": {"rank_pattern": {f"p{i}": 4 for i in range(100_000)}},
-    "rank_pattern_regex": {"rank_pattern": {"^(a+)+$": 4, "(.*)*(.*)*x": 4}},
+    "rank_pattern_regex": {"rank_pattern": {"(?!z)(.*)*(.*)*(.*)*(.*)*(.*)*x": 4}},
     "alpha_text": {"lora_alpha": "inf"},
     "alpha_huge": {"lora_alpha": 1e300},
     "alpha_list": {"lora_alpha": [8]},
