@@ -6,12 +6,14 @@ fill the log, and what came behind a broken header, a prompt or a key, would be 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
 
 from lora_serve.server.client_faults import is_clients_fault, log_clients_fault
 from lora_serve.server.errors import WireError
@@ -19,6 +21,7 @@ from lora_serve.server.half_closed import Answering, HalfClosed
 from lora_serve.server.security_headers import secure
 
 logger = logging.getLogger(__name__)
+READ_BYTES = 2**15  # of a connection, at once
 
 
 class HttpRunner(web.AppRunner):
@@ -44,6 +47,23 @@ class HttpConnection(RequestHandler):
     """aiohttp's own, but for refusals of what is no HTTP, bodies as they were sent, and clients that end their side."""
 
     __slots__ = ("_half_closed",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """What comes is unpacked as it comes, in one go: of what is many tiny parts so much less is taken at once."""
+        super().connection_made(transport)
+        if hasattr(transport, "max_size"):
+            transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Of a packed body nothing more is read once it is answered: aiohttp would unpack it to its end, a thousand
+        times what was sent, without a turn for anybody else, and log what is broken in it.
+        """
+        done = await super().finish_response(request, resp, start_time)
+        if "Content-Encoding" in request.headers and not request.content.is_eof():
+            request.content.set_exception(TimeoutError())  # as if it had waited long enough for the rest
+        return done
 
     def __init__(self, server: web.Server, **options: Any) -> None:
         super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks

@@ -1,8 +1,9 @@
 """The event loop's lag in a house: how long each turn keeps the loop, and how late the loop calls what is due.
 
 A turn is measured in processor time of the loop's own thread, which is the same on a busy machine. Lag counts whoever
-keeps the loop or Python's lock; the time in which a thread of this process was ready to run and the machine had no
-processor for it is taken off, as that says nothing about the server.
+keeps the loop or Python's lock; the time in which threads of this process were ready to run and the machine had no
+processor for them is taken off, as that says nothing about the server (one after the other had the lock meanwhile, so
+their times add up). On a quiet machine there is none of it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def keep_probing(figures: LagFigures) -> None:
         await asyncio.sleep(INTERVAL)
         lag = loop.time() - due
         before, waited = waited, _waited()
-        taken = max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
+        taken = sum(seconds - before.get(thread, 0.0) for thread, seconds in waited.items())
         figures.wall += samples(lag, INTERVAL)
         figures.lags += samples(max(0.0, lag - taken), INTERVAL)
 

@@ -130,3 +130,14 @@ def test_answers_of_a_tokenizer_hold_up_nobody(house: House) -> None:
     assert ids.status == 200, ids.body[:500]
     spelled = b'{"prompt": "' + b"ab " * 16_000 + b'", "return_token_strs": true}'
     assert send_measured(house, "/tokenize", spelled).status == 200
+
+
+@pytest.mark.parametrize("key", [{}, {"Authorization": ADMIN["Authorization"]}], ids=["nobody", "somebody"])
+def test_bomb_is_not_unpacked_once_it_is_refused(house: House, key: Mapping[str, str]) -> None:
+    """16 GB in 16 MB."""
+    bomb = gzip.compress(b" " * 2**24) * 1000
+    before = house.lag.mark()
+    named = {"Content-Type": "application/json", "Content-Encoding": "gzip", **key}
+    reply = call(house, "POST", "/v1/completions", bomb[: 2**24 - 1], named)
+    assert_free_since(house, before)
+    assert reply.status in (401, 413, 0)  # 0: it was closed before all of it was sent
