@@ -26,7 +26,10 @@ class ChatTemplate:
     @cached_property
     def source(self) -> str:
         """The template that a chat without tools takes; empty if there is none."""
-        return str(self._wrapper.get_chat_template()) if self._wrapper.chat_template else ""
+        try:
+            return str(self._wrapper.get_chat_template())
+        except ValueError:  # none, or several of which none is the default
+            return ""
 
     @cached_property
     def special_tokens(self) -> dict[str, Any]:

@@ -69,6 +69,18 @@ def test_model_without_a_template_says_so() -> None:
         render_chat(TextModel(tokenizer), parse_messages([{"role": "user", "content": "x"}]))
 
 
+def test_of_several_templates_the_default_is_taken_and_no_other() -> None:
+    for name, expected in (("default", "Hi"), ("rag", None)):
+        tokenizer = byte_level_tokenizer()
+        tokenizer.chat_template = {name: "{{ messages[0].content }}", "tool_use": "tools"}
+        text_model, messages = TextModel(tokenizer), parse_messages([{"role": "user", "content": "Hi"}])
+        if expected is None:
+            with pytest.raises(InvalidRequestError, match="no chat template"):
+                render_chat(text_model, messages)
+        else:
+            assert render_chat(text_model, messages).text == expected
+
+
 def test_refusal_of_the_template_is_the_callers_error() -> None:
     tokenizer = byte_level_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"

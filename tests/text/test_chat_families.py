@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+import lora_serve
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.chat import parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 from tests.text.chat_families import FAMILIES, Family, wrapped, wrapper_of
 
+DEMO_MODEL = Path(lora_serve.__file__).parent / "demo_data" / "model"
 EXAMPLES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "8"))
 ALL = pytest.mark.parametrize("name", FAMILIES)
 CONTENTS = (
@@ -206,3 +209,15 @@ def test_no_two_texts_make_a_control_token_together_nor_with_the_template(name: 
             messages[-2]["content"] = token[cut:]
             harmless = theirs(text.wrapper, chat("user", "zebra"))
             assert controls(text, ours(text, messages) or []) == controls(text, harmless or []), (token, cut)
+
+
+def test_demo_models_own_chats_are_transformers_too_and_hold_its_control_tokens_alone() -> None:
+    text = TextModel.load(str(DEMO_MODEL))
+    for place in ("system", "user", "assistant", "last"):
+        for content in CONTENTS:
+            assert ours(text, chat(place, content)) == theirs(text.wrapper, chat(place, content)), content
+        harmless = theirs(text.wrapper, chat(place, "zebra")) or []
+        for token in ("<|end|>", "<|system|>", "<|begin|>", "<|assistant|>", "<|pad|>"):
+            ids = ours(text, chat(place, f"x{token}y")) or []
+            assert controls(text, ids) == controls(text, harmless)
+            assert same_text(text, ids, theirs(text.wrapper, chat(place, f"x{token}y")) or [])
