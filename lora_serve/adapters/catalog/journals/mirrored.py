@@ -6,12 +6,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.core.errors import AdapterUnavailableError, DamagedFileError
 
 _log = logging.getLogger(__name__)
+
+
+def open_mirror(path: Path, title: str = "adapter catalog", monitor: StoreMonitor | None = None) -> SqliteJournal:
+    """The local copy; one that is damaged is set aside, and the new one filled by the shared journal.
+
+    Raises ConfigError.
+    """
+    try:
+        return SqliteJournal(path, title, monitor)
+    except DamagedFileError as error:
+        try:
+            _set_aside(path)
+        except OSError:
+            raise error from None
+        _log.error("%s; it was set aside, and a new one is made of what Redis has", error)
+        return SqliteJournal(path, title, monitor)
+
+
+def _set_aside(path: Path) -> None:
+    """With what SQLite keeps beside it. Raises OSError."""
+    path.replace(path.with_name(f"{path.name}.damaged"))
+    for more in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + more).replace(path.with_name(f"{path.name}.damaged{more}"))
 
 
 class MirroredJournal:
