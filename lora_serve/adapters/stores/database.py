@@ -53,28 +53,28 @@ class Database:
         self._problem: str | None = None  # why it can only be read
         with self._usable():
             try:
-                self._connection = self._opened_for_writing()
+                self.connection = self._opened_for_writing()
             except (OSError, sqlite3.Error) as error:
                 if not _is_unwritable(error):
                     raise
                 self._problem = words_of(error)
-                self._connection = self._opened_for_reading()
+                self.connection = self._opened_for_reading()
                 _log.warning("the %s can only be read at present: %s", title, self._problem)
                 if monitor is not None:
                     monitor.owe(f"the {title}", self.open_for_writing)
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Raises sqlite3.Error."""
-        return self._connection.execute(statement, values)
+        return self.connection.execute(statement, values)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
         """Raises sqlite3.Error."""
-        self._connection.executemany(statement, rows)
+        self.connection.executemany(statement, rows)
 
     def select(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         """The rows. Raises AdapterUnavailableError."""
         try:
-            return self._connection.execute(statement, values).fetchall()
+            return self.connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise AdapterUnavailableError(f"The {self._title} cannot be read at present: {error}.") from None
 
@@ -82,8 +82,8 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """All of it or nothing, durable at the end. Raises StoreUnwritableError: disk full, read-only, damaged."""
         try:
-            with self._lock, self._connection:
-                self._connection.execute("BEGIN IMMEDIATE" if self._problem is None else "BEGIN")
+            with self._lock, self.connection:
+                self.connection.execute("BEGIN IMMEDIATE" if self._problem is None else "BEGIN")
                 yield
         except sqlite3.Error as error:
             raise self.unavailable(error) from None
@@ -98,8 +98,8 @@ class Database:
             if self._problem is None:
                 return
             connection = self._opened_for_writing()
-            self._retired.append(self._connection)  # somebody may be reading it
-            self._connection, self._problem = connection, None
+            self._retired.append(self.connection)  # somebody may be reading it
+            self.connection, self._problem = connection, None
 
     @contextmanager
     def checked(self) -> Iterator[None]:
@@ -116,11 +116,11 @@ class Database:
     def damaged(self, said: object) -> DamagedFileError:
         """What to raise for a file that makes no sense."""
         named = f"--store {self._path.parent}: {self._path.name}, the {self._title}, is damaged"
-        return DamagedFileError(f"{named} ({said}); restore it from a backup, or move it away")
+        return DamagedFileError(f"{named} ({' '.join(str(said).split())}); restore it from a backup, or move it away")
 
     def close(self) -> None:
         with self._lock:
-            for connection in (self._connection, *self._retired):
+            for connection in (self.connection, *self._retired):
                 connection.close()
 
     @contextmanager

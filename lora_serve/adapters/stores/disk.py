@@ -250,7 +250,12 @@ class DiskStore:
         flush(self._blobs)
 
     def _set_aside(self, blob: Path) -> None:
-        place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
+        try:
+            place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
+        except NotADirectoryError as error:
+            _log.warning("blob %s is broken and removed: quarantine is %s", blob.name, words_of(error))
+            self._evict("sha256:" + blob.name)
+            return
         blob.rename(place)
         _log.warning("blob %s is broken; moved to %s", blob.name, place)
         if not self._is_cache:  # what looks broken may be all that is left of it

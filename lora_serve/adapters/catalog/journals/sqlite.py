@@ -116,3 +116,5 @@ def _check(db: Database) -> None:
         raise db.damaged(said)
     if len(db.execute("SELECT epoch, generation FROM position").fetchall()) != 1:
         raise db.damaged("its position is gone")
+    for table in ("records", "changes"):
+        db.execute(f"SELECT count(*) FROM {table}")  # noqa: S608 - names of ours
