@@ -7,11 +7,13 @@ from contextlib import closing, contextmanager
 
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
+from lora_serve.adapters.catalog.journals.mirror import open_mirror
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import redis_journal
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AdapterConfig
+from lora_serve.tenancy.branches import merge_branches
 from lora_serve.tenancy.directory import TITLE, Directory
 
 JOURNAL = "tenants"  # in Redis' keys
@@ -38,4 +40,4 @@ def _journal(config: AdapterConfig, monitor: StoreMonitor | None) -> Journal:
     if config.redis_url is None:
         return SqliteJournal(config.store / FILE_NAME, TITLE, monitor)
     shared = redis_journal(config.redis_url, config.redis_prefix, JOURNAL, TITLE)
-    return MirroredJournal(shared, open_mirror(config.store / MIRROR_NAME, TITLE, monitor))
+    return MirroredJournal(shared, open_mirror(config.store / MIRROR_NAME, TITLE, monitor), merge_branches)

@@ -8,9 +8,11 @@ import uuid
 from contextlib import closing
 from pathlib import Path
 
+from lora_serve.adapters.catalog.branches import merge_branches
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
-from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal, open_mirror
+from lora_serve.adapters.catalog.journals.mirror import open_mirror
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.regular_file import read_regular
@@ -42,7 +44,7 @@ def open_catalog(
         if redis_url is None:
             return open_own(store, replica_name(store, monitor), lock, monitor)
         journal = MirroredJournal(
-            redis_journal(redis_url, redis_prefix), open_mirror(store / MIRROR_NAME, monitor=monitor)
+            redis_journal(redis_url, redis_prefix), open_mirror(store / MIRROR_NAME, monitor=monitor), merge_branches
         )
         return Catalog(journal, replica_name(store, monitor), lock, is_shared=True)
     except BaseException:

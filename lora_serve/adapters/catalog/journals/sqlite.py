@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
@@ -47,7 +48,11 @@ class SqliteJournal:
             return Page(now, {key: self._text(key) for key in keys})
 
     def commit(
-        self, expected: Position, changes: Mapping[str, str | None], becomes: Position | None = None
+        self,
+        expected: Position,
+        changes: Mapping[str, str | None],
+        becomes: Position | None = None,
+        heads: Mapping[str, int] | None = None,
     ) -> Position | None:
         """See Journal."""
         with self._db.transaction():
@@ -55,24 +60,8 @@ class SqliteJournal:
                 return None
             position = becomes or Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1)
             self._write(position, changes)
-            self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(position.generation, key) for key in changes])
-            self._db.execute("DELETE FROM changes WHERE generation <= ?", (position.generation - MAX_CHANGES,))
+            self._note(position.generation, changes)
             return position
-
-    def replace(self, page: Page) -> None:
-        """Become a copy of another journal at this page, which holds all of its records."""
-        with self._db.transaction():
-            self._db.execute("DELETE FROM records")
-            self._db.execute("DELETE FROM changes")
-            self._write(page.position, page.records)
-        self._truncate()
-
-    def apply(self, page: Page) -> None:
-        """Follow another journal to this page, whose records changed there."""
-        with self._db.transaction():
-            self._write(page.position, page.records)
-        if None in page.records.values():
-            self._truncate()
 
     def wait(self, position: Position, seconds: float) -> None:
         """See Journal. Nobody else writes, so that there is nothing to wait for."""
@@ -97,7 +86,7 @@ class SqliteJournal:
             raise self._db.unavailable(error) from None
 
     def _position(self) -> Position:
-        return Position(*self._db.execute("SELECT epoch, generation FROM position").fetchone())
+        return Position(*self._db.execute("SELECT epoch, generation, head FROM position").fetchone())
 
     def _text(self, key: str) -> str | None:
         row = self._db.execute("SELECT text FROM records WHERE key = ?", (key,)).fetchone()
@@ -106,7 +95,12 @@ class SqliteJournal:
     def _write(self, position: Position, changes: Mapping[str, str | None]) -> None:
         self._db.executemany("DELETE FROM records WHERE key = ?", [(k,) for k, text in changes.items() if text is None])
         self._db.executemany(_SAVE, [(key, text) for key, text in changes.items() if text is not None])
-        self._db.execute("UPDATE position SET epoch = ?, generation = ?", (position.epoch, position.generation))
+        self._db.execute("UPDATE position SET epoch = ?, generation = ?, head = ?", astuple(position))
+
+    def _note(self, generation: int, keys: Iterable[str]) -> None:
+        """Which records a commit changed."""
+        self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(generation, key) for key in keys])
+        self._db.execute("DELETE FROM changes WHERE generation <= ?", (generation - MAX_CHANGES,))
 
 
 def _check(db: Database) -> None:
@@ -114,7 +108,7 @@ def _check(db: Database) -> None:
     (said,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if said != "ok":
         raise db.damaged(said)
-    if len(db.execute("SELECT epoch, generation FROM position").fetchall()) != 1:
+    if len(db.execute("SELECT epoch, generation, head FROM position").fetchall()) != 1:
         raise db.damaged("its position is gone")
-    for table in ("records", "changes"):
+    for table in ("records", "changes", "heads"):
         db.execute(f"SELECT count(*) FROM {table}")  # noqa: S608 - names of ours
