@@ -113,6 +113,12 @@ class AuditJournal:
         bound = 2**62 if before is None else before
         return self._select("number < ? ORDER BY number DESC LIMIT ?", (bound, limit))
 
+    @property
+    def num_lines(self) -> int:
+        """All there are. Raises AdapterUnavailableError."""
+        last = self.latest(limit=1)
+        return last[0].number if last else 0
+
     def first_broken(self) -> int | None:
         """The number of the first line that does not follow from the one before; None: all do.
 

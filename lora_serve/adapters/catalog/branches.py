@@ -24,9 +24,10 @@ def merge_branches(records: Records, contested: _Contested) -> Records:
     """
     merged = dict(records)
     for name, (ours, theirs) in contested.items():
-        text = _joined(ours, theirs) if name.startswith(ADAPTER) else theirs
-        if name.startswith(ALIAS):
-            text = theirs or ours
+        if name.startswith(ADAPTER):
+            text = _joined(ours, theirs)
+        else:
+            text = theirs if name.startswith(BLOB) else theirs or ours
         if text is None:
             merged.pop(name, None)
         else:

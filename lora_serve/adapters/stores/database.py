@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,7 @@ class Database:
 
     def damaged(self, said: object) -> DamagedFileError:
         """What to raise for a file that makes no sense."""
-        named = f"--store {self._path.parent}: {self._path.name}, the {self._title}, is damaged"
-        return DamagedFileError(f"{named} ({' '.join(str(said).split())}); restore it from a backup, or move it away")
+        return _damaged(self._path, self._title, said)
 
     def close(self) -> None:
         with self._lock:
@@ -175,6 +174,29 @@ class Database:
                 connection.execute("BEGIN IMMEDIATE")
                 self._schema.prepare(connection)
                 connection.execute(f"PRAGMA user_version = {self._schema.version}")
+
+
+def check_pages(path: Path, title: str) -> None:
+    """Whether every page of a file that nobody has open makes sense; it stays as it is. Of a damaged file some records
+    may still be read, as if the others had been deleted. Raises DamagedFileError.
+    """
+    if not path.is_file():
+        return
+    try:
+        with closing(_connected_for_reading(path)) as connection:
+            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(1)")]
+    except (OSError, sqlite3.Error) as error:
+        if _code_of(error) not in _DAMAGED:
+            return  # whoever opens it will tell
+        raise _damaged(path, title, error) from None
+    if found != ["ok"]:
+        raise _damaged(path, title, found[0] if found else "no pages")
+
+
+def _damaged(path: Path, title: str, said: object) -> DamagedFileError:
+    reason = " ".join(str(said).split()).strip(". *")
+    named = f"--store {path.parent}: {path.name}, the {title}, is damaged"
+    return DamagedFileError(f"{named} ({reason}); restore it from a backup, or move it away", reason)
 
 
 def made_by(script: str) -> Callable[[sqlite3.Connection], None]:

@@ -121,9 +121,9 @@ class MirroredJournal:
         fork = _fork_of(page, heads)
         ours = None if fork is None else self._mirror.changed_since(fork)
         since = None if fork is None else self._shared.since(fork)
-        theirs = None if since is None or since.position != page.position else since.records.keys()
-        if fork is None:  # commits without names, of an older lora_serve: ours is the newer one
-            ours, theirs = None, frozenset() if page.position.generation < known.position.generation else None
+        theirs = None if since is None or since.position != page.position else frozenset(since.records)
+        if fork is None and not known.position.head and page.position.generation < known.position.generation:
+            theirs = frozenset()  # commits without names, of an older lora_serve: ours is the newer one
         records, contested = _texts(page), {}
         for key in known.records.keys() | page.records.keys() if ours is None else ours:
             our, their = known.records.get(key), page.records.get(key)
