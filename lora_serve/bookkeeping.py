@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.opening import replica_name
+from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.tenancy.audit import AuditLog
 from lora_serve.tenancy.audit_journal import AuditJournal
@@ -32,20 +33,32 @@ class Books:
 
 
 @asynccontextmanager
-async def open_books(config: AdapterConfig, accounting: AccountingConfig) -> AsyncIterator[Books]:
+async def open_books(
+    config: AdapterConfig,
+    accounting: AccountingConfig,
+    monitor: StoreMonitor | None = None,
+    replica: str | None = None,
+) -> AsyncIterator[Books]:
     """For as long as the block lasts; the caller holds the store. What is left is written at its end.
 
-    Raises ConfigError.
+    `monitor`: opens for writing later what can only be read now. `replica`: this server's name; None: as the store has
+    it. Raises ConfigError.
     """
-    replica = replica_name(config.store)
-    audit_journal = AuditJournal(config.store, replica)
+    replica = replica or replica_name(config.store)
+    audit_journal = AuditJournal(config.store, replica, monitor=monitor)
     try:
-        usage_journal = UsageJournal(config.store)
+        usage_journal = UsageJournal(config.store, monitor)
     except BaseException:
         audit_journal.close()
         raise
     books = _opened(config, accounting, replica, usage_journal, audit_journal)
-    if (broken := await asyncio.to_thread(audit_journal.first_broken)) is not None:
+    try:
+        broken = await asyncio.to_thread(audit_journal.first_broken)
+    except BaseException:
+        audit_journal.close()
+        usage_journal.close()
+        raise
+    if broken is not None:
         _log.error("audit log: line %d does not follow from the one before it: lines were changed or removed", broken)
     books.audit.publish()  # what a crash, or Redis' absence, kept from the others
     try:

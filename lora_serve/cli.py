@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lora_serve import __version__
-from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.core.errors import ConfigError, LoraServeError
 from lora_serve.logs import drop_import_noise
 
 USAGE = f"""lora-serve {__version__}: one frozen base model, many tenants' LoRA adapters, one mixed-adapter batch.
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     drop_import_noise()
     try:
         return _run(given)
-    except (ConfigError, ModelError) as error:
+    except LoraServeError as error:
         for line in str(error).splitlines():
             print(f"lora-serve: error: {line}", file=sys.stderr)
         return 2

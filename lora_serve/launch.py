@@ -18,12 +18,13 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
+from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.bookkeeping import Books, open_books
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
@@ -111,8 +112,12 @@ async def _serve(
     sources = build_sources(settings.adapter_slice())
     restarts = Restarts(settings.engine_max_restarts)
     config, code = settings.adapter_slice(), 0
-    with open_weights(config) as weights, open_directory(config) as directory:
-        books = open_books(config, settings.accounting_slice())
+    with (
+        closing(StoreMonitor(settings.store)) as monitor,
+        open_weights(config, monitor) as weights,
+        open_directory(config, monitor) as directory,
+    ):
+        books = open_books(config, settings.accounting_slice(), monitor, weights.catalog.replica)
         async with books as opened, module.open_host(settings, weights) as host:
             text = TextModel.load(settings.model, settings.allow_control_tokens)
             model = await _unless_stopped(load_patiently(host, restarts), stop)
@@ -121,8 +126,9 @@ async def _serve(
                 drained(code)
             else:
                 services = _build_services(
-                    settings, model, text, weights, sources, KeyTable(directory), opened, traces, module.stand_aside
-                )
+                    settings, model, text, weights, sources, KeyTable(directory), opened, traces, module.stand_aside,
+                    monitor,
+                )  # fmt: skip
                 if log is not None:
                     services.metrics.registry.register(LogMetrics(log))
                 count = services.metrics.engine_restarts.inc
@@ -154,10 +160,12 @@ def _build_services(
     books: Books,
     traces: RequestTraces | None,
     stand_aside: Callable[[], None],
+    monitor: StoreMonitor,
 ) -> Services:
     """Every part, joined to the next."""
     config = settings.adapter_slice()
-    admin_key = load_admin_key(settings.admin_key, settings.store)
+    admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
+    monitor.start()  # what could not be opened is known now
     base_tokens = BaseTokens(text.vocabulary())
     quota_of = keys.directory.quota_of
     registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens, quota_of)
@@ -175,6 +183,7 @@ def _build_services(
         keys=keys,
         metrics=Metrics(settings.base_name, settings.metrics_tenants),
         store=weights.store,
+        store_monitor=monitor,
         traces=traces,
         lifecycle=Lifecycle(),
         registrations=FairThreads(

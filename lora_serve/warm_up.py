@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -17,7 +18,7 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
-from lora_serve.core.errors import ConfigError, LoraServeError
+from lora_serve.core.errors import ConfigError, LoraServeError, StoreUnwritableError
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
@@ -29,6 +30,8 @@ from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of
 from lora_serve.warm_set import WarmSetKeeper
 
+LOOK_SECONDS = 1.0  # between two looks whether the store can be written
+MODULE_SECONDS = 60.0  # between two tries to register what there is not enough room for
 PIN_SECONDS = 30.0  # that a new engine's readiness waits for what is pinned
 _log = logging.getLogger(__name__)
 
@@ -52,7 +55,9 @@ class Preparation:
                     await load_pinned(self._services)
             await warm_up(self._services, self._settings)
             return
-        await prepare(self._services, self._settings)
+        if left := await prepare(self._services, self._settings):
+            task = asyncio.create_task(register_later(self._services, left), name="lora modules")
+            self._keeping.callback(task.cancel)
         await self._keeping.enter_async_context(await hot_adapters(self._services, self._settings))
         self._is_prepared = True
 
@@ -61,15 +66,13 @@ class Preparation:
         await self._keeping.aclose()
 
 
-async def prepare(services: Services, settings: Settings) -> None:
-    """All that /ready waits for but the last run's hot adapters. Raises ConfigError.
+async def prepare(services: Services, settings: Settings) -> tuple[str, ...]:
+    """All that /ready waits for but the last run's hot adapters; the modules that are left. Raises ConfigError.
 
     Registering takes turns between its thread, the disk and the engine, so the warm-up's steps run beside it.
     """
-    tasks = [
-        asyncio.ensure_future(register_modules(services, settings.lora_modules)),
-        asyncio.ensure_future(warm_up(services, settings)),
-    ]
+    modules = asyncio.ensure_future(register_modules(services, settings.lora_modules))
+    tasks: list[asyncio.Future[Any]] = [modules, asyncio.ensure_future(warm_up(services, settings))]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -77,17 +80,41 @@ async def prepare(services: Services, settings: Settings) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     await load_pinned(services)
+    return modules.result()
 
 
-async def register_modules(services: Services, modules: tuple[str, ...]) -> None:
-    """`--lora-modules NAME=SOURCE`: the operator's own, so any path will do. Raises ConfigError."""
+async def register_modules(services: Services, modules: tuple[str, ...]) -> tuple[str, ...]:
+    """`--lora-modules NAME=SOURCE`: the operator's own, so any path will do. Raises ConfigError.
+
+    What the store could not take, as it cannot be written now, is given back: what is there is served all the same.
+    """
+    left = []
     for module in modules:
         name, _, source = module.partition("=")
         try:
             await _register_module(services, name, source)
+        except StoreUnwritableError as error:
+            left.append(module)
+            _log.error("--lora-modules %s waits until the store can be written: %s", name, error)
         except LoraServeError as error:
             raise ConfigError(f"--lora-modules {module}: {error}") from error
         return_freed_memory()  # its files' copies, before the next one's come on top of them
+    return tuple(left)
+
+
+async def register_later(services: Services, modules: tuple[str, ...]) -> None:
+    """Those that `register_modules` gave back, once the store can be written."""
+    pause = LOOK_SECONDS
+    while modules:
+        await asyncio.sleep(pause)
+        if services.store_problem is not None:
+            continue
+        try:
+            modules = await register_modules(services, modules)
+        except ConfigError as error:
+            _log.error("%s", error)
+            return
+        pause = MODULE_SECONDS  # there is room, and not enough
 
 
 async def _register_module(services: Services, name: str, source: str) -> None:

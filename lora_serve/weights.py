@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
@@ -12,9 +13,10 @@ from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.recognition import check_own, check_shared
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +29,36 @@ class Weights:
 
 
 @contextmanager
-def open_weights(config: AdapterConfig) -> Iterator[Weights]:
+def open_weights(config: AdapterConfig, monitor: StoreMonitor | None = None) -> Iterator[Weights]:
     """With a shared registry, the catalog follows what other replicas do as long as the block lasts.
 
-    Raises ConfigError.
+    `monitor`: opens for writing later what can only be read now. Raises ConfigError.
     """
-    with closing(open_catalog(config.store, config.redis_url, config.redis_prefix)) as catalog:
+    with closing(open_catalog(config.store, config.redis_url, config.redis_prefix, monitor)) as catalog:
         if config.redis_url is None:
-            disk = DiskStore(config.store, config.disk_bytes, policy=config.eviction)
+            disk = _disk_store(config, config.store)
             check_own(catalog.ledger.state, disk, f"--store {config.store}")
             yield Weights(catalog, disk, disk)
             return
         from lora_serve.adapters.stores.redis import RedisStore
 
         # Beside the embedded registry's blobs, not among them: a cache drops what the shared registry does not name.
-        cache = DiskStore(config.store / "cache", config.disk_bytes, is_cache=True, policy=config.eviction)
+        cache = _disk_store(config, config.store / "cache", is_cache=True)
         far = RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:", tmp=cache.tmp)
         store = TieredStore(cache, far)
         check_shared(catalog.ledger.state, store, f"--redis-url URL --also {config.store}")
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield Weights(catalog, store, cache)
+
+
+def _disk_store(config: AdapterConfig, folder: Path, is_cache: bool = False) -> DiskStore:
+    try:
+        return DiskStore(folder, config.disk_bytes, is_cache=is_cache, policy=config.eviction)
+    except OSError as error:
+        found = Path(error.filename or folder)
+        said = f"{found.name}: {words_of(error)}; move it away"
+        raise ConfigError(f"--store {found.parent}: {said}") from None
 
 
 def _replenish(store: TieredStore, catalog: Catalog) -> None:

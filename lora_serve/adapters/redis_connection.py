@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import redis
@@ -9,6 +10,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from lora_serve.core.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 def connect(url: str, timeout: float) -> Any:
@@ -30,3 +33,10 @@ def connect(url: str, timeout: float) -> Any:
             str(error) if "scheme" in str(error) else "is not redis://user:password@host:port/db, rediss:// or unix://"
         )
         raise ConfigError(f"--redis-url: {known}") from None
+
+
+def drop_other_type(client: Any, key: str, kind: bytes) -> None:
+    """What somebody else has put in the place of a key of ours goes. Raises redis.RedisError."""
+    if client.type(key) not in (kind, b"none"):
+        _log.warning("%s in Redis was no %s; it is dropped", key, kind.decode())
+        client.delete(key)

@@ -33,13 +33,19 @@ from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.files import make_private, new_folder, remove_folder
+from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder
+from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InvalidAdapterError,
+    InvalidRequestError,
+    StoreUnwritableError,
+)
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import NO_LIMITS, Quota
 
@@ -204,14 +210,11 @@ class Registry:
 
         Of a store that replicas share only this server's own leftovers go, and those of replicas long gone.
         """
-        for folder in make_private(self._tmp).iterdir():
-            remove_folder(folder)
         state = self._catalog.ledger.state
         knowledge = Knowledge(state, self._catalog.is_shared)
         known = state.position.epoch  # without one it is not even known whether there are any
         named = state.snapshot.digests if known else self._own.digests()
-        num_aside = self._store.sweep(named, knowledge.knows, self._config.unnamed_days)
-        if num_aside:
+        if num_aside := self._swept(named, knowledge):
             _log.warning(
                 "%d blobs that the catalog does not know are kept aside in %s; `lora-serve registry rebuild` brings "
                 "back what they were",
@@ -230,6 +233,16 @@ class Registry:
                 self._store.near if isinstance(self._store, TieredStore) else self._store, self._catalog.ledger.state
             )
 
+    def _swept(self, named: frozenset[str], knowledge: Knowledge) -> int:
+        """How many blobs are aside."""
+        try:
+            for folder in listed(private_or_later(self._tmp)):
+                remove_folder(folder)
+            return self._store.sweep(named, knowledge.knows, self._config.unnamed_days)
+        except OSError as error:
+            _log.warning("what an earlier life left over stays until the next start: %s", words_of(error))
+            return 0
+
     def _records_of(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
         try:
             return self._store.records(digests) if digests else {}
@@ -243,7 +256,7 @@ class Registry:
             yield folder
         except OSError as error:
             _log.warning("registration failed: %r", error)
-            raise AdapterUnavailableError("The adapter store cannot be written at present.") from None
+            raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
         finally:
             if folder is not None:
                 remove_folder(folder)

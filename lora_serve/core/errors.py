@@ -4,6 +4,7 @@ The tree knows nothing of HTTP; `server/errors.py` is the one place that turns a
 
 LoraServeError
 ├── ConfigError                  a flag, environment variable or YAML key is wrong
+│   └── DamagedFileError         a database of the store cannot be read
 ├── ModelError                   the base model cannot be loaded, or cannot be served exactly
 ├── RequestError                 the caller's input is wrong; saying it again will not help
 │   ├── InvalidRequestError      a field is wrong (`param` names it)
@@ -26,7 +27,8 @@ LoraServeError
 │   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
 │   │   ├── LoadHangsError       the store that has them does not answer
-│   │   └── DeviceQuotaError     they are more than their owner may have on the device
+│   │   ├── DeviceQuotaError     they are more than their owner may have on the device
+│   │   └── StoreUnwritableError  the store's disk takes no changes
 │   └── DeviceMemoryError        the device has no memory for a step
 ├── RequestTimeoutError          the request's own deadline passed
 └── InternalError                our bug or the machine's; the row ends, the server goes on
@@ -46,6 +48,14 @@ class LoraServeError(Exception):
 
 class ConfigError(LoraServeError):
     """A setting is wrong; the message names the flag, the value and what is allowed."""
+
+
+class DamagedFileError(ConfigError):
+    """A database in the store is damaged; the message names it, `reason` is what SQLite says."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ModelError(LoraServeError):
@@ -204,6 +214,12 @@ class DeviceQuotaError(AdapterUnavailableError):
     """The request's adapters do not fit into what the tenant may have on the device at most."""
 
     reason = "tenant_device_bytes"
+
+
+class StoreUnwritableError(AdapterUnavailableError):
+    """The store on disk cannot be written at present: it is full, over a quota, read-only, or broken."""
+
+    reason = "store_unwritable"
 
 
 class DeviceMemoryError(CapacityError):

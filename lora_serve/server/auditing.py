@@ -29,13 +29,14 @@ _CHANGING = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _OTHER_PATHS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _MAX_SUBJECT = 300
 _CLIENT_LEFT = 499
+_UNAVAILABLE = 503
 
 
 async def audited(
     request: web.Request, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
 ) -> web.StreamResponse:
     """The answer, after it was noted if this is an admin act; 503 in its place if it could not be."""
-    if not _may_be_act(request):
+    if not may_be_act(request):
         return await answered
     services = request.app[SERVICES]
     before = services.catalog.snapshot
@@ -48,11 +49,14 @@ async def audited(
         await services.background.complete(_note(services, request, context, before, response.status), "noting an act")
     except AdapterUnavailableError as error:
         logger.error("%s answered %d and could not be noted: %s", request.path, response.status, error)
+        if response.status == _UNAVAILABLE and services.store_problem is not None:
+            return response  # refused for the same cause, which it states
         return wire_error(error, context.request_id).response()
     return response
 
 
-def _may_be_act(request: web.Request) -> bool:
+def may_be_act(request: web.Request) -> bool:
+    """Whether it is one to note, once its caller is recognised."""
     path = request.path
     is_admin = path.startswith(("/admin/", "/v1/models/")) or path in _OTHER_PATHS
     return is_admin and request.method in _CHANGING

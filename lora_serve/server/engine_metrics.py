@@ -27,7 +27,11 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
         stats = await services.client.stats()
     except LoraServeError:
         stats = None
-    registry = tuple(registry_families(services.catalog.snapshot.position.generation, services.catalog.is_away))
+    catalog = services.catalog
+    registry = (
+        *registry_families(catalog.snapshot.position.generation, catalog.is_away),
+        _gauge("lora_serve_store_writable", "0 while the store cannot be written.", {}, services.store_problem is None),
+    )
     scrape = Scrape(services.metrics, stats, await services.store_tiers(), registry, names=may_read_names(request))
     text = generate_latest(scrape)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})

@@ -28,11 +28,14 @@ async def get_health(request: web.Request) -> web.StreamResponse:
 
 
 async def get_ready(request: web.Request) -> web.StreamResponse:
-    """200 from the end of the warm-up until the server drains."""
-    lifecycle = request.app[SERVICES].lifecycle
+    """200 from the end of the warm-up until the server drains; with a reason while changes are refused."""
+    services = request.app[SERVICES]
+    lifecycle = services.lifecycle
     if lifecycle.state is not ServerState.READY:
         raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
-    return web.json_response({"status": "ready"})
+    problem = services.store_problem
+    more = {} if problem is None else {"read_only": True, "reason": problem}
+    return web.json_response({"status": "ready", **more})
 
 
 async def get_version(request: web.Request) -> web.StreamResponse:

@@ -11,7 +11,7 @@ from aiohttp import web
 from lora_serve.core.errors import CapacityError, RateLimitedError
 from lora_serve.core.log_context import logged_with
 from lora_serve.core.tenant import Caller
-from lora_serve.server.auditing import audited
+from lora_serve.server.auditing import audited, may_be_act
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.log_fields import log_fields
@@ -120,6 +120,8 @@ def _for_role(handler: Handler, authenticate: Authenticate) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
         _enter(request, Authenticator.anybody)  # whose act it is, if it is refused
         _enter(request, authenticate)
+        if may_be_act(request):  # it could not even be noted
+            await request.app[SERVICES].check_store()
         return await handler(request)
 
     return guarded

@@ -11,6 +11,7 @@ from aiohttp import web
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import StoreFigures
+from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
@@ -52,6 +53,7 @@ class Services:
     keys: KeyTable
     metrics: Metrics
     store: StoreFigures | None = None  # None: the store's figures are not shown
+    store_monitor: StoreMonitor | None = None  # None: the store counts as one that can be written
     traces: RequestTraces | None = None  # None: no request is traced
     limits: LiveLimits = field(default_factory=LiveLimits)
     registrations: FairThreads = field(default_factory=lambda: FairThreads("registry", num_threads=4))
@@ -89,6 +91,16 @@ class Services:
     def places_of(self, digest: str) -> tuple[str, ...]:
         """The tiers below host memory that have it."""
         return ("disk",) if self.store is None else self.store.places_of(digest)
+
+    @property
+    def store_problem(self) -> str | None:
+        """Why changes are refused at present; None: they are taken."""
+        return None if self.store_monitor is None else self.store_monitor.problem
+
+    async def check_store(self) -> None:
+        """Before a change. Raises AdapterUnavailableError if the store cannot be written."""
+        if self.store_monitor is not None and self.store_problem is not None:
+            await asyncio.to_thread(self.store_monitor.check)
 
     @property
     def base_name(self) -> str:

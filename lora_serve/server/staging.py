@@ -14,7 +14,8 @@ from pathlib import Path
 
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.core.errors import AdapterUnavailableError, NotReadyError
+from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.core.errors import NotReadyError, StoreUnwritableError
 from lora_serve.server.fair_threads import FairThreads
 
 NUM_TRANSFERS = 4  # at once; more wait their turn
@@ -61,8 +62,8 @@ class Staging:
     def _fetch(self, source: str) -> Staged:
         try:
             folder = self._new_folder()
-        except OSError:
-            raise AdapterUnavailableError("The adapter store cannot be written at present.") from None
+        except OSError as error:
+            raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
         return Staged(folder, self._sources.fetch(source, folder, self._max_bytes, self._check_open))
 
     def _check_open(self, num_bytes: int) -> None:

@@ -7,9 +7,12 @@ import hmac
 import logging
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lora_serve.adapters.stores.files import UNWRITABLE, read_small_file
+from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -34,35 +37,53 @@ class AdminKey:
         return hmac.compare_digest(self.digest, offered)
 
 
-def load_admin_key(configured: str | None, store: Path) -> AdminKey:
+def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | None = None) -> AdminKey:
     """Return the configured key, else the one in `store`/admin_key, which is made (256 random bits) if missing.
 
-    Logs where the key lies, never the key. Raises ConfigError if the file cannot be read, made or used.
+    Logs where the key lies, never the key. `monitor`: writes a new key later if that is not possible now; until then
+    nobody has it. Raises ConfigError if the file cannot be read, made or used.
     """
     if configured is not None:
         return AdminKey.of(configured)
     path = store / FILE_NAME
     try:
-        secret = _read(path) if path.exists() else _create(path)
-    except OSError as error:
-        raise ConfigError(f"--admin-key: the key file {path} cannot be used: {error.strerror}") from error
+        secret = _read(path) if path.exists() else _created(path, monitor)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--admin-key: the key file {path} cannot be used: {words_of(error)}") from error
     logger.info("the admin key is in %s", path)
     return AdminKey.of(secret)
 
 
 def _read(path: Path) -> str:
-    secret = path.read_text("utf-8").strip()
+    secret = read_small_file(path).decode().strip()
     if len(secret) < MIN_LENGTH:
         raise ConfigError(f"--admin-key: {path} holds no key of at least {MIN_LENGTH} characters; remove it")
     if path.stat().st_mode & 0o077:
-        path.chmod(0o600)
+        with suppress(OSError):  # on a disk that is read-only
+            path.chmod(0o600)
     return secret
 
 
-def _create(path: Path) -> str:
+def _created(path: Path, monitor: StoreMonitor | None) -> str:
+    secret = secrets.token_urlsafe(32)
+    try:
+        return _create(path, secret)
+    except OSError as error:
+        if error.errno not in UNWRITABLE or monitor is None:
+            raise
+    monitor.owe("the admin key", lambda: _keep(path, secret))
+    return secret
+
+
+def _keep(path: Path, secret: str) -> None:
+    """Raises ConfigError if somebody else has put another one there meanwhile."""
+    if _create(path, secret) != secret:
+        raise ConfigError(f"{path.name} was put there meanwhile; it counts from the next start on")
+
+
+def _create(path: Path, secret: str) -> str:
     """Write a new key aside, then link it into place: a second server starting now takes the winner's key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    secret = secrets.token_urlsafe(32)
     aside = path.with_name(f".{FILE_NAME}.{secrets.token_hex(8)}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -74,5 +95,5 @@ def _create(path: Path) -> str:
     except FileExistsError:
         return _read(path)
     finally:
-        aside.unlink()
+        aside.unlink(missing_ok=True)
     return secret

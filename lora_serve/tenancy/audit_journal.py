@@ -18,7 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lora_serve.tenancy.private_database import open_database, transaction
+from lora_serve.adapters.stores.database import Database, Schema, made_by
+from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.core.errors import AdapterUnavailableError
 
 FILE_NAME = "audit.sqlite3"
 FIRST = "0" * 64  # stands before the first line
@@ -27,7 +29,8 @@ _SCHEMA = """
 CREATE TABLE audit (number INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, line TEXT NOT NULL, digest TEXT NOT NULL);
 CREATE INDEX audit_by_time ON audit (time_ms)
 """
-_WHAT = "The audit log"
+_TITLE = "audit log"
+_PRAGMAS = ("cache_size = -256",)  # KiB: it is appended to, and grows for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,22 @@ def first_matching(lines: Iterable[AuditLine], limit: int, before: str | None, m
 class AuditJournal:
     """Called by any thread, one at a time."""
 
-    def __init__(self, store: Path, replica: str, clock: Callable[[], float] = time.time) -> None:
-        """Open or make the file in the store. Raises ConfigError."""
-        self._database = open_database(store / FILE_NAME, _SCHEMA, _VERSION)
+    def __init__(
+        self,
+        store: Path,
+        replica: str,
+        clock: Callable[[], float] = time.time,
+        monitor: StoreMonitor | None = None,
+    ) -> None:
+        """Open or make the file in the store. `monitor`: see Database. Raises ConfigError, DamagedFileError."""
+        self._database = Database(store / FILE_NAME, Schema(_VERSION, made_by(_SCHEMA), _PRAGMAS), _TITLE, monitor)
         self._replica = replica
         self._clock = clock
         self._lock = threading.Lock()
 
     def append(self, act: Act) -> AuditLine:
         """Durable on return. Raises AdapterUnavailableError."""
-        with self._lock, transaction(self._database, _WHAT):
+        with self._lock, self._database.transaction():
             last = self._database.execute("SELECT number, time_ms, digest FROM audit ORDER BY number DESC LIMIT 1")
             number, time_ms, before = last.fetchone() or (0, 0, FIRST)
             time_ms = max(time_ms, int(1000 * self._clock()))
@@ -104,10 +113,19 @@ class AuditJournal:
         bound = 2**62 if before is None else before
         return self._select("number < ? ORDER BY number DESC LIMIT ?", (bound, limit))
 
+    @property
+    def num_lines(self) -> int:
+        """All there are. Raises AdapterUnavailableError."""
+        last = self.latest(limit=1)
+        return last[0].number if last else 0
+
     def first_broken(self) -> int | None:
-        """The number of the first line that does not follow from the one before; None: all do."""
+        """The number of the first line that does not follow from the one before; None: all do.
+
+        Raises DamagedFileError for lines that cannot be read.
+        """
         before, number = FIRST, 0
-        while page := self.lines(number):
+        while page := self._readable_lines(number):
             for line in page:
                 number += 1
                 if line.number != number or line.digest != chained(before, line.line):
@@ -119,10 +137,16 @@ class AuditJournal:
         with self._lock:
             self._database.close()
 
+    def _readable_lines(self, after: int) -> list[AuditLine]:
+        try:
+            return self.lines(after)
+        except AdapterUnavailableError as error:
+            raise self._database.damaged(error) from None
+
     def _select(self, where: str, values: Sequence[object]) -> list[AuditLine]:
         with self._lock:
             query = f"SELECT number, time_ms, line, digest FROM audit WHERE {where}"  # noqa: S608 - our own text
-            return [AuditLine(self._replica, *row) for row in self._database.execute(query, values)]
+            return [AuditLine(self._replica, *row) for row in self._database.select(query, values)]
 
 
 def chained(before: str, line: str) -> str:

@@ -14,10 +14,11 @@ from typing import Protocol
 
 from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.usage import Batch, UsageFigures, UsageKey, UsageRow, add_to
+from lora_serve.tenancy.usage import Batch, UsageFigures, UsageKey, UsageRow, add_to, coarser
 from lora_serve.tenancy.usage_journal import UsageJournal, rows_of
 
 DAY = 86_400
+MAX_PENDING = 20_000  # rows that wait to be written; beyond that they are added up
 SETTLING = 600.0  # seconds of uptime until the clock is believed: a machine that just booted may not have set it yet
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Meter:
     def record(self, key: UsageKey, figures: UsageFigures) -> None:
         """Count. Never waits and never fails."""
         add_to(self._pending, self._bucket(), key, figures)
+        if len(self._pending) > MAX_PENDING:
+            self._pending = coarser(self._pending, MAX_PENDING // 2)
 
     async def keep_flushing(self) -> None:
         """Until it is cancelled."""

@@ -7,10 +7,13 @@ from contextlib import closing, contextmanager
 
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.journals.base import Journal
+from lora_serve.adapters.catalog.journals.mirror import open_mirror
 from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import redis_journal
+from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AdapterConfig
+from lora_serve.tenancy.branches import merge_branches
 from lora_serve.tenancy.directory import TITLE, Directory
 
 JOURNAL = "tenants"  # in Redis' keys
@@ -18,12 +21,13 @@ FILE_NAME, MIRROR_NAME = "tenants.sqlite3", "tenants-mirror.sqlite3"
 
 
 @contextmanager
-def open_directory(config: AdapterConfig) -> Iterator[Directory]:
+def open_directory(config: AdapterConfig, monitor: StoreMonitor | None = None) -> Iterator[Directory]:
     """With a shared registry it follows what other replicas do as long as the block lasts. The caller holds the store.
 
-    While Redis cannot be reached, what this server heard last is in force. Raises ConfigError.
+    While Redis cannot be reached, what this server heard last is in force. `monitor`: opens for writing
+    later what can only be read now. Raises ConfigError.
     """
-    with closing(Directory(_journal(config))) as directory:
+    with closing(Directory(_journal(config, monitor))) as directory:
         if config.redis_url is None:
             yield directory
             return
@@ -32,8 +36,8 @@ def open_directory(config: AdapterConfig) -> Iterator[Directory]:
             yield directory
 
 
-def _journal(config: AdapterConfig) -> Journal:
+def _journal(config: AdapterConfig, monitor: StoreMonitor | None) -> Journal:
     if config.redis_url is None:
-        return SqliteJournal(config.store / FILE_NAME, TITLE)
+        return SqliteJournal(config.store / FILE_NAME, TITLE, monitor)
     shared = redis_journal(config.redis_url, config.redis_prefix, JOURNAL, TITLE)
-    return MirroredJournal(shared, SqliteJournal(config.store / MIRROR_NAME, TITLE))
+    return MirroredJournal(shared, open_mirror(config.store / MIRROR_NAME, TITLE, monitor), merge_branches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,24 @@ def add_to(batch: Batch, bucket: int, key: UsageKey, figures: UsageFigures) -> N
     """Count figures in a batch."""
     known = batch.get((bucket, key))
     batch[bucket, key] = figures if known is None else known.plus(figures)
+
+
+def coarser(batch: Batch, max_rows: int) -> Batch:
+    """The same sums in fewer rows: those of an hour as one, or of a day; then without the API keys, then without the
+    adapters' versions, and at last all of a tenant. Its tokens and seconds stay its own, whatever it comes to.
+    """
+    hour, day = 3600, 86_400
+    for seconds, rename in (
+        (hour, lambda key: key),
+        (day, lambda key: key),
+        (day, lambda key: replace(key, key="")),
+        (day, lambda key: replace(key, key="", version="", digest="")),
+        (day, lambda key: UsageKey(key.tenant, "", "", "")),
+    ):
+        made: Batch = {}
+        for (bucket, key), figures in batch.items():
+            add_to(made, bucket - bucket % seconds, rename(key), figures)
+        batch = made
+        if len(batch) <= max_rows:
+            break
+    return batch

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 import redis
 
-from lora_serve.adapters.redis_connection import connect
+from lora_serve.adapters.redis_connection import connect, drop_other_type
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.usage import UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage_journal import UsageJournal
@@ -75,12 +76,17 @@ class UsageExchange:
 
     def _check_receipt(self, journal: UsageJournal) -> None:
         """A Redis without the newest one was emptied, or started again from an older state: it gets all once more."""
+        drop_other_type(self._redis, self._prefix + self._replica, b"string")
+        drop_other_type(self._redis, f"{self._prefix}replicas", b"set")
         receipt, found = journal.last_receipt, self._redis.get(self._prefix + self._replica)
         if receipt is not None and found != receipt.encode():
             journal.publish_again(int(self._clock()) - self._keep_days * DAY)
 
     def _write(self, rows: Sequence[UsageRow], receipt: str) -> None:
         """All of it or nothing."""
+        days = {row[0] // DAY for row in rows}
+        for day in days:
+            drop_other_type(self._redis, f"{self._prefix}{self._replica}:{day}", b"hash")
         pipe = self._redis.pipeline(transaction=True)
         pipe.sadd(f"{self._prefix}replicas", self._replica)
         pipe.set(self._prefix + self._replica, receipt)
@@ -94,9 +100,24 @@ class UsageExchange:
         first = max(start, int(self._clock()) - (self._keep_days + 1) * DAY) // DAY
         for day in range(first, min(end, int(self._clock()) + DAY) // DAY + 1):
             for field, text in self._redis.hgetall(f"{self._prefix}{replica}:{day}").items():
-                bucket, *key = json.loads(field)
-                if start <= bucket < end:
-                    yield int(bucket), UsageKey(*map(str, key)), UsageFigures(*json.loads(text))
+                row = _row(field, text)
+                if row is not None and start <= row[0] < end:
+                    yield row
+
+
+def _row(field: bytes, text: bytes) -> UsageRow | None:
+    """None: nobody of us has written it."""
+    try:
+        bucket, *key = json.loads(field)
+        figures = UsageFigures(*json.loads(text))
+        is_ours = isinstance(bucket, int) and all(_is_sum(figure) for figure in astuple(figures))
+        return (bucket, UsageKey(*map(str, key)), figures) if is_ours else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _is_sum(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _record(row: UsageRow) -> tuple[str, str]:

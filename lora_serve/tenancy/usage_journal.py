@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from lora_serve.tenancy.private_database import open_database, transaction
+from lora_serve.adapters.stores.database import Database, Schema, made_by
+from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.tenancy.usage import FIGURES, KEY_FIELDS, Batch, UsageFigures, UsageKey, UsageRow
 
 FILE_NAME = "usage.sqlite3"
@@ -35,16 +36,20 @@ _ADD = (
 )
 _SELECT = f"SELECT bucket, {_COLUMNS} FROM usage WHERE "  # noqa: S608 - names of fields
 _MAX_PAGE = 1000
-_WHAT = "The usage journal"
+_PRAGMAS = ("cache_size = -256",)  # KiB: it is appended to, and grows for ever
+_TITLE = "usage journal"
 
 
 class UsageJournal:
     """Called by any thread, one at a time."""
 
-    def __init__(self, store: Path) -> None:
-        """Open or make the file in the store. Raises ConfigError."""
-        self._database = open_database(store / FILE_NAME, _SCHEMA, _VERSION)
+    def __init__(self, store: Path, monitor: StoreMonitor | None = None) -> None:
+        """Open or make the file in the store. `monitor`: see Database. Raises ConfigError, DamagedFileError."""
+        self._database = Database(store / FILE_NAME, Schema(_VERSION, made_by(_SCHEMA), _PRAGMAS), _TITLE, monitor)
         self._lock = threading.Lock()
+        with self._database.checked():
+            self._database.execute("SELECT number FROM last_batch").fetchone()[0]
+            self._database.execute("SELECT receipt FROM last_receipt").fetchone()
 
     @property
     def last_batch(self) -> int:
@@ -55,7 +60,7 @@ class UsageJournal:
     def write(self, number: int, batch: Batch) -> bool:
         """Add a batch, durably; False: this one, or a later one, was written before. Raises AdapterUnavailableError."""
         rows = [(bucket, *astuple(key), *astuple(figures)) for (bucket, key), figures in batch.items()]
-        with self._lock, transaction(self._database, _WHAT):
+        with self._lock, self._database.transaction():
             if self._database.execute("SELECT number FROM last_batch").fetchone()[0] >= number:
                 return False
             self._database.executemany(_ADD, rows)
@@ -66,13 +71,13 @@ class UsageJournal:
         """Of the buckets from `start` up to, not including, `end` (Unix seconds); `tenant` None: everybody's."""
         query = f"{_SELECT} bucket >= ? AND bucket < ? AND tenant = coalesce(?, tenant)"
         with self._lock:
-            found = self._database.execute(query, (start, end, tenant)).fetchall()
+            found = self._database.select(query, (start, end, tenant))
         return [_row(row) for row in found]
 
     def unpublished(self) -> list[UsageRow]:
         """Some rows that changed since they were published."""
         with self._lock:
-            found = self._database.execute(f"{_SELECT} is_published = 0 LIMIT {_MAX_PAGE}").fetchall()
+            found = self._database.select(f"{_SELECT} is_published = 0 LIMIT {_MAX_PAGE}")
         return [_row(row) for row in found]
 
     def published(self, rows: Sequence[UsageRow], receipt: str) -> None:
@@ -81,7 +86,7 @@ class UsageJournal:
         """
         marks = [(bucket, *astuple(key), *astuple(figures)) for bucket, key, figures in rows]
         same = " AND ".join(f"{name} = ?" for name in ("bucket", *KEY_FIELDS, *FIGURES))
-        with self._lock, transaction(self._database, _WHAT):
+        with self._lock, self._database.transaction():
             self._database.executemany(f"UPDATE usage SET is_published = 1 WHERE {same}", marks)  # noqa: S608
             self._database.execute("DELETE FROM last_receipt")
             self._database.execute("INSERT INTO last_receipt VALUES (?)", (receipt,))
@@ -90,17 +95,17 @@ class UsageJournal:
     def last_receipt(self) -> str | None:
         """What was left beside the rows when some were last published; None: nothing was yet."""
         with self._lock:
-            found = self._database.execute("SELECT receipt FROM last_receipt").fetchone()
-        return None if found is None else str(found[0])
+            found = self._database.select("SELECT receipt FROM last_receipt")
+        return str(found[0][0]) if found else None
 
     def publish_again(self, start: int) -> None:
         """What was published of the buckets from `start` on is lost. Raises AdapterUnavailableError."""
-        with self._lock, transaction(self._database, _WHAT):
+        with self._lock, self._database.transaction():
             self._database.execute("UPDATE usage SET is_published = 0 WHERE bucket >= ?", (start,))
 
     def forget(self, before: int) -> None:
         """Buckets before `before`. Raises AdapterUnavailableError."""
-        with self._lock, transaction(self._database, _WHAT):
+        with self._lock, self._database.transaction():
             self._database.execute("DELETE FROM usage WHERE bucket < ?", (before,))
 
     def close(self) -> None:

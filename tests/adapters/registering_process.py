@@ -118,7 +118,7 @@ def kill_oneself_at(step: int, catalog: Catalog) -> None:
     really_send = redis.connection.Connection.send_packed_command
     redis.connection.Connection.send_packed_command = send
     journal = catalog.ledger.journal
-    getattr(journal, "_mirror", journal)._db.set_trace_callback(count)
+    getattr(journal, "_mirror", journal)._db.connection.set_trace_callback(count)
     sys.addaudithook(audit)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.audit import AuditLog
@@ -168,3 +172,66 @@ async def test_acts_while_redis_was_away_are_shown_later(own_redis: RedisServer,
     assert await subjects(there) == ["back", "alone"]
     for log in (here, there):
         await log.close()
+
+
+def _wrong(client: redis.Redis, key: str) -> None:
+    client.delete(key)
+    client.lpush(key, "junk")
+
+
+def _taken_and_gone(client: redis.Redis, key: str) -> None:
+    client.xadd(key, {"x": "junk"}, id=MAX_ID)
+    client.xdel(key, MAX_ID)
+
+
+MAX_ID = "18446744073709551615-18446744073709551615"
+JUNK: dict[str, Callable[[redis.Redis, str], object]] = {
+    "id_of_now": lambda client, key: client.xadd(key, {"x": "junk"}),
+    "highest_id": lambda client, key: client.xadd(key, {"x": "junk"}, id=MAX_ID),
+    "highest_id_that_is_gone_again": _taken_and_gone,
+    "no_act": lambda client, key: client.xadd(key, {"line": "[]", "digest": "x"}),
+    "another_type": _wrong,
+    "gone": lambda client, key: client.delete(key),
+}
+
+
+@pytest.mark.parametrize("name", JUNK)
+async def test_junk_among_the_shared_lines_hides_none(
+    redis_url: str, shared_redis: RedisServer, tmp_path: Path, name: str
+) -> None:
+    here, there = log_of(redis_url, tmp_path, "here"), log_of(redis_url, tmp_path, "there")
+    await here.append(replace(ACT, subject="1"))
+    await published(here)
+    assert await subjects(there) == ["1"]
+    with shared_redis.client() as client:
+        JUNK[name](client, "t:audit:here")
+        if name == "another_type":
+            _wrong(client, "t:audit:replicas")
+    if name not in ("gone", "another_type"):
+        assert await subjects(there) == ["1"], "what is no line is left out"
+    for subject in "23":
+        await here.append(replace(ACT, subject=subject))
+    await published(here)
+    assert await subjects(there) == ["3", "2", "1"]
+    for log in (here, there):
+        await log.close()
+
+
+async def test_line_that_this_server_has_no_more_stays_in_redis(
+    redis_url: str, shared_redis: RedisServer, tmp_path: Path
+) -> None:
+    """Whoever cuts the end off the file does not have it cut off there too."""
+    here = log_of(redis_url, tmp_path, "here")
+    for subject in "123":
+        await here.append(replace(ACT, subject=subject))
+    await here.close()
+    with closing(sqlite3.connect(tmp_path / "here" / "audit.sqlite3")) as database:
+        database.execute("DELETE FROM audit WHERE number > 1")
+        database.commit()
+    again = log_of(redis_url, tmp_path, "here")
+    again.publish()
+    await again.append(replace(ACT, subject="other"))
+    await again.close()
+    with shared_redis.client() as client:
+        lines = [json.loads(fields[b"line"])["subject"] for _, fields in client.xrange("t:audit:here")]
+    assert lines[:3] == ["1", "2", "3"]

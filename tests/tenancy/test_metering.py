@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.tenancy import metering
 from lora_serve.tenancy.metering import SETTLING, Meter, summed
 from lora_serve.tenancy.usage import FIGURES, UsageFigures, UsageKey, UsageRow
 from lora_serve.tenancy.usage_journal import FILE_NAME, UsageJournal
@@ -172,3 +173,24 @@ def test_sums_are_those_of_the_parts_whatever_batches_they_came_in(
     expected = total([(0, key, one) for key, one in parts])
     assert astuple(total(journal.rows(0, FOREVER))) == pytest.approx(astuple(expected))
     journal.close()
+
+
+async def test_usage_that_cannot_be_written_for_long_is_added_up_and_none_is_lost(
+    journal: UsageJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "MAX_PENDING", 50)
+    clock = Clock(1_800_000_000.0)
+    meter = Meter(journal, clock=clock)
+    for number in range(2000):
+        clock.now += 200
+        key = UsageKey(
+            f"tenant-{number % 4}", f"a{number % 3}", str(number % 5), f"sha256:{number % 5}", f"k{number % 7}"
+        )
+        meter.record(key, ONE)
+        assert len(meter._pending) <= 51
+    rows, _ = await meter.rows(0, FOREVER)
+    sums = summed(rows, lambda bucket, key: (key.tenant,))
+    assert {name: figures.requests for name, figures in sums.items()} == {(f"tenant-{n}",): 500 for n in range(4)}
+    await meter.flush()
+    assert total((await meter.rows(0, FOREVER))[0]).requests == 2000
+    await meter.close()

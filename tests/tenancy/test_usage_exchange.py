@@ -6,6 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from lora_serve.tenancy.metering import Meter, summed
 from lora_serve.tenancy.usage import UsageFigures, UsageKey
 from lora_serve.tenancy.usage_exchange import UsageExchange
@@ -122,3 +124,35 @@ async def test_days_in_redis_end_with_the_time_for_which_usage_is_kept(
         days = client.keys("t:usage:here:*")
         assert len(days) == 1
         assert 400 * 86_400 < client.ttl(days[0]) <= 402 * 86_400
+
+
+@pytest.mark.parametrize("kind", ["receipt", "day", "replicas", "rows"])
+async def test_junk_in_redis_hides_no_usage_for_long(
+    redis_url: str, shared_redis: RedisServer, tmp_path: Path, kind: str
+) -> None:
+    here, there = meter(redis_url, tmp_path, "here"), meter(redis_url, tmp_path, "there")
+    here.record(KEY, ONE)
+    await here.flush()
+    with shared_redis.client() as client:
+        (day,) = client.keys("t:usage:here:*")
+        if kind == "rows":
+            junk = {
+                "x": "y",
+                "[" * 5000: "[]",
+                '[1, "a"]': "[1e999]",
+                '["x", "a"]': "[1]",
+                '[3, "b", "c", "d", "e", "f"]': "[-1]",
+            }
+            client.hset(day, mapping=junk)
+        else:
+            key = {"receipt": "t:usage:here", "day": day, "replicas": "t:usage:replicas"}[kind]
+            client.delete(key)
+            client.lpush(key, "junk")
+    if kind == "rows":
+        assert await requests(there) == (1, True)
+    here.record(KEY, ONE)
+    await here.flush()
+    await there.flush()
+    assert await requests(there) == (2, True)
+    for one in (here, there):
+        await one.close()

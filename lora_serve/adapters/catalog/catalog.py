@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from io import FileIO
 from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog import edits, routes
@@ -30,6 +29,7 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, MARK, CatalogState, noted, saved
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
 from lora_serve.adapters.stores.base import RecordShelf
+from lora_serve.adapters.stores.lock import StoreLock
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 from lora_serve.core.tenant import NO_LIMITS, Quota
@@ -41,12 +41,13 @@ _PATIENCE = 2.0  # seconds without the journal, after which an unknown id may be
 class Catalog:
     """Readers: `resolve`, `entry`, `entries`, `snapshot`. Everything else is for the registry and the follower."""
 
-    def __init__(self, journal: Journal, replica: str, lock: FileIO | None = None, is_shared: bool = False) -> None:
+    def __init__(self, journal: Journal, replica: str, lock: StoreLock | None = None, is_shared: bool = False) -> None:
         """`replica`: a name of this server that outlives it. `lock`: of the store folder, given back by `close`.
 
         Raises AdapterUnavailableError.
         """
         self._store_lock = lock
+        self.replica = replica
         self.is_shared = is_shared
         self.ledger = Ledger(journal, CatalogState(), "adapter registry")
         self.holds = Holds(replica, self._change, self.refresh)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import sqlite3
 import uuid
 from contextlib import closing
-from io import FileIO
 from pathlib import Path
 
+from lora_serve.adapters.catalog.branches import merge_branches
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
+from lora_serve.adapters.catalog.journals.mirror import open_mirror
 from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.regular_file import read_regular
-from lora_serve.adapters.stores.files import FILE_MODE, flush
-from lora_serve.adapters.stores.lock import lock_store
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, flush
+from lora_serve.adapters.stores.lock import StoreLock, lock_store
+from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, DamagedFileError
 
 CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
@@ -26,30 +28,37 @@ class DamagedCatalogError(ConfigError):
     """The catalog's file is there and cannot be read, or not all of it."""
 
 
-def open_catalog(store: Path, redis_url: str | None = None, redis_prefix: str = "lora_serve") -> Catalog:
+def open_catalog(
+    store: Path,
+    redis_url: str | None = None,
+    redis_prefix: str = "lora_serve",
+    monitor: StoreMonitor | None = None,
+) -> Catalog:
     """Hold the store folder and open its catalog; with `redis_url`, the shared one.
 
-    A shared registry that cannot be reached now is served from the folder's mirror of it. Raises ConfigError.
+    A shared registry that cannot be reached now is served from the folder's mirror of it. `monitor`: opens for writing
+    later what can only be read now. Raises ConfigError.
     """
     lock = lock_store(store)
     try:
         if redis_url is None:
-            return open_own(store, replica_name(store), lock)
-        journal = MirroredJournal(redis_journal(redis_url, redis_prefix), SqliteJournal(store / MIRROR_NAME))
-        return Catalog(journal, replica_name(store), lock, is_shared=True)
+            return open_own(store, replica_name(store, monitor), lock, monitor)
+        journal = MirroredJournal(
+            redis_journal(redis_url, redis_prefix), open_mirror(store / MIRROR_NAME, monitor=monitor), merge_branches
+        )
+        return Catalog(journal, replica_name(store, monitor), lock, is_shared=True)
     except BaseException:
         lock.close()
         raise
 
 
-def open_own(store: Path, replica: str, lock: FileIO) -> Catalog:
+def open_own(store: Path, replica: str, lock: StoreLock, monitor: StoreMonitor | None = None) -> Catalog:
     """The catalog of a folder that is held. Raises ConfigError, also for one that is damaged, which stays as it is."""
     path = store / CATALOG_NAME
     try:
-        _check_pages(path)
-        return Catalog(SqliteJournal(path), replica, lock)
-    except DamagedCatalogError as error:
-        raise ConfigError(f"--store {store}: {error}") from None
+        return Catalog(SqliteJournal(path, monitor=monitor), replica, lock)
+    except DamagedFileError as error:
+        raise ConfigError(f"--store {store}: {_damaged(store, error.reason)}") from None
     except AdapterUnavailableError as error:
         raise ConfigError(f"--store {store}: {_damaged(store, error)}") from None
 
@@ -59,25 +68,13 @@ def load_own(store: Path) -> CatalogState | None:
     path = store / CATALOG_NAME
     if not path.is_file() or not path.stat().st_size:
         return None
-    _check_pages(path)
     try:
         with closing(SqliteJournal(path)) as journal:
             return CatalogState.of(journal.load())
+    except DamagedFileError as error:
+        raise _damaged(store, error.reason) from None
     except AdapterUnavailableError as error:
         raise _damaged(store, error) from None
-
-
-def _check_pages(path: Path) -> None:
-    """Of a damaged file some records may still be read: as if the others had been deleted."""
-    if not path.is_file():
-        return
-    try:
-        with closing(sqlite3.connect(path)) as database:
-            found = [str(row[0]) for row in database.execute("PRAGMA integrity_check(1)")]
-    except sqlite3.Error as error:
-        raise _damaged(path.parent, error) from None
-    if found != ["ok"]:
-        raise _damaged(path.parent, found[0] if found else "no pages")
 
 
 def _damaged(store: Path, reason: object) -> DamagedCatalogError:
@@ -97,17 +94,29 @@ def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "a
     return journal
 
 
-def replica_name(store: Path) -> str:
-    """A random name that the folder keeps: so a server knows after a crash what was its own. Raises ConfigError."""
+def replica_name(store: Path, monitor: StoreMonitor | None = None) -> str:
+    """A random name that the folder keeps: so a server knows after a crash what was its own. Raises ConfigError.
+
+    `monitor`: writes it later if that is not possible now.
+    """
     path = store / "replica"
     try:
         path = store.resolve() / path.name  # the store itself may be a link
         if path.exists() and (name := read_regular(path, 1000).decode().strip()):
             return name
         name = uuid.uuid4().hex
-        path.touch(FILE_MODE)
-        path.write_text(name)
-        flush(path)
+        try:
+            _keep_name(path, name)
+        except OSError as error:
+            if error.errno not in UNWRITABLE or monitor is None:
+                raise
+            monitor.owe("the replica's name", functools.partial(_keep_name, path, name))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--store {store}: the folder cannot be used: {error}") from None
+        raise ConfigError(f"--store {store}: {path.name}, this server's name, cannot be used: {error}") from None
     return name
+
+
+def _keep_name(path: Path, name: str) -> None:
+    path.touch(FILE_MODE)
+    path.write_text(name)
+    flush(path)

@@ -18,13 +18,17 @@ from lora_serve.adapters.stores.base import Knows, Records
 from lora_serve.adapters.stores.blob_table import BlobTable
 from lora_serve.adapters.stores.files import (
     FILE_MODE,
+    UNWRITABLE,
     flush,
     link_or_copy,
+    listed,
     make_private,
     new_folder,
+    private_or_later,
     remove_folder,
     scratch_folder,
 )
+from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.adapters.stores.record_files import (
     TRACE,
     is_record,
@@ -34,7 +38,12 @@ from lora_serve.adapters.stores.record_files import (
     write_record,
 )
 from lora_serve.adapters.stores.unnamed import UnnamedBlobs
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, PayloadTooLargeError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InvalidAdapterError,
+    PayloadTooLargeError,
+    StoreUnwritableError,
+)
 from lora_serve.core.stats import EvictionReason, TierStats
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
@@ -54,10 +63,10 @@ class DiskStore:
     ) -> None:
         """`max_bytes` of all blobs (None: no limit). `policy`: name of a file in adapters/eviction.
 
-        Raises OSError if the folder cannot be made.
+        Raises OSError if something else lies in a folder's place.
         """
-        self._blobs = make_private(store / "blobs")
-        self.tmp = make_private(store / "tmp")  # for files on their way here; emptied by `sweep`
+        self._blobs = private_or_later(store / "blobs")
+        self.tmp = private_or_later(store / "tmp")  # for files on their way here; emptied by `sweep`
         self._quarantine = store / "quarantine"
         self.unnamed = UnnamedBlobs(store / "unnamed")
         self._max_bytes = max_bytes
@@ -170,7 +179,7 @@ class DiskStore:
     def digests(self) -> frozenset[str]:
         """See AdapterStore."""
         with _readable_errors():
-            return frozenset("sha256:" + blob.name for blob in self._blobs.iterdir() if _HEX.match(blob.name))
+            return frozenset("sha256:" + blob.name for blob in listed(self._blobs) if _HEX.match(blob.name))
 
     def release(self, digest: str) -> None:
         """See AdapterStore. There is no other copy."""
@@ -197,9 +206,9 @@ class DiskStore:
 
         The check is of the files' form only; their digests are checked whenever they are loaded.
         """
-        for folder in self.tmp.iterdir():
+        for folder in listed(self.tmp):
             remove_folder(folder)
-        for blob in list(self._blobs.iterdir()):
+        for blob in listed(self._blobs):
             digest = "sha256:" + blob.name
             if digest in named:
                 if not _is_well_formed(blob):
@@ -210,8 +219,9 @@ class DiskStore:
                 blob.rename(new_folder(self.tmp) / "blob")
             else:
                 self.unnamed.take(blob)
-        flush(self._blobs)
-        for folder in self.tmp.iterdir():
+        if self._blobs.is_dir():
+            flush(self._blobs)
+        for folder in listed(self.tmp):
             remove_folder(folder)
         self.unnamed.expire(days)
         return sum(1 for _ in self.unnamed.all())
@@ -228,6 +238,7 @@ class DiskStore:
             for key, text in records.items():
                 write_record(scratch, key, text)
             flush(scratch)
+            make_private(self._blobs)
             self._rename(scratch, blob)
 
     def _rename(self, scratch: Path, blob: Path) -> None:
@@ -239,7 +250,12 @@ class DiskStore:
         flush(self._blobs)
 
     def _set_aside(self, blob: Path) -> None:
-        place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
+        try:
+            place = make_private(self._quarantine) / f"{blob.name}-{time.time_ns()}"
+        except NotADirectoryError as error:
+            _log.warning("blob %s is broken and removed: quarantine is %s", blob.name, words_of(error))
+            self._evict("sha256:" + blob.name)
+            return
         blob.rename(place)
         _log.warning("blob %s is broken; moved to %s", blob.name, place)
         if not self._is_cache:  # what looks broken may be all that is left of it
@@ -250,7 +266,7 @@ class DiskStore:
 
     def _scan(self) -> list[tuple[str, int]]:
         """Every blob with its bytes, the longest unused first."""
-        blobs = [blob for blob in self._blobs.iterdir() if _HEX.match(blob.name)]
+        blobs = [blob for blob in listed(self._blobs) if _HEX.match(blob.name)]
         return [
             ("sha256:" + blob.name, sum(file.stat().st_size for file in blob.iterdir() if not is_record(file.name)))
             for blob in sorted(blobs, key=lambda blob: blob.stat().st_mtime_ns)
@@ -299,5 +315,5 @@ def _readable_errors() -> Iterator[None]:
         yield
     except OSError as error:
         _log.warning("adapter store: %r", error)
-        reason = os.strerror(error.errno) if error.errno else "input/output error"
-        raise AdapterUnavailableError(f"The adapter store on disk cannot be used at present: {reason}.") from None
+        kind = StoreUnwritableError if error.errno in UNWRITABLE else AdapterUnavailableError
+        raise kind(f"The adapter store on disk cannot be used at present: {words_of(error)}.") from None

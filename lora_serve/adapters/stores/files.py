@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,14 +15,52 @@ from lora_serve.adapters.regular_file import link_regular
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+# Say that something cannot be written now, and nothing of the thing itself.
+UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM))
 
 
 def make_private(folder: Path) -> Path:
     """The folder, made with its parents if need be, readable by its owner only. Raises OSError."""
-    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    with suppress(PermissionError):  # another owner's folder that we may write to stays as it is
+    try:
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(folder)) from None
+    try:
         folder.chmod(FOLDER_MODE)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:  # another owner's folder, or a disk's that is read-only, stays as it is
+            raise
     return folder
+
+
+def private_or_later(folder: Path) -> Path:
+    """`make_private`, put off to whoever writes into it if nothing can be made now. Raises OSError."""
+    try:
+        return make_private(folder)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+    return folder
+
+
+def listed(folder: Path) -> list[Path]:
+    """What lies in it; nothing if it is not there yet. Raises OSError."""
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def read_small_file(path: Path, max_bytes: int = 2**16) -> bytes:
+    """Its content, without waiting for a writer. Raises OSError, also for what is no file, or too large a one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, "larger than it may be")
+    return content
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:

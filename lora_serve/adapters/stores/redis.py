@@ -16,7 +16,7 @@ from pathlib import Path
 import redis
 
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
-from lora_serve.adapters.redis_connection import connect
+from lora_serve.adapters.redis_connection import connect, drop_other_type
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
 from lora_serve.adapters.stores.base import Knows, Records
 from lora_serve.adapters.stores.files import scratch_folder
@@ -131,8 +131,15 @@ class RedisStore:
 
     def _manifest(self, digest: str) -> _Manifest | None:
         """The manifest, or None if there is none, it is broken, or one of its chunks was evicted."""
-        manifest = _parse_manifest(self._redis.get(self._key(digest, "manifest")))
+        manifest = _parse_manifest(self._text(self._key(digest, "manifest")))
         return manifest if manifest and self._has_all(self._chunk_keys(digest, manifest)) else None
+
+    def _text(self, key: str) -> bytes | None:
+        """None also for what is of another type: whoever puts the blob again writes over it."""
+        if self._redis.type(key) not in (b"string", b"none"):
+            return None
+        found: bytes | None = self._redis.get(key)
+        return found
 
     def _has_all(self, keys: list[str]) -> bool:
         return not keys or self._redis.exists(*keys) == len(keys)
@@ -141,6 +148,7 @@ class RedisStore:
         size = chunks = 0
         with open_regular(path) as file:
             for chunk in pieces_of(file):
+                drop_other_type(self._redis, self._key(digest, path.name, chunks), b"string")
                 # nx: another replica's chunk is the same bytes, and its expiry may already be lifted
                 self._redis.set(self._key(digest, path.name, chunks), chunk, ex=UPLOAD_SECONDS, nx=True)
                 size, chunks = size + len(chunk), chunks + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -13,6 +13,7 @@ class Position:
 
     epoch: str = ""  # names the journal itself; empty: nothing was ever written
     generation: int = 0  # commits made so far
+    head: str = ""  # names the last of them, as two branches may count alike; empty: it has no name
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Page:
 
     position: Position
     records: Mapping[str, str | None]
+    # Names of commits that led here, with their generations; negative: of a branch that was taken in.
+    heads: Mapping[str, int] = field(default_factory=dict)
 
 
 class Journal(Protocol):
@@ -36,11 +39,16 @@ class Journal(Protocol):
         """Records changed after `position`, perhaps some that were not; None: that cannot be told, load all."""
 
     def commit(
-        self, expected: Position, changes: Mapping[str, str | None], becomes: Position | None = None
+        self,
+        expected: Position,
+        changes: Mapping[str, str | None],
+        becomes: Position | None = None,
+        heads: Mapping[str, int] | None = None,
     ) -> Position | None:
         """Write `changes` if the journal is still at `expected`; None, and nothing is written, if it is not.
 
-        Durable on return. `becomes`: where it then is, when it is filled anew; None: one generation on.
+        Durable on return. `becomes`: where it then is, when it is filled anew or takes in another branch, and `heads`
+        that branch's commits; None: one generation on.
         """
 
     def wait(self, position: Position, seconds: float) -> None:

@@ -1,25 +1,34 @@
 """A shared journal with a local copy: what was heard of it is known even while it is away, and can be given back to
 one that has forgotten.
+
+Every commit has a name. A shared journal that does not have the name of the last commit heard of here was started from
+an older state and went on without what came after it: a branch. What only this copy changed since is given back; of
+what both changed, the journal's user says what holds (`Merge`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
-from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
+from lora_serve.adapters.catalog.journals.mirror import Mirror
 from lora_serve.core.errors import AdapterUnavailableError
 
+Records = dict[str, str]
+# Of the records so far, and of those that may have changed on both sides (ours, theirs), what holds.
+Merge = Callable[[Records, Mapping[str, tuple[str | None, str | None]]], Records]
 _log = logging.getLogger(__name__)
 
 
 class MirroredJournal:
     """See Journal. The shared one decides; the mirror only follows, so that what it holds was acknowledged there."""
 
-    def __init__(self, shared: Journal, mirror: SqliteJournal) -> None:
+    def __init__(self, shared: Journal, mirror: Mirror, merge: Merge) -> None:
         self._shared = shared
         self._mirror = mirror
+        self._merge = merge
         self._is_first = True
         self._is_behind = False  # the mirror could not be written: it is to be made anew
 
@@ -41,15 +50,19 @@ class MirroredJournal:
         if self._is_behind:
             return None
         page = self._shared.since(position)
-        if page is not None and page.records:
+        if page is not None and page.position != position:
             self._follow(page)
         return page
 
     def commit(
-        self, expected: Position, changes: Mapping[str, str | None], becomes: Position | None = None
+        self,
+        expected: Position,
+        changes: Mapping[str, str | None],
+        becomes: Position | None = None,
+        heads: Mapping[str, int] | None = None,
     ) -> Position | None:
         """See Journal."""
-        position = self._shared.commit(expected, changes, becomes)
+        position = self._shared.commit(expected, changes, becomes, heads)
         if position is not None:
             self._follow(Page(position, changes))
         return position
@@ -84,17 +97,69 @@ class MirroredJournal:
     def _restored(self, page: Page) -> Page:
         """The shared journal's page, after it was given back what it had and lost: emptied, or set back in time."""
         known = self._mirror.load()
-        is_emptied = not page.position.epoch and bool(known.position.epoch)
-        is_older = page.position.epoch == known.position.epoch and page.position.generation < known.position.generation
-        if not is_emptied and not is_older:
-            if known.position.epoch not in ("", page.position.epoch):
+        epoch, heads = known.position.epoch, self._mirror.heads()
+        if not _has_lost(page, known):
+            if epoch not in ("", page.position.epoch) and known.position.head not in page.heads:
                 _log.warning("the shared registry is another one than before; this store's copy of the old is dropped")
             return page
-        there = {} if is_emptied else page.records  # without a position, what is left is dropped by the commit
-        changes = {key: text for key, text in known.records.items() if there.get(key) != text}
-        changes |= dict.fromkeys(there.keys() - known.records.keys())
-        again = Position(known.position.epoch, known.position.generation + 1)
-        if self._shared.commit(page.position, changes, again) is None:
+        there = page.records if page.position.epoch else {}  # without a position, what is left is dropped by the commit
+        is_bare = page.position.epoch == "" or page.position == known.position  # nobody has committed since
+        records = _texts(known) if is_bare else self._with_ours(page, known, heads)
+        changes: dict[str, str | None] = {k: t for k, t in records.items() if there.get(k) != t}
+        changes |= dict.fromkeys(there.keys() - records.keys())
+        generation = max(known.position.generation, page.position.generation) + 1
+        becomes = Position(epoch, generation, uuid.uuid4().hex)
+        missing = {head: number for head, number in heads.items() if head not in page.heads}
+        if self._shared.commit(page.position, changes, becomes, missing) is None:
             return self._restored(self._shared.load())  # another replica was first
         _log.warning("the shared registry had lost %d records; they were given back", len(changes))
-        return Page(again, known.records)
+        sign = -1 if page.position.epoch else 1
+        return Page(becomes, records, {**{head: sign * number for head, number in missing.items()}, **page.heads})
+
+    def _with_ours(self, page: Page, known: Page, heads: Mapping[str, int]) -> Records:
+        """What both branches together say."""
+        fork = _fork_of(page, heads)
+        ours = None if fork is None else self._mirror.changed_since(fork)
+        since = None if fork is None else self._shared.since(fork)
+        theirs = None if since is None or since.position != page.position else frozenset(since.records)
+        if fork is None and not known.position.head and page.position.generation < known.position.generation:
+            theirs = frozenset()  # commits without names, of an older lora_serve: ours is the newer one
+        records, contested = _texts(page), {}
+        for key in known.records.keys() | page.records.keys() if ours is None else ours:
+            our, their = known.records.get(key), page.records.get(key)
+            if our == their:
+                continue
+            if theirs is None or key in theirs:
+                contested[key] = (our, their)
+            elif our is None:
+                del records[key]
+            else:
+                records[key] = our
+        return self._merge(records, contested)
+
+
+def _has_lost(page: Page, known: Page) -> bool:
+    """Whether the shared journal is without some of what is known here, as far as names of commits tell."""
+    there, here = page.position, known.position
+    if not here.epoch or not there.epoch:
+        return bool(here.epoch)
+    if there == here:
+        return page.records != known.records
+    if there.epoch != here.epoch or here.head in page.heads:
+        return False
+    if not here.head or not page.heads:
+        return there.generation < here.generation
+    return there.generation < here.generation or here.generation >= min(map(abs, page.heads.values()))
+
+
+def _fork_of(page: Page, heads: Mapping[str, int]) -> Position | None:
+    """The last commit that both come from; None: none is known."""
+    common = {head: number for head, number in page.heads.items() if number > 0 and head in heads}
+    if not common:
+        return None
+    head = max(common, key=lambda name: common[name])
+    return Position(page.position.epoch, common[head], head)
+
+
+def _texts(page: Page) -> Records:
+    return {key: text for key, text in page.records.items() if text is not None}

@@ -1,8 +1,12 @@
 """Records in Redis, for what replicas share. Keys, all under `<prefix>:<name>`, as in `lora_serve:registry`:
 
-`...:position` a hash {epoch, generation}, `...:records` a hash key -> text, `...:changes` a stream with one entry per
-commit, whose id is its generation and whose field `keys` is a JSON list of what it changed. A commit is WATCH, MULTI,
-EXEC on the position, so no script is needed and it is there whole or not at all.
+`...:position` a hash {epoch, generation, head}, `...:records` a hash key -> text, `...:changes` a stream with one entry
+per commit, whose id is its generation and whose field `keys` is a JSON list of what it changed, `...:heads` a hash of
+the names of commits -> generation. A commit is WATCH, MULTI, EXEC on the position, so no script is needed and it is
+there whole or not at all.
+
+Position and records say what is. The other two say how it came, for those who follow: what else somebody writes there
+costs them a look at all records, and is dropped. A position that is none is made anew over the records as they are.
 """
 
 from __future__ import annotations
@@ -10,18 +14,20 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
 from lora_serve.adapters.redis_connection import connect
 from lora_serve.core.errors import AdapterUnavailableError
 
 MAX_CHANGES = 10_000  # commits that are remembered for replicas that were away
-_LOAD_TRIES = 20
+_TRIM = 1000  # commits between two removals of old names
 _MAX_GENERATION = 2**62
 _log = logging.getLogger(__name__)
 
@@ -47,50 +53,68 @@ class RedisJournal:
         self._position_key = f"{prefix}:{name}:position"
         self._records_key = f"{prefix}:{name}:records"
         self._changes_key = f"{prefix}:{name}:changes"
+        self._heads_key = f"{prefix}:{name}:heads"
         self._timeout = timeout
         self._title = title
 
     def load(self) -> Page:
         """See Journal."""
         with self._readable_errors():
+            self._mend()
             pipe = self._redis.pipeline(transaction=True)
-            pipe.hgetall(self._position_key)
-            pipe.hgetall(self._records_key)
-            position, records = pipe.execute()
-            return Page(_position(position), {_text(key): _text(value) for key, value in records.items()})
+            for key in (self._position_key, self._records_key, self._heads_key):
+                pipe.hgetall(key)
+            position, records, heads = pipe.execute()
+            texts = {_text(key): _text(value) for key, value in records.items()}
+            return Page(_position(position), texts, _generations(heads))
 
     def since(self, position: Position) -> Page | None:
         """See Journal."""
         with self._readable_errors():
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hgetall(self._position_key)
-            pipe.xrange(self._changes_key, min=f"({position.generation}-0")
-            found, entries = pipe.execute()
-            now = _position(found)
-            is_complete = len(entries) == now.generation - position.generation
-            if now.epoch != position.epoch or now.generation < position.generation or not is_complete:
-                return None
-            keys = sorted({key for _, fields in entries for key in json.loads(fields[b"keys"])})
-            texts = self._redis.hmget(self._records_key, keys) if keys else []
-            return Page(now, {key: text and _text(text) for key, text in zip(keys, texts, strict=True)})
+            try:
+                return self._since(position)
+            except _NotOursError as error:
+                _log.warning("the shared %s: %s; they are dropped", self._title, error)
+                self._redis.delete(self._changes_key)
+            except redis.ResponseError:  # of another type
+                self._mend()
+            return None
 
     def commit(
-        self, expected: Position, changes: Mapping[str, str | None], becomes: Position | None = None
+        self,
+        expected: Position,
+        changes: Mapping[str, str | None],
+        becomes: Position | None = None,
+        heads: Mapping[str, int] | None = None,
     ) -> Position | None:
         """See Journal. Durable as far as Redis is: with its append-only file."""
-        position = becomes or Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1)
+        new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
+        position = becomes or new
         with self._readable_errors(), self._redis.pipeline(transaction=True) as pipe:
-            pipe.watch(self._position_key)
+            pipe.watch(self._position_key, self._records_key)
             if _position(pipe.hgetall(self._position_key)) != expected:
                 return None
+            if pipe.type(self._records_key) not in (b"hash", b"none"):
+                raise ValueError("the records are no hash")
+            old = self._old_heads(position)
             pipe.multi()
             if not expected.epoch:  # what is left of a journal that lost its position
-                pipe.delete(self._records_key, self._changes_key)
+                pipe.delete(self._records_key, self._changes_key, self._heads_key)
             self._write(pipe, position, changes)
+            if expected.epoch or becomes is None:
+                commit = _Commit(position.generation, expected.generation, list(changes), position.head)
+                taken_in = {head: -number for head, number in (heads or {}).items()}
+            else:  # as it was, and nothing has changed
+                commit = _Commit(position.generation, position.generation - 1, [], position.head)
+                taken_in = dict(heads or {})
+            hints = self._tell(pipe, commit, taken_in, old)
             try:
-                pipe.execute()
+                results = pipe.execute(raise_on_error=False)
             except redis.WatchError:
                 return None
+            failed = {key for key, result in zip(hints, results[-len(hints) :], strict=True) if _is_error(result)}
+        with suppress(AdapterUnavailableError):  # the commit itself is done
+            self._drop(failed)
         return position
 
     def wait(self, position: Position, seconds: float) -> None:
@@ -109,6 +133,23 @@ class RedisJournal:
         self._redis.close()
         self._news.close()
 
+    def _since(self, position: Position) -> Page | None:
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hgetall(self._position_key)
+        pipe.xrange(self._changes_key, min=f"({position.generation}-0")
+        pipe.hget(self._heads_key, position.head)
+        found, entries, number = pipe.execute()
+        now = _position(found)
+        commits = [_Commit.of(entry, fields, now) for entry, fields in entries]
+        if now.epoch != position.epoch or not _lead(commits, position.generation, now.generation):
+            return None
+        if position != now and position.head and number != b"%d" % position.generation:
+            return None
+        keys = sorted({key for commit in commits for key in commit.keys})
+        texts = self._redis.hmget(self._records_key, keys) if keys else []
+        heads = {commit.head: commit.generation for commit in commits if commit.head}
+        return Page(now, {key: text and _text(text) for key, text in zip(keys, texts, strict=True)}, heads)
+
     def _write(self, pipe: Any, position: Position, changes: Mapping[str, str | None]) -> None:
         kept = {key: text for key, text in changes.items() if text is not None}
         gone = [key for key, text in changes.items() if text is None]
@@ -116,19 +157,86 @@ class RedisJournal:
             pipe.hset(self._records_key, mapping=kept)
         if gone:
             pipe.hdel(self._records_key, *gone)
-        pipe.hset(self._position_key, mapping={"epoch": position.epoch, "generation": position.generation})
-        fields = {"keys": json.dumps(list(changes))}
-        pipe.xadd(self._changes_key, fields, id=f"{position.generation}-0", maxlen=MAX_CHANGES, approximate=True)
+        pipe.hset(self._position_key, mapping=_fields_of(position))
+
+    def _tell(self, pipe: Any, commit: _Commit, taken_in: Mapping[str, int], old: Sequence[bytes]) -> list[str]:
+        """What followers are told; the keys of the last commands, whose failure takes nothing back."""
+        pipe.hset(self._heads_key, mapping={**taken_in, commit.head: commit.generation})
+        entry = f"{commit.generation}-0"
+        pipe.xadd(self._changes_key, commit.fields(), id=entry, maxlen=MAX_CHANGES, approximate=True)
+        if not old:
+            return [self._heads_key, self._changes_key]
+        pipe.hdel(self._heads_key, *old)
+        return [self._heads_key, self._changes_key, self._heads_key]
+
+    def _old_heads(self, position: Position) -> list[bytes]:
+        """Names of commits that need not be kept any more."""
+        if position.generation % _TRIM:
+            return []
+        floor = position.generation - MAX_HEADS
+        return [head for head, number in self._redis.hgetall(self._heads_key).items() if abs(_number(number)) <= floor]
+
+    def _drop(self, keys: set[str]) -> None:
+        """Keys that took no entry: of another type, or with an id of somebody else's that is beyond ours."""
+        if keys:
+            _log.warning("the shared %s: %s held what is not ours; dropped", self._title, ", ".join(sorted(keys)))
+            with self._readable_errors():
+                self._redis.delete(*keys)
+
+    def _mend(self) -> None:
+        """Drop what is of another type; a position that is none is made anew over the records as they are."""
+        pipe = self._redis.pipeline(transaction=True)
+        for key in (self._changes_key, self._heads_key, self._records_key, self._position_key):
+            pipe.type(key)
+        changes, heads, records, position = pipe.execute()
+        self._drop({self._changes_key} if changes not in (b"stream", b"none") else set())
+        self._drop({self._heads_key} if heads not in (b"hash", b"none") else set())
+        if records not in (b"hash", b"none"):  # there is nothing left: whoever has a copy gives it back
+            self._drop({self._records_key, self._position_key})
+        elif not self._is_position(position, records):
+            self._make_position()
+
+    def _is_position(self, kind: bytes, records: bytes) -> bool:
+        """Of a journal with such records."""
+        if kind != b"hash":
+            return kind == records == b"none"
+        try:
+            _position(self._redis.hgetall(self._position_key))
+        except (ValueError, KeyError):
+            return False
+        return True
+
+    def _make_position(self) -> None:
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.watch(self._position_key, self._records_key)
+            records = pipe.type(self._records_key)
+            if self._is_position(pipe.type(self._position_key), records):
+                return
+            new = Position(uuid.uuid4().hex, 1, uuid.uuid4().hex)
+            pipe.multi()
+            pipe.delete(self._position_key, self._changes_key)
+            if records == b"hash":
+                pipe.hset(self._position_key, mapping=_fields_of(new))
+                pipe.hset(self._heads_key, mapping={new.head: new.generation})
+            try:
+                pipe.execute()
+            except redis.WatchError:
+                return
+        _log.warning("the shared %s had lost its position; its records are as they were", self._title)
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:
         try:
             yield
-        except (redis.RedisError, OSError, ValueError, KeyError) as error:
+        except (redis.RedisError, OSError, ValueError, KeyError, RecursionError) as error:
             _log.debug("redis journal: %r", error)
             raise AdapterUnavailableError(
                 f"The shared {self._title} in Redis cannot be reached at present.", retry_after=5
             ) from None
+
+
+class _NotOursError(Exception):
+    """The list of changes holds what no commit wrote."""
 
 
 def _position(found: Mapping[bytes, bytes]) -> Position:
@@ -137,7 +245,59 @@ def _position(found: Mapping[bytes, bytes]) -> Position:
     generation = int(found[b"generation"])
     if not 0 <= generation <= _MAX_GENERATION:
         raise ValueError("the generation is no number of commits")
-    return Position(_text(found[b"epoch"]), generation)
+    return Position(_text(found[b"epoch"]), generation, _text(found.get(b"head", b"")))
+
+
+def _fields_of(position: Position) -> dict[str, str | int]:
+    return {"epoch": position.epoch, "generation": position.generation, "head": position.head}
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """An entry of the list of changes."""
+
+    generation: int
+    before: int  # the generation that it was made on: another than the one before if a branch was taken in
+    keys: list[str]
+    head: str
+
+    @classmethod
+    def of(cls, entry: bytes, fields: Mapping[bytes, bytes], now: Position) -> _Commit:
+        """Raises _NotOursError."""
+        try:
+            number, _, more = entry.partition(b"-")
+            generation, keys = int(number), json.loads(fields[b"keys"])
+            if more == b"0" and generation <= now.generation and all(isinstance(key, str) for key in keys):
+                before = int(fields.get(b"before", generation - 1))
+                return cls(generation, before, list(keys), _text(fields.get(b"head", b"")))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise _NotOursError("some of its changes are no commits")
+
+    def fields(self) -> dict[str, str | int]:
+        return {"keys": json.dumps(self.keys), "head": self.head, "before": self.before}
+
+
+def _lead(commits: Sequence[_Commit], start: int, end: int) -> bool:
+    """Whether these are all the commits from one generation to the other."""
+    for commit in commits:
+        if commit.before != start:
+            return False
+        start = commit.generation
+    return start == end
+
+
+def _generations(heads: Mapping[bytes, bytes]) -> dict[str, int]:
+    return {_text(head): _number(number) for head, number in heads.items() if _number(number)}
+
+
+def _number(text: bytes) -> int:
+    """0: it is none."""
+    return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 20 else 0
+
+
+def _is_error(result: object) -> bool:
+    return isinstance(result, Exception)
 
 
 def _text(value: bytes) -> str:

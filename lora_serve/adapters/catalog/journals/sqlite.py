@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.journals.sqlite_schema import MAX_CHANGES, prepare
-from lora_serve.adapters.stores.files import FILE_MODE, make_private
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+from lora_serve.adapters.catalog.journals.sqlite_schema import MAX_CHANGES, SCHEMA
+from lora_serve.adapters.stores.database import Database, check_pages
+from lora_serve.adapters.stores.monitor import StoreMonitor
 
 _SAVE = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text"
 
@@ -21,24 +20,25 @@ _SAVE = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text 
 class SqliteJournal:
     """See Journal. One process at a time: the store's lock file sees to that (`stores/lock.py`)."""
 
-    def __init__(self, path: Path, title: str = "adapter catalog") -> None:
-        """Open or make the file. `title`: for messages. Raises ConfigError if it cannot be used."""
-        self._title = title
-        try:
-            make_private(path.parent)
-            self._db = _connect(path)
-            self._floor = 0  # changes up to this generation are not known
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"--store {path.parent}: the {title} cannot be used: {error}") from None
+    def __init__(self, path: Path, title: str = "adapter catalog", monitor: StoreMonitor | None = None) -> None:
+        """Open or make the file. `title`: for messages. `monitor`: see Database.
+
+        Raises ConfigError if it cannot be used, DamagedFileError if a page of it cannot be read.
+        """
+        check_pages(path, title)
+        self._db = Database(path, SCHEMA, title, monitor)
+        self._floor = 0  # changes up to this generation are not known
+        with self._db.checked():
+            _check(self._db)
 
     def load(self) -> Page:
         """See Journal."""
-        with self._transaction():
+        with self._db.transaction():
             return Page(self._position(), dict(self._db.execute("SELECT key, text FROM records")))
 
     def since(self, position: Position) -> Page | None:
         """See Journal."""
-        with self._transaction():
+        with self._db.transaction():
             now = self._position()
             if now.epoch != position.epoch or now.generation < position.generation:
                 return None
@@ -49,32 +49,20 @@ class SqliteJournal:
             return Page(now, {key: self._text(key) for key in keys})
 
     def commit(
-        self, expected: Position, changes: Mapping[str, str | None], becomes: Position | None = None
+        self,
+        expected: Position,
+        changes: Mapping[str, str | None],
+        becomes: Position | None = None,
+        heads: Mapping[str, int] | None = None,
     ) -> Position | None:
         """See Journal."""
-        with self._transaction():
+        with self._db.transaction():
             if self._position() != expected:
                 return None
             position = becomes or Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1)
             self._write(position, changes)
-            self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(position.generation, key) for key in changes])
-            self._db.execute("DELETE FROM changes WHERE generation <= ?", (position.generation - MAX_CHANGES,))
+            self._note(position.generation, changes)
             return position
-
-    def replace(self, page: Page) -> None:
-        """Become a copy of another journal at this page, which holds all of its records."""
-        with self._transaction():
-            self._db.execute("DELETE FROM records")
-            self._db.execute("DELETE FROM changes")
-            self._write(page.position, page.records)
-        self._truncate()
-
-    def apply(self, page: Page) -> None:
-        """Follow another journal to this page, whose records changed there."""
-        with self._transaction():
-            self._write(page.position, page.records)
-        if None in page.records.values():
-            self._truncate()
 
     def wait(self, position: Position, seconds: float) -> None:
         """See Journal. Nobody else writes, so that there is nothing to wait for."""
@@ -82,7 +70,7 @@ class SqliteJournal:
 
     def forget(self) -> None:
         """See Journal."""
-        with self._transaction():
+        with self._db.transaction():
             self._floor = self._position().generation
             self._db.execute("DELETE FROM changes")
         self._truncate()
@@ -96,10 +84,10 @@ class SqliteJournal:
         try:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:  # disk full: it is tried again with the next one
-            raise AdapterUnavailableError(f"The {self._title} cannot be written at present: {error}.") from None
+            raise self._db.unavailable(error) from None
 
     def _position(self) -> Position:
-        return Position(*self._db.execute("SELECT epoch, generation FROM position").fetchone())
+        return Position(*self._db.execute("SELECT epoch, generation, head FROM position").fetchone())
 
     def _text(self, key: str) -> str | None:
         row = self._db.execute("SELECT text FROM records WHERE key = ?", (key,)).fetchone()
@@ -108,29 +96,17 @@ class SqliteJournal:
     def _write(self, position: Position, changes: Mapping[str, str | None]) -> None:
         self._db.executemany("DELETE FROM records WHERE key = ?", [(k,) for k, text in changes.items() if text is None])
         self._db.executemany(_SAVE, [(key, text) for key, text in changes.items() if text is not None])
-        self._db.execute("UPDATE position SET epoch = ?, generation = ?", (position.epoch, position.generation))
+        self._db.execute("UPDATE position SET epoch = ?, generation = ?, head = ?", astuple(position))
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-        except sqlite3.Error as error:  # disk full, read-only file system, damaged file
-            raise AdapterUnavailableError(f"The {self._title} cannot be written at present: {error}.") from None
+    def _note(self, generation: int, keys: Iterable[str]) -> None:
+        """Which records a commit changed."""
+        self._db.executemany("INSERT INTO changes VALUES (?, ?)", [(generation, key) for key in keys])
+        self._db.execute("DELETE FROM changes WHERE generation <= ?", (generation - MAX_CHANGES,))
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
-    # Used by one thread at a time, which the catalog's lock sees to, but not always by the same.
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -512")  # KiB: read once, at the start; all of it is in the snapshot
-        db.execute("PRAGMA secure_delete = ON")
-        prepare(db, path)
-    except BaseException:
-        db.close()
-        raise
-    return db
+def _check(db: Database) -> None:
+    """Raises DamagedFileError, sqlite3.Error."""
+    if len(db.execute("SELECT epoch, generation, head FROM position").fetchall()) != 1:
+        raise db.damaged("its position is gone")
+    for table in ("records", "changes", "heads"):
+        db.execute(f"SELECT count(*) FROM {table}")  # noqa: S608 - names of ours

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from lora_serve.core.errors import ConfigError
+from lora_serve.adapters.stores.database import Schema
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_CHANGES = 10_000  # generations that are remembered for those who follow
 _SCHEMA = """
 CREATE TABLE records (key TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT;
@@ -19,30 +19,37 @@ CREATE INDEX changes_by_generation ON changes (generation);
 CREATE TABLE position (epoch TEXT NOT NULL, generation INTEGER NOT NULL) STRICT;
 INSERT INTO position VALUES ('', 0);
 """
+_LINEAGE = """
+ALTER TABLE position ADD COLUMN head TEXT NOT NULL DEFAULT '';
+CREATE TABLE heads (head TEXT PRIMARY KEY, generation INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""
 _ADAPTERS = "SELECT name, tenant, pinned, created, metadata, default_version, last_version FROM adapters"
 _VERSIONS = """
 SELECT name, version, digest, rank, num_bytes, summary, source, created FROM versions ORDER BY name, version
 """
 
 
-def prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or bring older ones up. Raises ConfigError for a newer file, sqlite3.Error."""
+def _prepare(db: sqlite3.Connection) -> None:
+    """Make the tables, or bring older ones up. Raises sqlite3.Error."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
-    if found > SCHEMA_VERSION:
-        raise ConfigError(f"--store {path.parent}: its catalog was made by a newer lora_serve (schema {found}).")
-    if found == SCHEMA_VERSION:
-        return
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        records = _records_of_schema_1(db) if found == 1 else {}
-        for statement in _SCHEMA.strip().split(";\n"):
-            db.execute(statement)
-        db.executemany("INSERT INTO records VALUES (?, ?)", list(records.items()))
-        if records:
-            db.execute("UPDATE position SET epoch = lower(hex(randomblob(16))), generation = 1")
-        for table in ("versions", "adapters", "strays") if found == 1 else ():
-            db.execute(f"DROP TABLE {table}")
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    if found < 2:
+        _make_tables(db, _records_of_schema_1(db) if found == 1 else {})
+    for table in ("versions", "adapters", "strays") if found == 1 else ():
+        db.execute(f"DROP TABLE {table}")
+    for statement in _LINEAGE.strip().split(";\n"):
+        db.execute(statement)
+
+
+def _make_tables(db: sqlite3.Connection, records: Mapping[str, str]) -> None:
+    for statement in _SCHEMA.strip().split(";\n"):
+        db.execute(statement)
+    db.executemany("INSERT INTO records VALUES (?, ?)", list(records.items()))
+    if records:
+        db.execute("UPDATE position SET epoch = lower(hex(randomblob(16))), generation = 1")
+
+
+# The cache is small, in KiB: the file is read once, at the start; all of it is in the snapshot.
+SCHEMA = Schema(SCHEMA_VERSION, _prepare, ("cache_size = -512", "secure_delete = ON"))
 
 
 def _records_of_schema_1(db: sqlite3.Connection) -> dict[str, str]:

@@ -1,0 +1,98 @@
+"""The store's monitor: one state for whatever stands against writing, said once at each change."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from lora_serve.adapters.stores import monitor as module
+from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.core.errors import StoreUnwritableError
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
+    """What writing raises, as long as there is something in it."""
+    raised: list[OSError] = []
+    sound = module.write_and_drop
+
+    def write(folder: Path) -> None:
+        if raised:
+            raise raised[0]
+        sound(folder)
+
+    monkeypatch.setattr(module, "write_and_drop", write)
+    return raised
+
+
+def test_a_try_leaves_nothing(tmp_path: Path) -> None:
+    assert StoreMonitor(tmp_path).look()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_change_is_said_once_in_words_without_paths(
+    tmp_path: Path, broken: list[OSError], caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = StoreMonitor(tmp_path)
+    with caplog.at_level(logging.INFO):
+        for error in (None, None, OSError(errno.ENOSPC, "x", str(tmp_path)), OSError(errno.EDQUOT, "x"), None, None):
+            broken[:] = [error] if error else []
+            assert monitor.look() is (error is None)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert "No space left on device" in caplog.messages[0]
+    assert str(tmp_path) not in caplog.text
+
+
+def test_change_is_refused_until_a_try_succeeds_and_the_next_one_is_taken_at_once(
+    tmp_path: Path, broken: list[OSError]
+) -> None:
+    monitor = StoreMonitor(tmp_path)
+    monitor.check()
+    broken.append(OSError(errno.EROFS, "x"))
+    monitor.check()  # nobody has looked
+    monitor.look()
+    with pytest.raises(StoreUnwritableError, match="Read-only file system") as caught:
+        monitor.check()
+    assert caught.value.retry_after > 0
+    broken.clear()
+    monitor.check()
+    assert monitor.problem is None
+
+
+def test_what_is_owed_is_made_up_for_in_its_order_and_counts_until_then(tmp_path: Path) -> None:
+    monitor, done, is_ready = StoreMonitor(tmp_path), [], threading.Event()
+
+    def second() -> None:
+        if not is_ready.is_set():
+            raise OSError(errno.EACCES, "x")
+        done.append("second")
+
+    monitor.owe("the first", lambda: done.append("first"))
+    monitor.owe("the second", second)
+    assert not monitor.look()
+    assert monitor.problem == "the store cannot be written (the second): Permission denied"
+    is_ready.set()
+    assert monitor.look()
+    assert monitor.look()
+    assert done == ["first", "second"]
+
+
+def test_thread_finds_out_by_itself_in_both_directions(
+    tmp_path: Path, broken: list[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.01)
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monitor = StoreMonitor(tmp_path)
+    monitor.start()
+    try:
+        for error in ([OSError(errno.ENOSPC, "x")], []):
+            broken[:] = error
+            wait = threading.Event()
+            while (monitor.problem is None) == bool(error):
+                wait.wait(0.005)
+    finally:
+        monitor.close()

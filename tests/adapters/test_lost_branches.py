@@ -1,0 +1,253 @@
+"""A Redis that starts from an older state and goes on, while replicas that know more come back later: nothing that was
+closed opens again, nothing that was registered is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.mirror import open_mirror
+from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
+from lora_serve.adapters.catalog.opening import open_catalog, redis_journal
+from lora_serve.core.errors import AuthenticationError, ConflictError, LoraServeError, NotFoundError
+from lora_serve.core.tenant import Role
+from lora_serve.tenancy.branches import merge_branches
+from lora_serve.tenancy.directory import TITLE, Directory
+from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.opening import JOURNAL
+from tests.catalog_versions import digest, version
+from tests.redis_server import RedisServer
+
+NUM_EXAMPLES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "15"))
+OpenDirectory = Callable[[str], Directory]
+OpenCatalog = Callable[[str], Catalog]
+
+
+class Backup:
+    """Redis as it was, to be started from again."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._kept = {key: client.dump(key) for key in client.scan_iter()}
+
+    def restore(self) -> None:
+        self._client.flushall()
+        for key, content in self._kept.items():
+            self._client.restore(key, 0, content)
+
+
+@pytest.fixture
+def client(redis_url: str, shared_redis: RedisServer) -> Iterator[redis.Redis]:
+    with shared_redis.client() as client:
+        yield client
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def directory(redis_url: str, tmp_path: Path, stack: ExitStack) -> OpenDirectory:
+    """That of a replica, which keeps its copy in a folder of its own."""
+
+    def opened(name: str) -> Directory:
+        mirror = open_mirror(tmp_path / name / "mirror.sqlite3", TITLE)
+        journal = MirroredJournal(redis_journal(redis_url, "t", JOURNAL, TITLE), mirror, merge_branches)
+        return stack.enter_context(closing(Directory(journal)))
+
+    return opened
+
+
+@pytest.fixture
+def catalog(redis_url: str, tmp_path: Path, stack: ExitStack) -> OpenCatalog:
+    return lambda name: stack.enter_context(closing(open_catalog(tmp_path / name, redis_url, "t")))
+
+
+def opens(directory: Directory, secret: str) -> bool:
+    try:
+        KeyTable(directory).caller(secret)
+    except AuthenticationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("num_later", [0, 1, 2, 9])
+def test_revoked_key_stays_revoked_when_the_first_to_come_back_had_missed_it(
+    directory: OpenDirectory, client: redis.Redis, num_later: int
+) -> None:
+    """What was not promised: Redis is older, the replica that gives back what it knows first has missed the newest."""
+    knowing, missing = directory("a"), directory("b")
+    knowing.create_tenant("acme")
+    key, secret = knowing.create_key("acme", Role.INFERENCE)
+    old = Backup(client)
+    knowing.create_tenant("later")
+    missing.refresh()
+    knowing.revoke_key("acme", key.id)
+    _, kept_secret = knowing.create_key("acme", Role.INFERENCE)
+    old.restore()
+    missing.refresh()  # it was ahead of that state, and gives back what it knows
+    assert opens(missing, secret), "it cannot know better"
+    made = [missing.create_key("later", Role.INFERENCE)[1] for _ in range(num_later)]
+    knowing.refresh()
+    missing.refresh()
+    for replica in (knowing, missing, directory("new")):
+        assert not opens(replica, secret)
+        assert opens(replica, kept_secret)
+        assert all(opens(replica, other) for other in made)
+    assert knowing.snapshot.keys == missing.snapshot.keys
+
+
+@pytest.mark.parametrize("num_later", [1, 2, 9])
+def test_nobody_noticed_and_the_branch_went_on_beyond_what_was_known(
+    directory: OpenDirectory, client: redis.Redis, num_later: int
+) -> None:
+    """The replica that goes on had not heard of anything since, so that it gives nothing back."""
+    knowing, missing = directory("a"), directory("b")
+    knowing.create_tenant("acme")
+    key, secret = knowing.create_key("acme", Role.INFERENCE)
+    missing.refresh()
+    old = Backup(client)
+    knowing.revoke_key("acme", key.id)
+    old.restore()
+    made = [missing.create_key("acme", Role.INFERENCE)[1] for _ in range(num_later)]
+    knowing.refresh()
+    missing.refresh()
+    for replica in (knowing, missing):
+        assert not opens(replica, secret)
+        assert all(opens(replica, other) for other in made)
+
+
+def test_deleted_tenant_stays_deleted_though_the_branch_gave_it_another_key(
+    directory: OpenDirectory, client: redis.Redis
+) -> None:
+    knowing, missing = directory("a"), directory("b")
+    knowing.create_tenant("acme")
+    _, secret = knowing.create_key("acme", Role.INFERENCE)
+    missing.refresh()
+    old = Backup(client)
+    knowing.delete_tenant("acme")
+    old.restore()
+    _, other = missing.create_key("acme", Role.INFERENCE)
+    missing.change_tenant("acme", lambda tenant: tenant)
+    knowing.refresh()
+    missing.refresh()
+    knowing.create_tenant("acme")
+    missing.refresh()
+    for replica in (knowing, missing):
+        assert not opens(replica, secret)
+        assert not opens(replica, other)
+
+
+def test_what_is_registered_on_either_branch_is_there_and_the_living_ones_route_holds(
+    catalog: OpenCatalog, client: redis.Redis
+) -> None:
+    knowing, missing = catalog("a"), catalog("b")
+    knowing.add("both", version("0"))
+    knowing.add("gone", version("1"))
+    missing.refresh()
+    old = Backup(client)
+    knowing.add("both", version("a"))
+    knowing.add("ours", version("b"))
+    knowing.remove("gone")
+    old.restore()
+    missing.add("both", version("c"))
+    missing.add("theirs", version("d"))
+    knowing.refresh()
+    missing.refresh()
+    assert knowing.snapshot.entries == missing.snapshot.entries
+    assert set(knowing.snapshot.entries) == {"both", "ours", "theirs"}
+    entry = knowing.entry("both")
+    assert {v.digest: v.version for v in entry.versions} == {digest("0"): 1, digest("c"): 2, digest("a"): 3}
+    assert entry.default.digest == digest("c")
+
+
+def test_records_that_vanish_without_a_commit_are_given_back(catalog: OpenCatalog, client: redis.Redis) -> None:
+    one = catalog("a")
+    one.add("x", version("a"))
+    client.delete("t:registry:records")
+    again = catalog("b")
+    assert not again.snapshot.entries
+    one.ledger._away_since = 1.0  # as after any loss of the connection
+    one.refresh()
+    again.refresh()
+    assert set(again.snapshot.entries) == {"x"}
+
+
+@pytest.mark.parametrize("seed", range(NUM_EXAMPLES))
+def test_whatever_is_lost_whenever_nothing_closed_opens_again(
+    directory: OpenDirectory, client: redis.Redis, seed: int
+) -> None:
+    """Three replicas, a Redis that is set back at random, and acts that were acknowledged to somebody."""
+    chance, names = random.Random(seed), ("a", "b", "c")
+    replicas = [directory(name) for name in names]
+    replicas[0].create_tenant("acme")
+    alive: dict[str, tuple[str, int]] = {}  # secret -> key's id, who knows of it
+    revoked: list[str] = []
+    old = Backup(client)
+    for _ in range(40):
+        at = chance.choice(replicas)
+        act = chance.choice(("create", "create", "revoke", "refresh", "refresh", "back up", "set back", "forget"))
+        with suppress(NotFoundError, ConflictError):
+            if act == "create":
+                key, secret = at.create_key("acme", Role.INFERENCE)
+                alive[secret] = (key.id, replicas.index(at))
+            elif act == "revoke" and alive:
+                secret = chance.choice(sorted(alive))
+                at.revoke_key("acme", alive[secret][0])
+                revoked.append(secret)
+                del alive[secret]
+            elif act == "refresh":
+                at.refresh()
+            elif act == "back up":
+                old = Backup(client)
+            elif act == "set back":
+                old.restore()
+            elif act == "forget":
+                at.ledger.forget()
+    for _ in range(2):
+        for replica in replicas:
+            replica.refresh()
+    for replica in replicas:
+        assert not [secret for secret in revoked if opens(replica, secret)]
+    assert replicas[0].snapshot.keys == replicas[1].snapshot.keys == replicas[2].snapshot.keys
+
+
+@pytest.mark.parametrize("seed", range(NUM_EXAMPLES))
+def test_whatever_is_lost_whenever_everything_registered_is_there(
+    catalog: OpenCatalog, client: redis.Redis, seed: int
+) -> None:
+    chance, letters = random.Random(seed), iter("0123456789abcdef" * 9)
+    replicas = [catalog(name) for name in ("a", "b")]
+    registered: dict[str, set[str]] = {"x0": {digest("f")}}
+    replicas[0].add("x0", version("f"))  # an emptied Redis is another story
+    old = Backup(client)
+    for number in range(30):
+        at, name = chance.choice(replicas), f"x{chance.randrange(4)}"
+        act = chance.choice(("add", "add", "add", "refresh", "refresh", "back up", "set back"))
+        with suppress(LoraServeError):
+            if act == "add":
+                made = version(next(letters))
+                at.add(name, made)
+                registered.setdefault(name, set()).add(made.digest)
+            elif act == "refresh":
+                at.refresh()
+            elif act == "back up":
+                old = Backup(client)
+            elif number and act == "set back":
+                old.restore()
+    for _ in range(2):
+        for replica in replicas:
+            replica.refresh()
+    assert replicas[0].snapshot.entries == replicas[1].snapshot.entries
+    for name, digests in registered.items():
+        assert digests <= {v.digest for v in replicas[0].entry(name).versions}
