@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -37,6 +38,7 @@ class AdminClient:
     url: str
     admin_key: str | None = field(repr=False)
     timeout: float
+    note: Callable[[str], None] = field(default=lambda line: None, repr=False)  # for whoever waits
     _session: aiohttp.ClientSession | None = None
     _sockets: list[socket.socket] = field(default_factory=list, repr=False)
 
@@ -73,10 +75,27 @@ class AdminClient:
         form: aiohttp.MultipartWriter | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """`path` as the admin API's table has it. Raises CommandError."""
-        assert self._session is not None
-        options: dict[str, Any] = {"json": body} if body is not None else {"data": form, "headers": headers}
+        """`path` as the admin API's table has it; a form is sent once. Raises CommandError."""
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
+        if form is not None:
+            return await self._call(method, url, data=form, headers=headers)
+        return await self.patiently(lambda: self._call(method, url, json=body, headers=headers))
+
+    async def patiently(self, attempt: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Again whenever the server has said when (429, Retry-After), for no longer than the client's timeout."""
+        left = self.timeout
+        while True:
+            try:
+                return await attempt()
+            except CommandError as error:
+                if error.retry_after is None or error.retry_after > left:
+                    raise
+                left -= error.retry_after
+                self.note(f"{error.lines[0]} Waiting for {error.retry_after:g} s.")
+                await asyncio.sleep(error.retry_after)
+
+    async def _call(self, method: str, url: str, **options: Any) -> Reply:
+        assert self._session is not None
         try:
             async with self._session.request(method, url, allow_redirects=False, **options) as answer:
                 return self._reply(answer, await answer.read())

@@ -33,10 +33,12 @@ EXIT_CODES = """exit codes:
 class CommandError(Exception):
     """The command ends with `code`; `lines` are for people, on standard error."""
 
-    def __init__(self, code: ExitCode, *lines: str) -> None:
+    def __init__(self, code: ExitCode, *lines: str, retry_after: float | None = None) -> None:
+        """`retry_after`: seconds after which the same call is welcome; None: it is not."""
         super().__init__("\n".join(lines))
         self.code = code
         self.lines = lines
+        self.retry_after = retry_after
 
 
 def refusal(status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
@@ -46,8 +48,15 @@ def refusal(status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
         lines.append(KEY_HINT)
     if wait := headers.get("Retry-After"):
         lines.append(f"try again in {wait[:20]} s (Retry-After)")
+    retry_after = float(wait) if status == 429 and wait and wait.isdecimal() and not _is_wrong_key(body) else None
     codes = {404: ExitCode.NOT_FOUND, 503: ExitCode.UNAVAILABLE}
-    return CommandError(codes.get(status, ExitCode.REFUSED), *lines)
+    return CommandError(codes.get(status, ExitCode.REFUSED), *lines, retry_after=retry_after)
+
+
+def _is_wrong_key(body: Any) -> bool:
+    """However long one waits, it will not be right."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return isinstance(error, dict) and error.get("code") == "invalid_api_key"
 
 
 def _lines(status: int, body: Any) -> list[str]:

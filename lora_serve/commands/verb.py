@@ -72,11 +72,11 @@ def run_alone(verb: Verb, arguments: list[str]) -> int:
 
 async def _run(verb: Verb, flags: argparse.Namespace, output: Output, timeout: float) -> None:
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(client) for client in _clients(vars(flags), timeout)]
+        clients = [await stack.enter_async_context(client) for client in _clients(vars(flags), timeout, output)]
         await verb.run(Call(flags, output, clients, timeout))
 
 
-def _clients(given: dict[str, Any], timeout: float) -> list[AdminClient]:
+def _clients(given: dict[str, Any], timeout: float, output: Output) -> list[AdminClient]:
     from lora_serve.commands.admin_client import AdminClient
     from lora_serve.commands.admin_key import find_admin_key
 
@@ -85,4 +85,4 @@ def _clients(given: dict[str, Any], timeout: float) -> list[AdminClient]:
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"LORA_SERVE_URL: {error}") from error
     keys = [find_admin_key(given.get("admin_key"), given.get("store"), url) for url in urls]
-    return [AdminClient(url, key, timeout) for url, key in zip(urls, keys, strict=True)]
+    return [AdminClient(url, key, timeout, output.note) for url, key in zip(urls, keys, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.core.tenant import Role
 from lora_serve.core.web_origin import Origin
 
 MAX_REGISTRATIONS = 16  # at once
@@ -128,6 +129,18 @@ class BrowserRules:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """How often within a minute something may be tried; 0: any number of times."""
+
+    wrong_keys: int = 20  # by one address
+    admin_acts: int = 600  # by one key of the role admin
+    tenant_acts: int = 120  # by one key of a tenant's own admin
+
+    def acts_of(self, role: Role) -> int:
+        return self.admin_acts if role is Role.ADMIN else self.tenant_acts
+
+
+@dataclass(frozen=True, slots=True)
 class TlsConfig:
     """PEM files of the server's certificate, and of those that its clients may show."""
 
@@ -157,6 +170,7 @@ class ServerConfig:
     requests: RequestLimits = RequestLimits()
     connections: ConnectionLimits = ConnectionLimits()
     browsers: BrowserRules = BrowserRules()
+    attempts: AttemptLimits = AttemptLimits()
 
 
 @dataclass(frozen=True, slots=True)

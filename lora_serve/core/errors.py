@@ -8,7 +8,8 @@ LoraServeError
 ├── ModelError                   the base model cannot be loaded, or cannot be served exactly
 ├── RequestError                 the caller's input is wrong; saying it again will not help
 │   ├── InvalidRequestError      a field is wrong (`param` names it)
-│   ├── AuthenticationError      no key, or a wrong one
+│   ├── AuthenticationError      no key, or one that has ended
+│   │   └── WrongKeyError        a key that there is not
 │   ├── ForbiddenError           a key that may not do this
 │   │   ├── QuotaExceededError   the tenant has as much as it may have
 │   │   └── ForeignSiteError     another site's web page may have made a browser ask
@@ -23,6 +24,7 @@ LoraServeError
 │   ├── QueueFullError           the waiting queue is at its limit
 │   ├── TenantQueueFullError     the tenant's own part of it is
 │   ├── RateLimitedError         the tenant's or the key's minute is used up
+│   │   └── WrongKeysError       too many wrong keys from one address
 │   ├── NotReadyError            warming up or draining
 │   ├── EngineLostError          the engine ended in the middle of the request, and is started again
 │   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
@@ -76,7 +78,11 @@ class InvalidRequestError(RequestError):
 
 
 class AuthenticationError(RequestError):
-    """No key was sent, or a wrong one."""
+    """No key was sent, or one that opens nothing (any more)."""
+
+
+class WrongKeyError(AuthenticationError):
+    """It is no key of this server's."""
 
 
 class ForbiddenError(RequestError):
@@ -184,6 +190,13 @@ class RateLimitedError(CapacityError):
         super().__init__(message, retry_after)
         self.reason = reason
         self.standings = standings or {}
+
+
+class WrongKeysError(RateLimitedError):
+    """Another wrong key from an address that has sent many; the right one would be served."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, retry_after, "wrong_keys")
 
 
 class NotReadyError(CapacityError):

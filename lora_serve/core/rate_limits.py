@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["requests", "tokens", "registrations"]
+Unit = Literal["requests", "tokens", "registrations", "acts"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.config import (
     AccountingConfig,
     AdapterConfig,
+    AttemptLimits,
     BatchLimits,
     BrowserRules,
     ConnectionLimits,
@@ -216,6 +217,7 @@ class Settings(
                 self.body_timeout,
                 self.write_timeout,
             ),
+            attempts=AttemptLimits(self.wrong_keys_per_minute, self.admin_acts_per_minute, self.tenant_acts_per_minute),
             browsers=BrowserRules(
                 frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
                 frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),

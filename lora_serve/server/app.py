@@ -24,6 +24,7 @@ from lora_serve.server.admin import (
     usage,
     vllm_lora,
 )
+from lora_serve.server.authentication import WRONG_KEYS
 from lora_serve.server.browser_guard import BrowserGuard
 from lora_serve.server.connections import CONNECTIONS, Connections
 from lora_serve.server.context import add_headers
@@ -54,6 +55,7 @@ from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
 from lora_serve.server.tenant_budgets import following_budgets
 from lora_serve.server.tracing import traced
+from lora_serve.tenancy.wrong_keys import WrongKeys
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
 
@@ -67,6 +69,7 @@ def build_app(services: Services) -> web.Application:
         around.insert(1, traced(services.traces))
     app = web.Application(middlewares=around, client_max_size=services.config.max_body_bytes)
     app[SERVICES], app[CONNECTIONS] = services, connections
+    app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(add_security_headers)

@@ -11,12 +11,14 @@ Pages that --allowed-origins names may use any server, and read its answers (COR
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError
+from lora_serve.core.rate_limits import Unit
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
 from lora_serve.tenancy.authenticator import is_loopback
 
@@ -27,9 +29,7 @@ _READABLE = (
     "Retry-After, Server-Timing, X-Request-Id, X-Adapter-Id, X-Adapter-Version, X-Adapter-Digest, X-Adapter-Scale, "
     "X-Adapter-Active, X-Adapter-Fallback"
 )
-_LIMITS = tuple(
-    f"x-ratelimit-{figure}-{unit}" for unit in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
-)
+_LIMITS = tuple(f"x-ratelimit-{figure}-{unit}" for unit in get_args(Unit) for figure in ("limit", "remaining", "reset"))
 _FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _FOREIGN = "This server asks for no key, so pages of other sites may not use it."
 _REMEMBERED = "600"  # seconds for which a browser need not ask again whether it may ask

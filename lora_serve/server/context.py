@@ -106,6 +106,7 @@ class RequestContext:
     num_output_tokens: int = 0
     rate_limits: Standings = field(default_factory=dict)  # of a limited caller, once they are known
     audit: AuditNote = field(default_factory=AuditNote)
+    is_noise: bool = False  # one of very many refusals; in the log only where everything is
 
     def enter(self, authenticate: Callable[[], Caller]) -> Caller:
         """Note who calls. Raises what `authenticate` raises."""

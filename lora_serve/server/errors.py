@@ -15,6 +15,7 @@
 | InvalidAdapterError       | 422    | invalid_adapter       | invalid_adapter          |
 | QueueFullError            | 503    | server_error          | overloaded               |
 | TenantQueueFullError      | 429    | rate_limit_error      | rate_limit_exceeded      |
+| WrongKeysError            | 429    | rate_limit_error      | invalid_api_key          |
 | RateLimitedError          | 429    | rate_limit_error      | rate_limit_exceeded      |
 | DeviceQuotaError          | 429    | rate_limit_error      | rate_limit_exceeded      |
 | NotReadyError             | 503    | server_error          | not_ready                |
@@ -55,6 +56,7 @@ _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidAdapterError, 422, "invalid_adapter", "invalid_adapter"),
     (errors.QueueFullError, 503, "server_error", "overloaded"),
     (errors.TenantQueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (errors.WrongKeysError, 429, "rate_limit_error", "invalid_api_key"),
     (errors.RateLimitedError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.DeviceQuotaError, 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.NotReadyError, 503, "server_error", "not_ready"),

@@ -9,7 +9,9 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError
+from lora_serve.server.authentication import authenticated
 from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.authenticator import Authenticator
 
 OTHERS = "other"
 # What is written in place of the names. Whatever has one of these labels is added up.
@@ -17,13 +19,15 @@ _INSTEAD = {"tenant": OTHERS, "adapter": OTHERS, "running_lora_adapters": "", "w
 
 
 def may_read_names(request: web.Request) -> bool:
-    """By --metrics-names: everybody, or whoever sends the admin key. A wrong key is no error: probes send none."""
+    """By --metrics-names: everybody, or whoever sends the admin key. A wrong key is no error, as probes send none,
+    but too many are: WrongKeysError.
+    """
     services = request.app[SERVICES]
     wanted = services.config.metrics_names
     if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
         return True
     try:
-        return services.authenticator.admin(request.headers.get("Authorization")).sees_all
+        return authenticated(request, Authenticator.admin).sees_all
     except (AuthenticationError, ForbiddenError):
         return False
 

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from lora_serve.core.errors import CapacityError, RateLimitedError
+from lora_serve.core.errors import CapacityError, RateLimitedError, WrongKeysError
 from lora_serve.core.log_context import logged_with
 from lora_serve.core.tenant import Caller
 from lora_serve.server.auditing import audited, may_be_act
+from lora_serve.server.authentication import Authenticate, authenticated
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.log_fields import log_fields
@@ -21,7 +22,6 @@ from lora_serve.tenancy.authenticator import Authenticator
 access_log = logging.getLogger("lora_serve.access")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Authenticate = Callable[[Authenticator, str | None], Caller]
 PROBES = frozenset(("/health", "/ready", "/ping", "/metrics"))  # asked every few seconds; logged only if refused
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in the log
 
@@ -48,6 +48,7 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
             return web.Response(status=CLIENT_LEFT)  # nobody reads it, and aiohttp logs no traceback
         if isinstance(error, RateLimitedError):
             context.rate_limits = error.standings
+            context.is_noise = isinstance(error, WrongKeysError)
         if isinstance(error, CapacityError):
             request.app[SERVICES].metrics.count_refusal(error.reason)
         return wire_error(error, context.request_id).response()
@@ -55,11 +56,11 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
 
 def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
-    is_probe = request.path in PROBES and status < 400
+    is_quiet = context.is_noise or (request.path in PROBES and status < 400)
     milliseconds = (time.monotonic() - context.started) * 1000
     path = request.rel_url.raw_path  # percent-encoded, so no line break can get in
     access_log.log(
-        logging.DEBUG if is_probe else logging.INFO,
+        logging.DEBUG if is_quiet else logging.INFO,
         "%s %s %d %.1f ms",
         request.method,
         path,
@@ -119,14 +120,15 @@ def for_anybody(handler: Handler) -> Handler:
 def _for_role(handler: Handler, authenticate: Authenticate) -> Handler:
     async def guarded(request: web.Request) -> web.StreamResponse:
         _enter(request, Authenticator.anybody)  # whose act it is, if it is refused
-        _enter(request, authenticate)
-        if may_be_act(request):  # it could not even be noted
-            await request.app[SERVICES].check_store()
+        caller = _enter(request, authenticate)
+        if may_be_act(request):
+            services = request.app[SERVICES]
+            await services.quotas.begin_act(caller, services.config.attempts.acts_of(caller.role))
+            await services.check_store()  # it could not even be noted
         return await handler(request)
 
     return guarded
 
 
 def _enter(request: web.Request, authenticate: Authenticate) -> Caller:
-    authenticator, header = request.app[SERVICES].authenticator, request.headers.get("Authorization")
-    return request[CONTEXT].enter(lambda: authenticate(authenticator, header))
+    return request[CONTEXT].enter(lambda: authenticated(request, authenticate))

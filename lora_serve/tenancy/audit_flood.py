@@ -14,6 +14,7 @@ from lora_serve.core.tenant import Role
 from lora_serve.tenancy.audit_journal import Act
 
 MAX_REFUSED = 60  # of a tenant within a minute
+_TOO_MANY = 429  # nobody looked at what it was about
 _CLIENT_LEFT = 499  # the act may have been done
 
 
@@ -24,16 +25,20 @@ class RefusedActs:
         """`clock`: seconds."""
         self._clock = clock
         self._minute = 0
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, bool]] = Counter()
 
     def is_one_too_many(self, act: Act) -> bool:
-        """Whether it is refused and enough of its tenant's were noted. What did something, or an admin, never is."""
-        if act.role == Role.ADMIN or not _was_refused(act):
+        """Whether it is refused and enough of its tenant's were noted. What did something never is, and of an admin's
+        only what came too often.
+        """
+        is_exempt = act.role == Role.ADMIN and act.outcome != _TOO_MANY
+        if is_exempt or not _was_refused(act):
             return False
         if (minute := int(self._clock() // 60)) != self._minute:
             self._minute, self._counts = minute, Counter()
-        self._counts[act.tenant] += 1
-        return self._counts[act.tenant] > MAX_REFUSED
+        sender = (act.tenant, act.role == Role.ADMIN)
+        self._counts[sender] += 1
+        return self._counts[sender] > MAX_REFUSED
 
 
 def _was_refused(act: Act) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from lora_serve.core.errors import AuthenticationError, ForbiddenError
+from lora_serve.core.errors import AuthenticationError, ForbiddenError, WrongKeyError
 from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER, Caller, Role
 from lora_serve.tenancy.admin_key import AdminKey
 from lora_serve.tenancy.key_table import KeyTable
@@ -38,7 +38,7 @@ class Authenticator:
         if self.admin_key.matches(secret):
             return ADMIN_CALLER
         if self.keys is None:
-            raise AuthenticationError(WRONG)
+            raise WrongKeyError(WRONG)
         return self.keys.caller(secret)
 
     def managing(self, authorization: str | None) -> Caller:

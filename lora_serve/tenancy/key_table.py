@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lora_serve.core.errors import AuthenticationError
+from lora_serve.core.errors import AuthenticationError, WrongKeyError
 from lora_serve.core.tenant import Caller, Role
 from lora_serve.tenancy.directory import Directory
 from lora_serve.tenancy.keys import EXPIRED, REVOKED, WRONG, id_in, opens
@@ -18,11 +18,11 @@ class KeyTable:
         self._uses: dict[str, float] = {}  # since they were last taken
 
     def caller(self, secret: str) -> Caller:
-        """Raises AuthenticationError: why, only to whoever has the secret."""
+        """Raises AuthenticationError: why, only to whoever has the secret, else WrongKeyError."""
         state, now = self.directory.snapshot, self.directory.clock()
         key = state.keys.get(id_in(secret) or "")
         if not opens(key, secret) or key is None:
-            raise AuthenticationError(WRONG)
+            raise WrongKeyError(WRONG)
         tenant = state.tenants.get(key.tenant)
         if key.revoked is not None or tenant is None:
             raise AuthenticationError(REVOKED)

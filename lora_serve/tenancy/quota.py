@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from lora_serve.core.rate_limits import Unit
+from lora_serve.core.rate_limits import Standings, Unit
 from lora_serve.core.tenant import Caller, Quota
 from lora_serve.engine.queue_gate import LineLimit
 from lora_serve.tenancy.rate_limiter import RateLimit, RateLimiter, Reservation
@@ -21,6 +21,9 @@ class Quotas:
 
     def __init__(self, limiter: RateLimiter | None = None, places: RunningPlaces | None = None) -> None:
         self._limiter = limiter or RateLimiter(SharedCounters(None))
+        self._acts = RateLimiter(
+            SharedCounters(None)
+        )  # of each server alone: an admin may have to act while Redis is away
         self.places = places or RunningPlaces()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -40,6 +43,14 @@ class Quotas:
         limits = registration_limits(caller)
         self._limiter.check(limits)
         await self._reserved(limits, 0)
+
+    async def begin_act(self, caller: Caller, limit: int) -> Standings:
+        """One change by the admin API, at most `limit` per minute and key; 0: any number. Raises RateLimitedError."""
+        if limit == 0:
+            return {}
+        limits = (RateLimit(f"key:{caller.key_id}", "acts", limit),)
+        self._acts.check(limits)
+        return (await self._acts.reserve(limits, 0)).standings
 
     async def _reserved(self, limits: tuple[RateLimit, ...], num_tokens: int) -> Reservation | None:
         if not limits:
@@ -66,6 +77,7 @@ class Quotas:
         """After the last request has ended."""
         await self.settled()
         await self._limiter.close()
+        await self._acts.close()
 
     def _drop(self, task: asyncio.Task[Reservation]) -> None:
         if not task.cancelled() and task.exception() is None:

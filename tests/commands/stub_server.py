@@ -106,8 +106,8 @@ def not_found() -> web.Response:
     return refusal(404, "The model `x` does not exist or you do not have access to it.")
 
 
-def refusal(status: int, message: str, **headers: str) -> web.Response:
-    body = {"error": {"message": message, "type": "t", "param": None, "code": "c"}}
+def refusal(status: int, message: str, code: str = "c", **headers: str) -> web.Response:
+    body = {"error": {"message": message, "type": "t", "param": None, "code": code}}
     return web.json_response(
         body, status=status, headers={key.replace("_", "-"): text for key, text in headers.items()}
     )

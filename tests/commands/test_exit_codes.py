@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,30 @@ async def test_unavailable_is_5_and_says_when_to_come_back(ask_stub: Adapters, s
     ended = await ask_stub("show", "acme/support")
     assert ended.code == 5
     assert ended.err == ("lora-serve: error: The registry cannot be reached.\ntry again in 7 s (Retry-After)\n")
+
+
+async def test_who_is_told_when_to_come_back_waits_and_asks_again(
+    ask_stub: Adapters, stub: StubServer, make_adapter: Callable[..., Path]
+) -> None:
+    """429 with Retry-After, as beyond --admin-acts-per-minute; uploads send their files anew."""
+    stub.replies += [refusal(429, "Too many acts.", Retry_After="0") for _ in range(2)]
+    ended = await ask_stub("show", "acme/support")
+    assert (ended.code, ended.err) == (0, "Too many acts. Waiting for 0 s.\n" * 2)
+    stub.replies.append(refusal(429, "Too many acts.", Retry_After="0"))
+    ended = await ask_stub("upload", "acme/new", str(make_adapter()))
+    assert (ended.code, stub.replies) == (0, []), ended.err
+    assert stub.upload_bytes > 1000
+
+
+async def test_waiting_longer_than_the_timeout_or_with_a_wrong_key_is_no_use(
+    ask_stub: Adapters, stub: StubServer
+) -> None:
+    stub.replies.append(refusal(429, "Too many acts.", Retry_After="9"))
+    ended = await ask_stub("show", "acme/support", "--timeout", "5")
+    assert (ended.code, ended.err.count("try again in 9 s")) == (1, 1)
+    stub.replies.append(refusal(429, "The API key is not valid.", "invalid_api_key", Retry_After="0"))
+    assert (await ask_stub("show", "acme/support")).code == 1
+    assert stub.gets == 0
 
 
 async def test_nobody_there_is_3(adapters: Adapters) -> None:

@@ -88,6 +88,12 @@ async def send_files(
 
     It may take as long as it takes; only when nothing has moved for the client's timeout is it given up.
     """
+    return await client.patiently(lambda: _send_once(client, path, files, texts, output))
+
+
+async def _send_once(
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
+) -> Reply:
     try:
         async with Patience(client.timeout) as patience:
             return await _send(client, path, files, texts, output, patience)

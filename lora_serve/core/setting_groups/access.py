@@ -26,6 +26,21 @@ class AccessSettings(SettingsGroup):
     allow_control_tokens: bool = Field(
         False, description="a control token's text in a message (a turn's end, ...) is that token; default: only text"
     )
+    wrong_keys_per_minute: int = Field(
+        20,
+        ge=0,
+        le=10**6,
+        description="wrong keys from one address in a minute; more are refused with 429; 0: any number",
+    )
+    admin_acts_per_minute: int = Field(
+        600, ge=0, le=10**6, description="changes by one admin key in a minute, then 429; 0: any number"
+    )
+    tenant_acts_per_minute: int = Field(
+        120,
+        ge=0,
+        le=10**6,
+        description="changes by one key of a tenant's own admin in a minute, then 429; 0: any number",
+    )
     max_body_size: Bytes = Field(
         16 * 2**20, ge=1024, description="bytes of a request body at most (uploads: --max-upload-size)"
     )
