@@ -45,7 +45,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, _redis(Path(scratch)) as redis_url:
         store = Path(scratch) / "store"
         arguments = [
-            "--model", str(model), "--admin-key", ADMIN_KEY, "--store", str(store), "--adapter-root",
+            "--model", str(model), "--admin-key", ADMIN_KEY, "--admin-acts-per-minute", "0",
+            "--store", str(store), "--adapter-root",
             str(options.cache), "--max-loras", "1", "--redis-url", redis_url, "--max-model-len", "512",
             "--no-enable-prefix-caching",
         ]  # fmt: skip

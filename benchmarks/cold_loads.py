@@ -64,6 +64,7 @@ def run_storm(model: Path, folders: dict[str, Path], options: argparse.Namespace
     with tempfile.TemporaryDirectory() as scratch:
         arguments = [
             "--model", str(model), "--served-model-name", "bench-base", "--admin-key", ADMIN_KEY,
+            "--admin-acts-per-minute", "0",
             "--store", f"{scratch}/store", "--adapter-root", str(options.cache.resolve()),
             "--max-loras", str(NUM_SLOTS), "--adapter-host-memory", str(max(LEAST_HOST_BYTES, NUM_SLOTS * num_bytes)),
             "--max-cpu-loras", str(NUM_SLOTS),

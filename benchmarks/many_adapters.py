@@ -55,7 +55,9 @@ def _measure(count: int, options: argparse.Namespace) -> dict[str, Any]:
     one = sum(file.stat().st_size for file in next(iter(folders.values())).iterdir())
     with tempfile.TemporaryDirectory() as scratch:
         arguments = [
-            "--model", str(model), "--served-model-name", BASE, "--admin-key", ADMIN_KEY, "--store", f"{scratch}/store",
+            "--model", str(model), "--served-model-name", BASE, "--admin-key", ADMIN_KEY,
+            "--admin-acts-per-minute", "0",
+            "--store", f"{scratch}/store",
             "--adapter-root", str(options.cache), "--max-loras", str(options.slots), "--max-num-seqs", "16",
             "--adapter-host-memory", str(one * count // 5), "--max-model-len", "512",
         ]  # fmt: skip

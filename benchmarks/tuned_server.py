@@ -73,7 +73,9 @@ def tuned_server(cache: Path, shape: str, num_adapters: int) -> Iterator[TunedSe
     folders = make_adapters(cache, shape, num_adapters, seed=0, rank=16)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = [
-            "--model", str(model), "--served-model-name", BASE, "--admin-key", ADMIN_KEY, "--store", f"{scratch}/store",
+            "--model", str(model), "--served-model-name", BASE, "--admin-key", ADMIN_KEY,
+            "--admin-acts-per-minute", "0",
+            "--store", f"{scratch}/store",
             "--max-loras", str(num_adapters), "--max-num-seqs", str(OPEN["max_num_seqs"]), "--max-num-batched-tokens",
             str(OPEN["max_num_batched_tokens"]), "--max-model-len", "1024", "--no-enable-prefix-caching",
         ]  # fmt: skip

@@ -176,7 +176,7 @@ def settings_of(world: World, store: Path, **changes: Any) -> Settings:
         "model": str(world.model), "served_model_name": BASE, "admin_key": KEY, "auth": "on", "port": 0, "store": store,
         "adapter_root": (world.root,), "lora_modules": world.modules(), "max_model_len": 96, "warmup": "off",
         "kv_cache_memory": 4 * 2**20, "max_loras": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64,
-        "shutdown_timeout": 10.0,
+        "shutdown_timeout": 10.0, "wrong_keys_per_minute": 0, "admin_acts_per_minute": 0, "tenant_acts_per_minute": 0,
     }  # fmt: skip
     return Settings(**{**chosen, **changes})
 
