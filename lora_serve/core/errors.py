@@ -195,7 +195,7 @@ class RateLimitedError(CapacityError):
 class WrongKeysError(RateLimitedError):
     """Another wrong key from an address that has sent many; the right one would be served."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message, retry_after, "wrong_keys")
 
 

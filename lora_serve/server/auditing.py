@@ -25,7 +25,7 @@ from lora_serve.tenancy.audit_journal import Act
 
 logger = logging.getLogger(__name__)
 
-CHANGING = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+_CHANGING = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _OTHER_PATHS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _MAX_SUBJECT = 300
 _CLIENT_LEFT = 499
@@ -59,7 +59,7 @@ def may_be_act(request: web.Request) -> bool:
     """Whether it is one to note, once its caller is recognised."""
     path = request.path
     is_admin = path.startswith(("/admin/", "/v1/models/")) or path in _OTHER_PATHS
-    return is_admin and request.method in CHANGING
+    return is_admin and request.method in _CHANGING
 
 
 async def _note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from lora_serve.core.rate_limits import Standings, Unit
+from lora_serve.core.rate_limits import Unit
 from lora_serve.core.tenant import Caller, Quota
 from lora_serve.engine.queue_gate import LineLimit
 from lora_serve.tenancy.rate_limiter import RateLimit, RateLimiter, Reservation
@@ -44,13 +44,13 @@ class Quotas:
         self._limiter.check(limits)
         await self._reserved(limits, 0)
 
-    async def begin_act(self, caller: Caller, limit: int) -> Standings:
+    async def begin_act(self, caller: Caller, limit: int) -> None:
         """One change by the admin API, at most `limit` per minute and key; 0: any number. Raises RateLimitedError."""
         if limit == 0:
-            return {}
+            return
         limits = (RateLimit(f"key:{caller.key_id}", "acts", limit),)
         self._acts.check(limits)
-        return (await self._acts.reserve(limits, 0)).standings
+        await self._acts.reserve(limits, 0)
 
     async def _reserved(self, limits: tuple[RateLimit, ...], num_tokens: int) -> Reservation | None:
         if not limits:

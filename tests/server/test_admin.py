@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
+from lora_serve.core.config import AttemptLimits, ServerConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.server.app import build_app
 
@@ -43,6 +45,12 @@ async def until(condition: Any, seconds: float = 60.0) -> None:
 
 def blobs(house: Any) -> list[str]:
     return sorted(path.name for path in (house.store / "blobs").iterdir())
+
+
+@pytest.fixture
+def server_config(server_config: ServerConfig) -> ServerConfig:
+    """Wrong keys may be tried on every route."""
+    return replace(server_config, attempts=AttemptLimits(wrong_keys=0))
 
 
 async def test_every_admin_route_needs_the_key(http: aiohttp.ClientSession, house: Any) -> None:

@@ -70,19 +70,16 @@ async def test_flood_of_wrong_keys_leaves_few_lines(
 
 
 async def test_acts_beyond_the_limit_are_429_and_reads_are_not_counted(admin: aiohttp.ClientSession) -> None:
-    remaining = []
     for _ in range(10):
         async with admin.delete("/admin/adapters/nobody") as answer:
             assert answer.status == 404
-            remaining.append(answer.headers["x-ratelimit-remaining-acts"])
-            assert answer.headers["x-ratelimit-limit-acts"] == "10"
         assert await statuses(admin, 2, "/admin/adapters", {}) == [200] * 2
-    assert remaining == [str(number) for number in range(9, -1, -1)]
     for call in (admin.delete("/v1/models/nobody"), admin.post("/v1/load_lora_adapter"), admin.put("/admin/engine")):
         async with call as answer:
             assert answer.status == 429
             assert 1 <= int(answer.headers["Retry-After"]) <= 120
-            assert answer.headers["x-ratelimit-remaining-acts"] == "0"
+            limits = [answer.headers[f"x-ratelimit-{figure}-acts"] for figure in ("limit", "remaining")]
+            assert limits == ["10", "0"]
             assert "acts per minute: limit 10" in (await answer.json())["error"]["message"]
     assert await statuses(admin, 2, "/admin/adapters", {}) == [200] * 2
 
