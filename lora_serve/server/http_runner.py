@@ -48,26 +48,15 @@ class HttpConnection(RequestHandler):
 
     __slots__ = ("_half_closed",)
 
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
+        self._half_closed: HalfClosed | None = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """What comes is unpacked as it comes, in one go: of what is many tiny parts so much less is taken at once."""
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
-
-    async def finish_response(
-        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Of a packed body nothing more is read once it is answered: aiohttp would unpack it to its end, a thousand
-        times what was sent, without a turn for anybody else, and log what is broken in it.
-        """
-        done = await super().finish_response(request, resp, start_time)
-        if "Content-Encoding" in request.headers and not request.content.is_eof():
-            request.content.set_exception(TimeoutError())  # as if it had waited long enough for the rest
-        return done
-
-    def __init__(self, server: web.Server, **options: Any) -> None:
-        super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
-        self._half_closed: HalfClosed | None = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
         """The client sends no more; whether the connection stays open for answers. TLS has no such state here."""
@@ -86,13 +75,18 @@ class HttpConnection(RequestHandler):
         super().connection_lost(exc)
 
     async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """The handler has answered; after the last answer to a client that sends no more nothing is waited for."""
+        """After the last answer to a client that sends no more nothing is waited for. Of a packed body nothing more is
+        read once it is answered: aiohttp would unpack it to its end, a thousand times what was sent, without a turn for
+        anybody else, and log what is broken in it.
+        """
         self._end_after(resp)
-        finished = await super().finish_response(request, resp, start_time)
-        self._end_after(resp)  # it may have come to its end meanwhile
-        return finished
+        done = await super().finish_response(request, resp, start_time)
+        self._end_after(resp)  # it may have ended its side meanwhile
+        if "Content-Encoding" in request.headers and not request.content.is_eof():
+            request.content.set_exception(TimeoutError())  # as if it had waited long enough for the rest
+        return done
 
     def _end_after(self, response: web.StreamResponse) -> None:
         if self._half_closed is not None and not self._messages:
