@@ -6,8 +6,9 @@ opened file, not on the name, so that no exchange in between can lead outside.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +16,16 @@ from typing import BinaryIO
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.intake import NAMES, PICKLE_NAME, Intake, Progress, no_progress
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError, as_regular, pieces_of, size_of
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
+from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InvalidAdapterError,
+    InvalidRequestError,
+    StoreUnwritableError,
+)
+
+_log = logging.getLogger(__name__)
 
 
 def find_folder(source: str | Path, roots: Sequence[Path]) -> Path:
@@ -94,3 +104,18 @@ def _opened(path: Path, roots: Sequence[Path] | None) -> Iterator[BinaryIO | Non
 
 def _stranger(path: Path) -> InvalidAdapterError:
     return InvalidAdapterError([f"{path.name} is not a regular file in its folder"])
+
+
+@contextmanager
+def private_folder(make: Callable[[], Path]) -> Iterator[Path]:
+    """The folder that `make` gives, gone afterwards. Raises StoreUnwritableError in place of OSError."""
+    folder = None
+    try:
+        folder = make()
+        yield folder
+    except OSError as error:
+        _log.warning("registration failed: %r", error)
+        raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
+    finally:
+        if folder is not None:
+            remove_folder(folder)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.admission import copy_files, find_folder
+from lora_serve.adapters.admission import copy_files, find_folder, private_folder
 from lora_serve.adapters.blob_collection import BlobCollection
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.blob_writer import catch_up
@@ -44,7 +44,6 @@ from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
     InvalidRequestError,
-    StoreUnwritableError,
 )
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import NO_LIMITS, Quota
@@ -113,7 +112,7 @@ class Registry:
         self.check_new(name, tenant, metadata)
         roots = None if trusted else self._config.roots
         found = Path(folder) if roots is None else find_folder(folder, roots)
-        with self._private_folder() as copy:
+        with private_folder(self.new_folder) as copy:
             copy_files(found, copy, self._config.max_upload_bytes, roots)
             return self._register(name, copy, f"folder {found.name}", tenant, pin, metadata, allow_noop, activate)
 
@@ -136,7 +135,7 @@ class Registry:
         raises OtherContentError, else as above. `digest`: that the version must have, or nothing is stored.
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
-        with self._private_folder(staged_folder) as folder:
+        with private_folder(lambda: staged_folder) as folder:
             self.check_new(name, tenant, metadata)
             return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest)
 
@@ -248,18 +247,6 @@ class Registry:
             return self._store.records(digests) if digests else {}
         except AdapterUnavailableError:
             return {}
-
-    @contextmanager
-    def _private_folder(self, folder: Path | None = None) -> Iterator[Path]:
-        try:
-            folder = folder or self.new_folder()
-            yield folder
-        except OSError as error:
-            _log.warning("registration failed: %r", error)
-            raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
-        finally:
-            if folder is not None:
-                remove_folder(folder)
 
     def _register(
         self,
