@@ -53,7 +53,7 @@ class HttpConnection(RequestHandler):
         self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """What comes is unpacked as it comes, in one go: of what is many tiny parts so much less is taken at once."""
+        """What has come is parsed in one go: so less is read at once, as it may be many tiny chunks."""
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
@@ -77,16 +77,11 @@ class HttpConnection(RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """After the last answer to a client that sends no more nothing is waited for. Of a packed body nothing more is
-        read once it is answered: aiohttp would unpack it to its end, a thousand times what was sent, without a turn for
-        anybody else, and log what is broken in it.
-        """
+        """The handler has answered; after the last answer to a client that sends no more nothing is waited for."""
         self._end_after(resp)
-        done = await super().finish_response(request, resp, start_time)
+        finished = await super().finish_response(request, resp, start_time)
         self._end_after(resp)  # it may have ended its side meanwhile
-        if "Content-Encoding" in request.headers and not request.content.is_eof():
-            request.content.set_exception(TimeoutError())  # as if it had waited long enough for the rest
-        return done
+        return finished
 
     def _end_after(self, response: web.StreamResponse) -> None:
         if self._half_closed is not None and not self._messages:
