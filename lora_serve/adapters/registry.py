@@ -32,6 +32,7 @@ from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import new_folder, remove_folder
+from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.sweeping import sweep_store
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
