@@ -24,7 +24,7 @@ usage: lora-serve COMMAND [flags]
   adapters SUBCOMMAND [flags]                ask a running server: list, show, register, upload, route, canary, ...
   tenants SUBCOMMAND [flags]                 ask a running server: list, create, show, set, delete tenants
   keys    SUBCOMMAND [flags]                 ask a running server: create, list, revoke a tenant's API keys
-  registry SUBCOMMAND [flags]                export, import, migrate, show or check a registry, without a server
+  registry SUBCOMMAND [flags]                back up, restore, rebuild, move or check a registry, without a server
   usage   [flags]                            what tenants used, as a table or CSV
   audit   [flags]                            who did what over the admin API
   bench   [--url URL | --spawn] [flags]      send a load to this or another server, time every token, report

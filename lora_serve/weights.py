@@ -46,7 +46,7 @@ def open_weights(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
         cache = _disk_store(config, config.store / "cache", is_cache=True)
         far = RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:", tmp=cache.tmp)
         store = TieredStore(cache, far)
-        check_shared(catalog.ledger.state, store, f"--redis-url URL --also {config.store}")
+        check_shared(catalog.ledger.state, store, cache, f"--redis-url URL --also {config.store}")
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield Weights(catalog, store, cache)

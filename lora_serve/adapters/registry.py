@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,18 @@ from typing import Any
 from lora_serve.adapters.admission import copy_files, find_folder, private_folder
 from lora_serve.adapters.blob_collection import BlobCollection
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
-from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
-from lora_serve.adapters.catalog.knowledge import Knowledge
 from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder
-from lora_serve.adapters.stores.monitor import words_of
-from lora_serve.adapters.stores.tiered import TieredStore
+from lora_serve.adapters.stores.files import new_folder
 from lora_serve.adapters.summary import origin_of, summary_of, traits_of
+from lora_serve.adapters.sweeping import sweep_store
 from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
@@ -84,9 +80,7 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
-        near = store.near if isinstance(store, TieredStore) else None
-        self._writer = catalog.write_beside(store, near)
-        self._own = near or store  # what only this server writes
+        self._writer = catalog.write_beside(store)
         self._blobs = BlobCollection(catalog, store)
 
     def new_folder(self) -> Path:
@@ -168,8 +162,7 @@ class Registry:
 
     def collect_owed(self) -> None:
         """Try again what could not be done: a disk, or a Redis, that was away may be back."""
-        with suppress(AdapterUnavailableError, OSError):
-            self._writer.pay(self._catalog.ledger.state)
+        self._writer.pay(self._catalog.ledger.state)
         self._blobs.collect_owed()
 
     def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
@@ -209,44 +202,7 @@ class Registry:
 
         Of a store that replicas share only this server's own leftovers go, and those of replicas long gone.
         """
-        state = self._catalog.ledger.state
-        knowledge = Knowledge(state, self._catalog.is_shared)
-        known = state.position.epoch  # without one it is not even known whether there are any
-        named = state.snapshot.digests if known else self._own.digests()
-        if num_aside := self._swept(named, knowledge):
-            _log.warning(
-                "%d blobs that the catalog does not know are kept aside in %s; `lora-serve registry rebuild` brings "
-                "back what they were",
-                num_aside,
-                self._config.store,
-            )
-        leftovers = self._catalog.holds.leftovers()
-        records = self._records_of(leftovers)
-        for digest, holder in leftovers.items():
-            if knowledge.knows(digest, records.get(digest, {}), {}):
-                with suppress(AdapterUnavailableError):  # `collect_owed` tries again
-                    self.collect(digest, holder)
-        with suppress(AdapterUnavailableError):  # what is away is caught up with once it is back
-            self._catalog.mark()
-            catch_up(
-                self._store.near if isinstance(self._store, TieredStore) else self._store, self._catalog.ledger.state
-            )
-
-    def _swept(self, named: frozenset[str], knowledge: Knowledge) -> int:
-        """How many blobs are aside."""
-        try:
-            for folder in listed(private_or_later(self._tmp)):
-                remove_folder(folder)
-            return self._store.sweep(named, knowledge.knows, self._config.unnamed_days)
-        except OSError as error:
-            _log.warning("what an earlier life left over stays until the next start: %s", words_of(error))
-            return 0
-
-    def _records_of(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        try:
-            return self._store.records(digests) if digests else {}
-        except AdapterUnavailableError:
-            return {}
+        sweep_store(self._catalog, self._store, self._config, self.collect)
 
     def _register(
         self,

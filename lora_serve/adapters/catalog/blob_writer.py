@@ -83,14 +83,21 @@ class BlobWriter:
             _log.warning("records beside blobs cannot be kept: %s", error)
 
     def pay(self, state: CatalogState) -> None:
-        """Try again what could not be put in its place. Raises AdapterUnavailableError, OSError."""
-        snapshot = state.snapshot
+        """Try again what could not be put in its place; what cannot be now is still owed."""
         with self._lock:
             owed = set(self._owed)
+        try:
+            self._pay(state.snapshot, owed)
+        except (AdapterUnavailableError, OSError):
+            return
+        with self._lock:
+            self._owed -= owed
+
+    def _pay(self, snapshot: Snapshot, owed: set[Place]) -> None:
         work = _Work()
         for digest, name in owed:
             entry = snapshot.entries.get(name)
-            if entry is not None and digest in {version.digest for version in entry.versions}:
+            if entry is not None and digest in _digests(entry):
                 work.write(snapshot, entry, [digest], _aliases(snapshot, name))
             else:
                 work.removed.add((digest, name))
@@ -98,8 +105,6 @@ class BlobWriter:
             publish()
         for digest, name in work.removed:
             self._shelf.take_away(digest, key_of(name), digest not in snapshot.digests)
-        with self._lock:
-            self._owed -= owed
 
     def _apply(self, snapshot: Snapshot, work: _Work, publish: Callable[[], None]) -> None:
         """The commit is made: nothing that fails here undoes it."""

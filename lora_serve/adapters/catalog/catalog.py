@@ -26,10 +26,11 @@ from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, MARK, CatalogState, noted, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, marked, noted, saved
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
 from lora_serve.adapters.stores.base import RecordShelf
 from lora_serve.adapters.stores.lock import StoreLock
+from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import check_adapter_id, split_name
 from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError, ConflictError
 from lora_serve.core.tenant import NO_LIMITS, Quota
@@ -246,8 +247,8 @@ class Catalog:
         return self._change(edit)
 
     def mark(self) -> None:
-        """A registry of an older version has no mark yet."""
-        self._change(lambda state: ({} if state.is_marked else {MARK: "1"}, None))
+        """A registry of an older version has no mark yet. One that nothing was written to is not begun by this."""
+        self._change(lambda state: ({} if state.is_marked or not state.position.epoch else marked(), None))
 
     # -- what others wrote -------------------------------------------------------------------------------------
 
@@ -265,9 +266,9 @@ class Catalog:
 
     # -- what lies beside the blobs ----------------------------------------------------------------------------
 
-    def write_beside(self, shelf: RecordShelf, near: RecordShelf | None = None) -> BlobWriter:
-        """Keep, beside each blob of `shelf`, what is said of the ids that name it. `near`: see BlobWriter."""
-        self.ledger.witness = writer = BlobWriter(shelf, near)
+    def write_beside(self, shelf: RecordShelf) -> BlobWriter:
+        """Keep, beside each blob of `shelf`, what is said of the ids that name it."""
+        self.ledger.witness = writer = BlobWriter(shelf, shelf.near if isinstance(shelf, TieredStore) else None)
         return writer
 
     def close(self) -> None:
@@ -277,11 +278,11 @@ class Catalog:
             self._store_lock.close()
 
     def _change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
-        def marked(state: CatalogState) -> tuple[Changes, T]:
+        def edit_and_mark(state: CatalogState) -> tuple[Changes, T]:
             changes, result = edit(state)
-            return (changes if state.is_marked or not changes else {**changes, MARK: "1"}), result
+            return (changes if state.is_marked or not changes else {**changes, **marked()}), result
 
-        return self.ledger.change(marked)
+        return self.ledger.change(edit_and_mark)
 
 
 def _entry_in(state: CatalogState, name: str) -> CatalogEntry:

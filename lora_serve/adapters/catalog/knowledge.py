@@ -41,5 +41,6 @@ class Knowledge:
 
     def is_past(self, position: Position) -> bool:
         """Whether this catalog was there once."""
-        own = self.state.position
-        return bool(own.epoch) and position.epoch == own.epoch and position.generation <= own.generation
+        own, gaps = self.state.position, self.state.gaps or ()
+        is_own = bool(own.epoch) and position.epoch == own.epoch and position.generation <= own.generation
+        return is_own and not any(first <= position.generation <= last for first, last in gaps)

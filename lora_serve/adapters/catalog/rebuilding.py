@@ -26,7 +26,7 @@ from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogErro
 from lora_serve.adapters.catalog.places import Address, open_redis_store
 from lora_serve.adapters.catalog.rebuild_plan import Fate, RebuildPlan, plan_rebuild
 from lora_serve.adapters.catalog.soundness import is_readable
-from lora_serve.adapters.catalog.state import ALIAS, MARK, CatalogState, saved
+from lora_serve.adapters.catalog.state import ALIAS, CatalogState, marked, saved
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import flush, scratch_folder
@@ -35,6 +35,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 
 _TRIES = 10  # servers' commits that may come between
 _LEAP = 1_000_000  # more commits than a lost catalog can have made after the last record beside a blob
+_MAX_GAPS = 50
 _FILES = ("", "-wal", "-shm")  # of one database
 
 
@@ -68,7 +69,7 @@ def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress:
             disk = DiskStore(store)
             _bring_in(disk, finds, named, disk.tmp)
             position = _position(state.position, [*finds.records, *finds.copies]) if is_changed else state.position
-            kept = _replace(store, plan, position) if is_changed else ""
+            kept = _replace(store, _whole(plan, _mark(state, position)), position) if is_changed else ""
             _tidy(disk, named, Knowledge(state))
             catch_up(disk, CatalogState(plan.snapshot(position)), is_changed)
             aside = tuple(sorted({digest for digest, _ in disk.unnamed.all()}))
@@ -121,9 +122,8 @@ def _survived(store: Path) -> tuple[CatalogState | None, str]:
 def _kind(state: CatalogState | None, records: Iterable[BlobRecord]) -> str:
     if state is None or not state.position.epoch:
         return "lost"
-    own = state.position
-    is_own = all(r.position.epoch == own.epoch and r.position.generation <= own.generation for r in records)
-    return "good" if is_own else "older"
+    knowledge = Knowledge(state)
+    return "good" if all(knowledge.is_past(record.position) for record in records) else "older"
 
 
 def _records(store: AdapterStore, digests: Iterable[str]) -> list[BlobRecord]:
@@ -160,14 +160,23 @@ def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:
     return changes | {ALIAS + alias: None for alias in old.aliases.keys() - plan.aliases.keys()}
 
 
-def _replace(store: Path, plan: RebuildPlan, position: Position) -> str:
+def _whole(plan: RebuildPlan, mark: Changes) -> Changes:
+    return _changes(CatalogState(), plan) | mark
+
+
+def _mark(state: CatalogState, position: Position) -> Changes:
+    """What lies between the catalog that was and this one is not of its past."""
+    return marked((*(state.gaps or ())[-_MAX_GAPS:], (state.position.generation + 1, position.generation - 1)))
+
+
+def _replace(store: Path, records: Changes, position: Position) -> str:
     """Put a new catalog in the old one's place, which is kept beside it; its name. Raises OSError."""
     made = store / f"{CATALOG_NAME}.new"
     for end in _FILES:
         (store / f"{made.name}{end}").unlink(missing_ok=True)
     journal = SqliteJournal(made)
     try:
-        journal.commit(Position(), {**_changes(CatalogState(), plan), MARK: "1"}, position)
+        journal.commit(Position(), records, position)
     finally:
         journal.close()
     flush(made)
@@ -194,7 +203,7 @@ def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, position: P
     changes = _changes(state if is_begun else CatalogState(), plan)
     if was == "good" and not changes:
         return state.position
-    return journal.commit(state.position, {**changes, MARK: "1"}, position)
+    return journal.commit(state.position, changes | _mark(state, position), position)
 
 
 def accept_folder(store: Path) -> int:
@@ -211,7 +220,7 @@ def accept_folder(store: Path) -> int:
             with closing(SqliteJournal(store / CATALOG_NAME)) as journal:
                 finds = Finds(store, [])
                 again = _position(state.position, [*finds.records, *finds.copies])
-                journal.commit(state.position, {MARK: "1"}, again)
+                journal.commit(state.position, _mark(state, again), again)
                 catch_up(disk, CatalogState.of(journal.load()), is_anew=True)
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
@@ -219,9 +228,10 @@ def accept_folder(store: Path) -> int:
 
 
 def accept_redis(address: Address) -> None:
-    """Begin a registry where there are blobs and none; they stay, and a rebuild finds them."""
-    with open_redis_store(address) as (journal, _, _):
+    """Go on with what the registry says; blobs in Redis stay, those in replicas' caches are set aside by them."""
+    with open_redis_store(address) as (journal, store, _):
         state = CatalogState.of(journal.load())
-        if not (state.position.epoch and state.is_marked):
-            changes = _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True))
-            journal.commit(state.position, {**changes, MARK: "1"})
+        again = _position(state.position, _records(store, store.digests()))
+        changes = {} if state.position.epoch else _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True))
+        if journal.commit(state.position, changes | _mark(state, again), again) is None:
+            raise AdapterUnavailableError("A server has changed the registry meanwhile; try again.")

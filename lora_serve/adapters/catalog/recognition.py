@@ -30,8 +30,9 @@ def check_own(state: CatalogState, store: AdapterStore, flag: str) -> None:
         )
 
 
-def check_shared(state: CatalogState, store: AdapterStore, flag: str) -> None:
-    """Of a registry that replicas share; not while it is away. Raises ConfigError."""
+def check_shared(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:
+    """Of a registry that replicas share; not while it is away. `near`: this replica's copies. Raises ConfigError."""
+    _check_not_set_back(state, near, flag)
     if state.position.epoch and state.is_marked:
         return
     try:
@@ -45,6 +46,16 @@ def check_shared(state: CatalogState, store: AdapterStore, flag: str) -> None:
     texts = [text for found in records.values() for text in found.values()]
     if any(record is not None and knowledge.is_past(record.position) for record in map(record_of, texts)):
         raise ConfigError(f"{flag}: the registry has lost its records of {len(digests)} blobs. {_ways_out(flag)}")
+
+
+def _check_not_set_back(state: CatalogState, near: AdapterStore, flag: str) -> None:
+    """A replica that kept its copy of the registry has given it back by now."""
+    own, num_ahead = state.position, 0
+    for records in near.records(near.digests()).values():
+        positions = [record.position for text in records.values() if (record := record_of(text)) is not None]
+        num_ahead += any(p.epoch == own.epoch and p.generation > own.generation for p in positions)
+    if num_ahead:
+        raise ConfigError(f"{flag}: the registry is older than {num_ahead} of this replica's blobs. {_ways_out(flag)}")
 
 
 def _check_begun(state: CatalogState, num_blobs: int, flag: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
 MARK = "mark:"  # in every registry that was written to: where it is missing all records are
+Gaps = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class CatalogState:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
     notes: Mapping[str, BlobNote] = field(default_factory=dict)  # by digest
     unreadable: frozenset[str] = frozenset()  # ids whose records make no sense
-    is_marked: bool = False  # older versions wrote no mark
+    gaps: Gaps | None = None  # None: there is no mark; see Knowledge
 
     @staticmethod
     def of(page: Page) -> CatalogState:
@@ -45,15 +47,37 @@ class CatalogState:
             snapshot = Snapshot(page.position, old.entries, old.aliases, old.names, old.digests)
         else:
             snapshot = Snapshot.of(page.position, entries, aliases)
-        is_marked = page.records.get(MARK, "" if self.is_marked else None) is not None
-        return CatalogState(snapshot, notes, frozenset(unreadable), is_marked)
+        gaps = gaps_of(page.records[MARK]) if MARK in page.records else self.gaps
+        return CatalogState(snapshot, notes, frozenset(unreadable), gaps)
 
     @property
     def position(self) -> Position:
         return self.snapshot.position
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether the registry has its mark; older versions wrote none."""
+        return self.gaps is not None
+
     def note(self, digest: str) -> BlobNote:
         return self.notes.get(digest, BlobNote({}))
+
+
+def marked(gaps: Gaps = ()) -> Changes:
+    """The change that writes the mark. `gaps`: generations (first, last) that this catalog has not lived through, since
+    it was made again from what was found.
+    """
+    return {MARK: json.dumps(gaps)}
+
+
+def gaps_of(text: str | None) -> Gaps | None:
+    """What a mark says; None: there is none."""
+    if text is None:
+        return None
+    try:
+        return tuple((int(first), int(last)) for first, last in json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return ()
 
 
 def saved(entry: CatalogEntry) -> Changes:
