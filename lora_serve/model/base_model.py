@@ -22,6 +22,7 @@ from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.completeness import check_nothing_missing
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.rotary_attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
@@ -108,7 +109,9 @@ class BaseModel(AdaptedModel[StepInputs]):
 
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load the model of `config.model` (a folder or a hub id) frozen. Raises ModelError in words."""
-    return described(config, load_frozen(config, AutoModelForCausalLM))
+    found = load_frozen(config, AutoModelForCausalLM)
+    check_nothing_missing(config.model, found.missing)
+    return described(config, found)
 
 
 def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
@@ -138,7 +141,7 @@ def _spec(
         architecture=type(module).__name__,
         vocab_size=int(text.vocab_size),
         max_model_len=config.max_model_len or limit,
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        eos_token_ids=tuple(token for token in _listed(eos) if 0 <= token < int(text.vocab_size)),
         num_layers=text.num_hidden_layers,
         linears=observation.linears,
         num_bytes=resident_bytes(module),
@@ -150,3 +153,7 @@ def _spec(
         output_head=path_of(module, head) or "",
         ties_embeddings=head is not None and head.weight is embedding.weight,
     )
+
+
+def _listed(eos: int | list[int] | None) -> list[int]:
+    return [] if eos is None else eos if isinstance(eos, list) else [eos]

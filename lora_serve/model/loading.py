@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model import onednn
+from lora_serve.model.completeness import check_no_more_layers, check_num_layers, shape_that_differs
 from lora_serve.model.lean_imports import without_compiler
-from lora_serve.model.observation import Observation, first_line
+from lora_serve.model.observation import Observation, first_line, on_one_line
 from lora_serve.model.quantization import check_quantized, plan_quantization
 from lora_serve.model.undrawn import Undrawn
 
@@ -44,9 +46,11 @@ class FrozenModule:
 def read_model_config(config: ModelConfig) -> Any:
     """The model's config.json. Raises ModelError."""
     try:
-        return AutoConfig.from_pretrained(config.model, trust_remote_code=False)
+        found = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a broken folder
-        raise _unloadable(config, error) from error
+        raise ModelError(f"--model {config.model}: config.json cannot be used: {on_one_line(error)}") from error
+    check_num_layers(config.model, found)
+    return found
 
 
 def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
@@ -60,7 +64,10 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     except LoraServeError:
         raise
     except Exception as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
         raise _unloadable(config, error) from error
+    check_no_more_layers(config.model, module, info)
     check_quantized(module, config)
     if not plan.arguments.get("device_map"):
         module.to(device)
@@ -97,6 +104,14 @@ def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:
 
 def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
     return ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}")
+
+
+def _unfitting(config: ModelConfig, build: Callable[[], nn.Module]) -> ModelError:
+    """transformers says only that there is a weight of another shape, and would draw it at random instead."""
+    with suppress(Exception):
+        if words := shape_that_differs(config.model, build):
+            return ModelError(f"--model {config.model}: config.json does not fit the weights: {words}")
+    return ModelError(f"--model {config.model}: config.json does not fit the weights: shapes differ")
 
 
 def _device(name: str) -> torch.device:

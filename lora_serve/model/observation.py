@@ -61,6 +61,11 @@ def first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def on_one_line(error: Exception) -> str:
+    """All that was said, if it is not too much."""
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
 class ModuleWatch:
     """Notes which modules see every token, or every output, exactly once, and along which dimension."""
 

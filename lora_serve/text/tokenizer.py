@@ -75,8 +75,9 @@ class TextModel:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-            raise ModelError(f"The tokenizer of {model} cannot be loaded: {error}") from error
+        except Exception as error:  # transformers raises many kinds for a broken folder; it reads config.json too
+            reason = " ".join(str(error).split())[:500]
+            raise ModelError(f"The tokenizer of {model} cannot be loaded: {reason or type(error).__name__}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
         return cls(tokenizer, preparation=preparation_of(model), allow_control_tokens=allow_control_tokens)

@@ -20,7 +20,7 @@ class KVCacheSettings(SettingsGroup):
     )
     memory_limit: Bytes | None = Field(
         None,
-        ge=2**20,
+        ge=1024,
         description="bytes of device memory for weights, KV, adapters and steps; default: what is free at start",
     )
     enable_prefix_caching: bool = Field(
