@@ -286,7 +286,7 @@ class SlicedObject:
             raise InvalidRequestError(f"`{field}`: a large request body may hold {MAX_IDS} token ids at most.", field)
 
     def _read_scalar(self) -> Any:
-        found = _SCALAR.match(self._raw, self._at)
+        found = _SCALAR.match(self._raw, self._at, self._at + MAX_DIGITS + 1)
         if found is None:
             raise self._wrong("Expecting value")
         if found.end() - self._at > MAX_DIGITS:

@@ -1,9 +1,8 @@
 """The event loop's lag in a house: how long each turn keeps the loop, and how late the loop calls what is due.
 
 A turn is measured in processor time of the loop's own thread, which is the same on a busy machine. Lag counts whoever
-keeps the loop or Python's lock; the time in which threads of this process were ready to run and the machine had no
-processor for them is taken off, as that says nothing about the server (one after the other had the lock meanwhile, so
-their times add up). On a quiet machine there is none of it.
+keeps the loop or Python's lock; what the machine took is taken off: the time in which a thread of this process was
+ready to run and there was no processor for it, as that says nothing about the server.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from lora_serve.server.loop_lag import samples
 
 INTERVAL = 0.01  # seconds
 LIMIT = 0.05  # seconds: what the server promises
+Threads = dict[str, tuple[float, float]]
 _PLAIN = events.Handle._run
 
 
@@ -88,23 +88,35 @@ def _timed(handle: Any) -> None:
 
 async def keep_probing(figures: LagFigures) -> None:
     """On the house's loop, without end."""
-    loop, waited = asyncio.get_running_loop(), _waited()
+    loop, now = asyncio.get_running_loop(), _threads()
     while True:
         due = loop.time() + INTERVAL
         await asyncio.sleep(INTERVAL)
         lag = loop.time() - due
-        before, waited = waited, _waited()
-        taken = sum(seconds - before.get(thread, 0.0) for thread, seconds in waited.items())
+        before, now = now, _threads()
         figures.wall += samples(lag, INTERVAL)
-        figures.lags += samples(max(0.0, lag - taken), INTERVAL)
+        figures.lags += samples(own_part(lag, before, now), INTERVAL)
 
 
-def _waited() -> dict[str, float]:
-    """For each thread, the seconds it was ready to run and there was no processor for it."""
+def own_part(lag: float, before: Threads, now: Threads) -> float:
+    """What is left of a lag without what the machine took. Where it took much, no more than one thread has computed: so
+    long at most that one can have kept the lock, and the others passed it on to one another while they waited.
+    """
+    ran, waited = zip(
+        *((new[0] - old[0], new[1] - old[1]) for old, new in ((before.get(t, (0.0, 0.0)), now[t]) for t in now)),
+        strict=True,
+    )
+    left = max(0.0, lag - max(waited))
+    return left if sum(waited) < lag / 10 else min(left, max(ran))
+
+
+def _threads() -> Threads:
+    """For each thread of this process, its seconds on a processor, and those it was ready to run and there was none."""
     found = {}
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:
-            found[thread] = int(file.read().split()[1]) / 1e9
+            ran, waited, _ = file.read().split()
+            found[thread] = (int(ran) / 1e9, int(waited) / 1e9)
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.canary.asking import Canaries, Verdict, judge
 from tests.canary.figures import Figures, base_digest
 from tests.canary.house import House
-from tests.canary.loop_lag import LIMIT
+from tests.canary.loop_lag import LIMIT, own_part
 from tests.canary.questions import NEW_TOKENS, Question, World
 from tests.canary.watch import unplanned, watching
 
@@ -93,6 +93,14 @@ def test_loop_that_is_kept_is_noticed(house: House) -> None:
     house.on_loop(asyncio.sleep(0.1))
     during = house.lag.since(before)
     assert during.longest_turn[0] < LIMIT < max(during.lags)
+
+
+def test_lag_of_a_busy_machine_is_not_the_servers() -> None:
+    before = {"loop": (0.0, 0.0), "reader": (5.0, 1.0)}
+    assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.5, 1.0)}) == 0.5  # the reader kept it
+    assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.3, 1.2)}) == pytest.approx(0.3)
+    assert own_part(0.5, before, {"loop": (0.0, 0.48), "reader": (5.0, 1.0)}) == pytest.approx(0.0)
+    assert own_part(0.5, before, {"loop": (0.01, 0.2), "reader": (5.02, 1.2)}) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("line", ["ERROR lora_serve x failed", "WARNING x\nTraceback (most recent call last)"])

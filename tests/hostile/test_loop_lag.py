@@ -109,19 +109,17 @@ def test_body_in_chunks_of_one_byte_holds_up_nobody(house: House) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_answer_with_as_many_log_probabilities_as_may_be_asked_for_holds_up_nobody(
-    house: House, path: str, stream: bool
-) -> None:
+def test_answer_with_many_log_probabilities_holds_up_nobody(house: House, path: str, stream: bool) -> None:
     most = {"prompt_logprobs": 20, "n": 16, "max_tokens": 16, "ignore_eos": True, "stream": stream}
     if path.endswith("chat/completions"):
         body = {**most, "messages": [{"role": "user", "content": "a " * 20}], "logprobs": True, "top_logprobs": 20}
     else:
-        body = {**most, "prompt": [[7, number, *[9] * 76] for number in range(20)], "logprobs": 20, "echo": True}
+        body = {**most, "prompt": [[7, number, *[9] * 76] for number in range(6)], "logprobs": 20, "echo": True}
     reply = send_measured(house, path, json.dumps(body).encode())
     assert reply.status == 200, reply.body[:500]
     if not stream:  # it is not parsed here, which would hold up the server in this same process
-        assert reply.body.count(b'"finish_reason"') == (16 if "messages" in body else 320)
-        assert reply.body.count(b'"top_logprobs"') >= (256 if "messages" in body else 320)
+        assert reply.body.count(b'"finish_reason"') == (16 if "messages" in body else 96)
+        assert reply.body.count(b'"top_logprobs"') >= (256 if "messages" in body else 96)
 
 
 def test_answers_of_a_tokenizer_hold_up_nobody(house: House) -> None:
