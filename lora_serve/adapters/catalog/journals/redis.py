@@ -16,7 +16,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -89,7 +89,7 @@ class RedisJournal:
     ) -> Position | None:
         """See Journal. Durable as far as Redis is: with its append-only file."""
         new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
-        position = becomes or new
+        position = new if becomes is None else replace(becomes, head=becomes.head or new.head)
         with self._readable_errors(), self._redis.pipeline(transaction=True) as pipe:
             pipe.watch(self._position_key, self._records_key)
             if _position(pipe.hgetall(self._position_key)) != expected:
