@@ -101,7 +101,7 @@ class RedisJournal:
             if not expected.epoch:  # what is left of a journal that lost its position
                 pipe.delete(self._records_key, self._changes_key, self._heads_key)
             self._write(pipe, position, changes)
-            if expected.epoch or becomes is None:
+            if expected.epoch or heads is None:
                 commit = _Commit(position.generation, expected.generation, list(changes), position.head)
                 taken_in = {head: -number for head, number in (heads or {}).items()}
             else:  # as it was, and nothing has changed
