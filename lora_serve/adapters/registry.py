@@ -31,9 +31,10 @@ from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.examination_budget import ExaminationBudget
+from lora_serve.adapters.leftovers import sweep_leftovers
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.files import listed, new_folder, private_or_later, remove_folder
+from lora_serve.adapters.stores.files import new_folder, remove_folder
 from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.adapters.summary import origin_of, summary_of, traits_of
@@ -214,13 +215,7 @@ class Registry:
         knowledge = Knowledge(state, self._catalog.is_shared)
         known = state.position.epoch  # without one it is not even known whether there are any
         named = state.snapshot.digests if known else self._own.digests()
-        if num_aside := self._swept(named, knowledge):
-            _log.warning(
-                "%d blobs that the catalog does not know are kept aside in %s; `lora-serve registry rebuild` brings "
-                "back what they were",
-                num_aside,
-                self._config.store,
-            )
+        sweep_leftovers(self._store, self._config.store, named, knowledge.knows, self._config.unnamed_days)
         leftovers = self._catalog.holds.leftovers()
         records = self._records_of(leftovers)
         for digest, holder in leftovers.items():
@@ -232,16 +227,6 @@ class Registry:
             catch_up(
                 self._store.near if isinstance(self._store, TieredStore) else self._store, self._catalog.ledger.state
             )
-
-    def _swept(self, named: frozenset[str], knowledge: Knowledge) -> int:
-        """How many blobs are aside."""
-        try:
-            for folder in listed(private_or_later(self._tmp)):
-                remove_folder(folder)
-            return self._store.sweep(named, knowledge.knows, self._config.unnamed_days)
-        except OSError as error:
-            _log.warning("what an earlier life left over stays until the next start: %s", words_of(error))
-            return 0
 
     def _records_of(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
         try:
