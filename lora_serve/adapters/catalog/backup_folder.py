@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.journals.mirror import Mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME
 from lora_serve.adapters.checkpoint.digest import file_sha256
@@ -62,7 +63,7 @@ def copy_database(source: Path, target: Path) -> None:
 def write_journal(page: Page, target: Path) -> None:
     """The page of a shared journal as a file of its own. Raises ConfigError, AdapterUnavailableError, OSError."""
     _make_anew(target)
-    with closing(SqliteJournal(target)) as journal:
+    with closing(Mirror(target)) as journal:
         journal.replace(page)
     flush(target)
 

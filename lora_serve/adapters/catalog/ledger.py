@@ -151,9 +151,10 @@ class Ledger(Generic[S]):
         position = Position(before.position.epoch or uuid.uuid4().hex, before.position.generation + 1)
         after = before.after(Page(position, changes))
         with self.witness.staged(before, after, changes.keys()) as made:
-            if self.journal.commit(before.position, changes, None if before.position.epoch else position) is None:
+            done = self.journal.commit(before.position, changes, None if before.position.epoch else position)
+            if done is None:
                 return False
-            self._publish(after)
+            self._publish(before.after(Page(done, changes)))  # the journal has given the commit a name
             made()
         return True
 

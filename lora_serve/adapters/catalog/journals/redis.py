@@ -16,7 +16,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -89,7 +89,7 @@ class RedisJournal:
     ) -> Position | None:
         """See Journal. Durable as far as Redis is: with its append-only file."""
         new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
-        position = becomes or new
+        position = new if becomes is None else replace(becomes, head=becomes.head or new.head)
         with self._readable_errors(), self._redis.pipeline(transaction=True) as pipe:
             pipe.watch(self._position_key, self._records_key)
             if _position(pipe.hgetall(self._position_key)) != expected:
@@ -101,7 +101,7 @@ class RedisJournal:
             if not expected.epoch:  # what is left of a journal that lost its position
                 pipe.delete(self._records_key, self._changes_key, self._heads_key)
             self._write(pipe, position, changes)
-            if expected.epoch or becomes is None:
+            if expected.epoch or heads is None:
                 commit = _Commit(position.generation, expected.generation, list(changes), position.head)
                 taken_in = {head: -number for head, number in (heads or {}).items()}
             else:  # as it was, and nothing has changed
