@@ -33,10 +33,10 @@ class AccessSettings(SettingsGroup):
         description="wrong keys from one address in a minute; more are refused with 429; 0: any number",
     )
     admin_acts_per_minute: int = Field(
-        600, ge=0, le=10**6, description="changes by one admin key in a minute, then 429; 0: any number"
+        3000, ge=0, le=10**6, description="changes by one admin key in a minute, then 429; 0: any number"
     )
     tenant_acts_per_minute: int = Field(
-        120,
+        300,
         ge=0,
         le=10**6,
         description="changes by one key of a tenant's own admin in a minute, then 429; 0: any number",
