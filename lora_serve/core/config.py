@@ -133,8 +133,8 @@ class AttemptLimits:
     """How often within a minute something may be tried; 0: any number of times."""
 
     wrong_keys: int = 20  # by one address
-    admin_acts: int = 600  # by one key of the role admin
-    tenant_acts: int = 120  # by one key of a tenant's own admin
+    admin_acts: int = 1200  # by one key of the role admin
+    tenant_acts: int = 300  # by one key of a tenant's own admin
 
     def acts_of(self, role: Role) -> int:
         return self.admin_acts if role is Role.ADMIN else self.tenant_acts

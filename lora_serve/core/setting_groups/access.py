@@ -33,7 +33,7 @@ class AccessSettings(SettingsGroup):
         description="wrong keys from one address in a minute; more are refused with 429; 0: any number",
     )
     admin_acts_per_minute: int = Field(
-        3000, ge=0, le=10**6, description="changes by one admin key in a minute, then 429; 0: any number"
+        1200, ge=0, le=10**6, description="changes by one admin key in a minute, then 429; 0: any number"
     )
     tenant_acts_per_minute: int = Field(
         300,
