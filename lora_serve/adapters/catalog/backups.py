@@ -206,6 +206,7 @@ def _copy_blobs(source: Address, store: AdapterStore, tmp: Path, state: CatalogS
 
 
 def _private_copy(source: Path, target: Path) -> Path:
+    target.unlink(missing_ok=True)  # of a restore that was broken off
     copy_regular(source.parent.resolve() / source.name, target)
     target.chmod(FILE_MODE)
     flush(target)
