@@ -18,9 +18,11 @@ from lora_serve.adapters.catalog.journals.mirror import Mirror
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME
 from lora_serve.adapters.checkpoint.digest import file_sha256
+from lora_serve.adapters.regular_file import read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private
 from lora_serve.core.errors import ConfigError
 
+MAX_LIST_BYTES = 2**28
 LIST_NAME, MARK = "backup.json", "backup.incomplete"
 FORMAT = 1
 
@@ -76,6 +78,7 @@ def read_journal(path: Path) -> Page:
 
 def write_list(folder: Path, taken: float, page: Page, databases: list[str], digests: frozenset[str]) -> BackupList:
     """The backup is complete. Raises OSError."""
+    folder = folder.resolve()  # it may be a link; what is in it may not
     listed = BackupList(
         taken, page.position, {name: file_sha256(folder / name).hex() for name in databases}, tuple(sorted(digests))
     )
@@ -99,8 +102,9 @@ def write_list(folder: Path, taken: float, page: Page, databases: list[str], dig
 
 def read_list(folder: Path, flag: str) -> BackupList:
     """Of a complete backup whose databases are what the list says. Raises ConfigError."""
+    folder = folder.resolve()
     try:
-        fields = json.loads((folder / LIST_NAME).read_text())
+        fields = json.loads(read_regular(folder / LIST_NAME, MAX_LIST_BYTES))
         if fields["format"] != FORMAT:
             raise ConfigError(f"{flag} {folder}: a backup of another version of lora_serve.")
         listed = BackupList(

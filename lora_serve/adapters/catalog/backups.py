@@ -6,7 +6,6 @@ it is taken, a newer moment is taken.
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import time
 import uuid
@@ -31,6 +30,7 @@ from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
 from lora_serve.adapters.catalog.places import Address, open_redis_store
 from lora_serve.adapters.catalog.soundness import Unsound
 from lora_serve.adapters.catalog.state import BLOB, CatalogState
+from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import FILE_MODE, flush
@@ -206,8 +206,9 @@ def _copy_blobs(source: Address, store: AdapterStore, tmp: Path, state: CatalogS
 
 
 def _private_copy(source: Path, target: Path) -> Path:
-    target.touch(FILE_MODE)
-    shutil.copyfile(source, target)
+    target.unlink(missing_ok=True)  # of a restore that was broken off
+    copy_regular(source.parent.resolve() / source.name, target)
+    target.chmod(FILE_MODE)
     flush(target)
     return target
 
