@@ -216,7 +216,7 @@ def _private_copy(source: Path, target: Path) -> Path:
 def _commit_anew(journal: Journal, records: Mapping[str, str | None]) -> None:
     """A registry of its own, whatever replicas still know of another. Notes about blobs were of its servers."""
     kept = {key: text for key, text in records.items() if not key.startswith(BLOB)}
-    if journal.commit(Position(), kept, Position(uuid.uuid4().hex, 1)) is None:
+    if journal.commit(Position(), kept, Position(uuid.uuid4().hex, 1, uuid.uuid4().hex)) is None:
         raise AdapterUnavailableError("A server has begun a registry there meanwhile.")
 
 

@@ -148,13 +148,13 @@ class Ledger(Generic[S]):
 
     def _commit(self, changes: Mapping[str, str | None]) -> bool:
         before = self._state
-        position = Position(before.position.epoch or uuid.uuid4().hex, before.position.generation + 1)
+        epoch, generation = before.position.epoch or uuid.uuid4().hex, before.position.generation + 1
+        position = Position(epoch, generation, uuid.uuid4().hex)
         after = before.after(Page(position, changes))
         with self.witness.staged(before, after, changes.keys()) as made:
-            done = self.journal.commit(before.position, changes, None if before.position.epoch else position)
-            if done is None:
+            if self.journal.commit(before.position, changes, position) is None:
                 return False
-            self._publish(before.after(Page(done, changes)))  # the journal has given the commit a name
+            self._publish(after)
             made()
         return True
 

@@ -136,7 +136,7 @@ def _position(survived: Position, records: Iterable[BlobRecord]) -> Position:
     last = {record.position.epoch: record.time for record in sorted(records, key=lambda record: record.time)}
     epoch = survived.epoch or max(last, key=lambda epoch: last[epoch], default="") or uuid.uuid4().hex
     seen = [record.position.generation for record in records if record.position.epoch == epoch]
-    return Position(epoch, max([survived.generation, *seen]) + _LEAP)
+    return Position(epoch, max([survived.generation, *seen]) + _LEAP, uuid.uuid4().hex)
 
 
 def _bring_in(store: AdapterStore, finds: Finds, named: frozenset[str], tmp: Path) -> None:
