@@ -38,6 +38,9 @@ class HttpRunner(web.AppRunner):
         return made
 
 
+_NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # no request is there, and none will be
+
+
 class _HttpServer(web.Server):
     def __call__(self) -> RequestHandler:
         return HttpConnection(self, loop=self._loop, **self._kwargs)
@@ -60,9 +63,8 @@ class HttpConnection(RequestHandler):
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
         """The client sends no more; whether the connection stays open for answers. TLS has no such state here."""
-        is_idle = self._waiter is not None and not self._waiter.done()
         answering = self._answering()
-        if is_idle or self.transport is None or self.ssl_context or (answering and not answering.is_complete):
+        if self.transport is None or self.ssl_context or (answering and not answering.is_complete):
             return None
         if self._half_closed is None:
             self._half_closed = HalfClosed(self.transport, self._answering)
@@ -90,7 +92,8 @@ class HttpConnection(RequestHandler):
     def _answering(self) -> Answering | None:
         request = self._current_request
         if request is None:
-            return None
+            is_idle = self._waiter is not None and not self._waiter.done()
+            return _NOTHING if is_idle else None
         return Answering(
             is_complete=request.content.is_eof(),
             has_begun=request.writer.output_size > 0,
