@@ -51,6 +51,7 @@ from lora_serve.core.settings_file import read_settings_file
 from lora_serve.core.web_origin import parse_name, parse_origin
 
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_MAX_MESSAGE = 400  # characters of what is said of one value
 _SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
 
 
@@ -305,6 +306,7 @@ def describe(error: ValidationError, origins: Mapping[str, str]) -> str:
 
 def _describe_one(item: ErrorDetails, origins: Mapping[str, str]) -> str:
     message = item["msg"].removeprefix("Value error, ")
+    message = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
     if not item["loc"]:
         return message
     name = str(item["loc"][0])

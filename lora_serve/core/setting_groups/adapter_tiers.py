@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.setting_groups.group import SettingsGroup
-from lora_serve.core.setting_types import MAX_COUNT, Bytes
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes
 
 
 class AdapterTierSettings(SettingsGroup):
@@ -35,5 +35,6 @@ class AdapterTierSettings(SettingsGroup):
     adapter_load_timeout: float = Field(
         60.0,
         gt=0,
+        le=YEAR,
         description="seconds after which a load of an adapter hangs: 503, and another thread takes its place",
     )

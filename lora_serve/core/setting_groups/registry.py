@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.setting_groups.group import SettingsGroup
 from lora_serve.core.setting_texts import check_redis_prefix
-from lora_serve.core.setting_types import Paths, Texts
+from lora_serve.core.setting_types import YEAR, Paths, Texts
 
 
 class RegistrySettings(SettingsGroup):
@@ -25,10 +25,13 @@ class RegistrySettings(SettingsGroup):
         4, ge=1, le=MAX_REGISTRATIONS, description="adapters examined and registered at the same time, one of a tenant"
     )
     registration_seconds: float = Field(
-        300.0, gt=0, description="seconds of the processor that the examination of one adapter may take"
+        300.0, gt=0, le=YEAR, description="seconds of the processor that the examination of one adapter may take"
     )
     tenant_registration_seconds: float = Field(
-        30.0, gt=0, description="seconds of a minute in which a tenant registers before it comes after all others"
+        30.0,
+        gt=0,
+        le=YEAR,
+        description="seconds of a minute in which a tenant registers before it comes after all others",
     )
     redis_url: str | None = Field(
         None, description="redis://host:port/db of the registry that replicas share; default: one of this server's own"
