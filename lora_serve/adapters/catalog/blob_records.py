@@ -26,6 +26,7 @@ class BlobRecord:
     aliases: Mapping[str, str]
     position: Position
     time: float  # Unix seconds when it was written
+    epochs: tuple[str, ...] = ()  # that its catalog had gone through by then
 
     def is_current(self, entry: CatalogEntry, aliases: Mapping[str, str], epoch: str) -> bool:
         """Whether it says of the id what this catalog does."""
@@ -46,6 +47,7 @@ def text_of(record: BlobRecord) -> str:
             "epoch": position.epoch,
             "generation": position.generation,
             "time": record.time,
+            "epochs": list(record.epochs),
             "entry": json.loads(document_of(record.entry)),
             "aliases": dict(record.aliases),
         },
@@ -59,9 +61,10 @@ def record_of(text: str) -> BlobRecord | None:
         fields = json.loads(text)
         position, time = Position(str(fields["epoch"]), int(fields["generation"])), float(fields["time"])
         aliases = {str(name): str(target) for name, target in fields["aliases"].items()}
+        epochs = tuple(map(str, fields.get("epochs", ())))
         if fields["format"] != FORMAT or not math.isfinite(time):
             return None
         entry = entry_of(json.dumps(fields["entry"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
-    return None if entry is None else BlobRecord(entry, aliases, position, time)
+    return None if entry is None else BlobRecord(entry, aliases, position, time, epochs)

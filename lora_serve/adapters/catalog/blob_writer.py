@@ -34,9 +34,9 @@ class _Work:
     places: set[Place] = field(default_factory=set)  # of what is written
 
     def write(
-        self, snapshot: Snapshot, entry: CatalogEntry, digests: Iterable[str], aliases: Mapping[str, str]
+        self, state: CatalogState, entry: CatalogEntry, digests: Iterable[str], aliases: Mapping[str, str]
     ) -> None:
-        text = text_of(BlobRecord(entry, aliases, snapshot.position, time.time()))
+        text = text_of(BlobRecord(entry, aliases, state.position, time.time(), state.epochs))
         for digest in digests:
             self.written[digest][key_of(entry.name)] = text
             self.places.add((digest, entry.name))
@@ -59,7 +59,7 @@ class BlobWriter:
     @contextmanager
     def staged(self, before: CatalogState, after: CatalogState, keys: Collection[str]) -> Iterator[Callable[[], None]]:
         """See Witness. Raises AdapterUnavailableError if there is no room for a record, unless some are to go."""
-        work = _difference(before.snapshot, after.snapshot, keys)
+        work = _difference(before.snapshot, after, keys)
         with ExitStack() as stack:
             try:
                 publish = stack.enter_context(self._shelf.staging(work.written))
@@ -73,7 +73,7 @@ class BlobWriter:
         """See Witness."""
         if self._near is None:
             return
-        work = _difference(before.snapshot, after.snapshot, keys)
+        work = _difference(before.snapshot, after, keys)
         try:
             with self._near.staging(work.written) as publish:
                 publish()
@@ -87,18 +87,18 @@ class BlobWriter:
         with self._lock:
             owed = set(self._owed)
         try:
-            self._pay(state.snapshot, owed)
+            self._pay(state, owed)
         except (AdapterUnavailableError, OSError):
             return
         with self._lock:
             self._owed -= owed
 
-    def _pay(self, snapshot: Snapshot, owed: set[Place]) -> None:
-        work = _Work()
+    def _pay(self, state: CatalogState, owed: set[Place]) -> None:
+        work, snapshot = _Work(), state.snapshot
         for digest, name in owed:
             entry = snapshot.entries.get(name)
             if entry is not None and digest in _digests(entry):
-                work.write(snapshot, entry, [digest], _aliases(snapshot, name))
+                work.write(state, entry, [digest], _aliases(snapshot, name))
             else:
                 work.removed.add((digest, name))
         with self._shelf.staging(work.written) as publish:
@@ -135,7 +135,7 @@ def catch_up(shelf: RecordShelf, state: CatalogState, is_anew: bool = False) -> 
     for entry in snapshot.entries.values():
         lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), snapshot))
         digests = _digests(entry) & found.keys() if is_anew else lagging
-        work.write(snapshot, entry, digests, aliases.get(entry.name, {}))
+        work.write(state, entry, digests, aliases.get(entry.name, {}))
         num_written += len(digests)
     with shelf.staging(work.written) as publish:
         publish()
@@ -178,15 +178,15 @@ def _is_older(text: str, snapshot: Snapshot) -> bool:
     return record is None or record.position.epoch != own.epoch or record.position.generation <= own.generation
 
 
-def _difference(before: Snapshot, after: Snapshot, keys: Iterable[str] | None) -> _Work:
-    """`keys` of the records that changed; None: it is not known which."""
-    work = _Work()
+def _difference(before: Snapshot, state: CatalogState, keys: Iterable[str] | None) -> _Work:
+    """What is another in `state`. `keys` of the records that changed; None: it is not known which."""
+    work, after = _Work(), state.snapshot
     for name in _changed(before, after, keys):
         old, new = before.entries.get(name), after.entries.get(name)
         aliases = _aliases(after, name)
         if new is not None and (new != old or aliases != _aliases(before, name)):
             added = _digests(new) - _digests(old)
-            work.write(after, new, {version.digest for version in new.routed} | added, aliases)
+            work.write(state, new, {version.digest for version in new.routed} | added, aliases)
         work.removed.update((digest, name) for digest in _digests(old) - _digests(new))
     return work
 

@@ -26,7 +26,7 @@ from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, marked, noted, saved
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, noted, saved
 from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
 from lora_serve.adapters.stores.base import RecordShelf
 from lora_serve.adapters.stores.lock import StoreLock
@@ -248,7 +248,7 @@ class Catalog:
 
     def mark(self) -> None:
         """A registry of an older version has no mark yet. One that nothing was written to is not begun by this."""
-        self._change(lambda state: ({} if state.is_marked or not state.position.epoch else marked(), None))
+        self._change(lambda state: (state.with_mark({}) if state.position.epoch else {}, None))
 
     # -- what others wrote -------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Catalog:
     def _change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
         def edit_and_mark(state: CatalogState) -> tuple[Changes, T]:
             changes, result = edit(state)
-            return (changes if state.is_marked or not changes else {**changes, **marked()}), result
+            return (state.with_mark(changes) if changes else {}), result
 
         return self.ledger.change(edit_and_mark)
 

@@ -41,6 +41,13 @@ class Knowledge:
 
     def is_past(self, position: Position) -> bool:
         """Whether this catalog was there once."""
-        own, gaps = self.state.position, self.state.gaps or ()
+        own, gaps = self.state.position, self.state.mark.gaps if self.state.mark else ()
         is_own = bool(own.epoch) and position.epoch == own.epoch and position.generation <= own.generation
         return is_own and not any(first <= position.generation <= last for first, last in gaps)
+
+    def is_ahead(self, record: BlobRecord) -> bool:
+        """Whether a record was written later in the life of this very registry, which was set back since."""
+        own, position = self.state.position, record.position
+        if position.epoch == own.epoch:
+            return bool(own.epoch) and position.generation > own.generation
+        return own.epoch in record.epochs and position.epoch not in self.state.epochs

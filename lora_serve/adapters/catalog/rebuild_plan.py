@@ -94,7 +94,7 @@ def plan_rebuild(
 
 def _sources(state: CatalogState, records: list[BlobRecord]) -> dict[str, _Source]:
     """For each id the source that knows it best."""
-    snapshot, own = state.snapshot, state.position
+    snapshot, knowledge = state.snapshot, Knowledge(state)
     last: dict[str, float] = defaultdict(float)  # when each catalog, by epoch, last wrote a record
     for record in records:
         last[record.position.epoch] = max(last[record.position.epoch], record.time)
@@ -104,8 +104,7 @@ def _sources(state: CatalogState, records: list[BlobRecord]) -> dict[str, _Sourc
         found[name] = _Source((1, 0.0, 0), Fate.UNCHANGED, entry, aliases)
     for record in records:
         name, position = record.entry.name, record.position
-        is_ahead = bool(own.epoch) and position.epoch == own.epoch and position.generation > own.generation
-        rank = (2 if is_ahead else 0, last[position.epoch], position.generation)
+        rank = (2 if knowledge.is_ahead(record) else 0, last[position.epoch], position.generation)
         if name not in found or found[name].rank < rank:
             fate = Fate.CHANGED if name in snapshot.entries else Fate.RESTORED
             found[name] = _Source(rank, fate, record.entry, record.aliases)

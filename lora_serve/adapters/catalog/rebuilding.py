@@ -26,7 +26,7 @@ from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogErro
 from lora_serve.adapters.catalog.places import Address, open_redis_store
 from lora_serve.adapters.catalog.rebuild_plan import Fate, RebuildPlan, plan_rebuild
 from lora_serve.adapters.catalog.soundness import is_readable
-from lora_serve.adapters.catalog.state import ALIAS, CatalogState, marked, saved
+from lora_serve.adapters.catalog.state import ALIAS, CatalogState, Mark, marked, saved
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import flush, scratch_folder
@@ -68,10 +68,12 @@ def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress:
         try:
             disk = DiskStore(store)
             _bring_in(disk, finds, named, disk.tmp)
-            position = _position(state.position, [*finds.records, *finds.copies]) if is_changed else state.position
-            kept = _replace(store, _whole(plan, _mark(state, position)), position) if is_changed else ""
+            made, kept = state, ""
+            if is_changed:
+                made = _made(state, plan, [*finds.records, *finds.copies])
+                kept = _replace(store, _changes(CatalogState(), plan) | marked(made.mark or Mark()), made.position)
             _tidy(disk, named, Knowledge(state))
-            catch_up(disk, CatalogState(plan.snapshot(position)), is_changed)
+            catch_up(disk, made, is_changed)
             aside = tuple(sorted({digest for digest, _ in disk.unnamed.all()}))
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
@@ -101,10 +103,13 @@ def rebuild_redis(address: Address, also: Sequence[Path], is_dry: bool, on_progr
             if is_dry:
                 return Rebuilt(plan, was, "", aside)
             _bring_in(store, finds, named, tmp)
-            position = _write(journal, state, plan, _position(state.position, [*records, *finds.copies]), was)
-            if position is not None:
-                catch_up(store, CatalogState(plan.snapshot(position)), position != state.position)
-                return Rebuilt(plan, was, "", aside)
+            made = _made(state, plan, [*records, *finds.copies])
+            if was == "good" and not _changes(state, plan):
+                made = state
+            elif not _write(journal, state, plan, made):
+                continue
+            catch_up(store, made, made is not state)
+            return Rebuilt(plan, was, "", aside)
     raise AdapterUnavailableError("The registry is being changed by too many at once; try again.")
 
 
@@ -131,12 +136,18 @@ def _records(store: AdapterStore, digests: Iterable[str]) -> list[BlobRecord]:
     return [record for text in texts if (record := record_of(text)) is not None]
 
 
-def _position(survived: Position, records: Iterable[BlobRecord]) -> Position:
-    """One that nothing was written at yet, neither by the catalog that was nor by one that is still found somewhere."""
-    last = {record.position.epoch: record.time for record in sorted(records, key=lambda record: record.time)}
-    epoch = survived.epoch or max(last, key=lambda epoch: last[epoch], default="") or uuid.uuid4().hex
+def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
+    """One that nothing was written at yet, neither by the catalog that was nor by one that is still found somewhere.
+
+    The epoch is the newest that it has gone through: a registry that was set back may have been under another since.
+    """
+    knowledge, own = Knowledge(state), state.position
+    newer = [record for record in records if knowledge.is_ahead(record) and record.position.epoch != own.epoch]
+    candidates = newer or ([] if own.epoch else list(records))
+    last = max(candidates, key=lambda record: record.time, default=None)
+    epoch = last.position.epoch if last else own.epoch or uuid.uuid4().hex
     seen = [record.position.generation for record in records if record.position.epoch == epoch]
-    return Position(epoch, max([survived.generation, *seen]) + _LEAP, uuid.uuid4().hex)
+    return Position(epoch, max([own.generation, *seen]) + _LEAP, uuid.uuid4().hex)
 
 
 def _bring_in(store: AdapterStore, finds: Finds, named: frozenset[str], tmp: Path) -> None:
@@ -160,13 +171,20 @@ def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:
     return changes | {ALIAS + alias: None for alias in old.aliases.keys() - plan.aliases.keys()}
 
 
-def _whole(plan: RebuildPlan, mark: Changes) -> Changes:
-    return _changes(CatalogState(), plan) | mark
+def _made(state: CatalogState, plan: RebuildPlan, records: Sequence[BlobRecord]) -> CatalogState:
+    """The catalog to be: what lies between the one that was, and this one, is not of its past."""
+    position = _position(state, records)
+    return CatalogState(plan.snapshot(position), mark=_mark(state, position, records))
 
 
-def _mark(state: CatalogState, position: Position) -> Changes:
-    """What lies between the catalog that was and this one is not of its past."""
-    return marked((*(state.gaps or ())[-_MAX_GAPS:], (state.position.generation + 1, position.generation - 1)))
+def _mark(state: CatalogState, position: Position, records: Iterable[BlobRecord]) -> Mark:
+    """It knows of the epochs of all that was found."""
+    old = state.mark or Mark()
+    gap = (state.position.generation + 1, position.generation - 1)
+    found = [epoch for record in records for epoch in (*record.epochs, record.position.epoch)]
+    epochs = dict.fromkeys((*old.epochs, state.position.epoch, *found))
+    earlier = (epoch for epoch in epochs if epoch not in ("", position.epoch))
+    return Mark((*old.gaps[-_MAX_GAPS:], gap), (*earlier, position.epoch))
 
 
 def _replace(store: Path, records: Changes, position: Position) -> str:
@@ -197,13 +215,10 @@ def _tidy(disk: DiskStore, named: frozenset[str], knowledge: Knowledge) -> None:
     disk.unnamed.drop(named & disk.digests())
 
 
-def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, position: Position, was: str) -> Position | None:
-    """None: a server was first."""
-    is_begun = bool(state.position.epoch)
-    changes = _changes(state if is_begun else CatalogState(), plan)
-    if was == "good" and not changes:
-        return state.position
-    return journal.commit(state.position, changes | _mark(state, position), position)
+def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, made: CatalogState) -> bool:
+    """False: a server was first."""
+    changes = _changes(state if state.position.epoch else CatalogState(), plan)
+    return journal.commit(state.position, changes | marked(made.mark or Mark()), made.position) is not None
 
 
 def accept_folder(store: Path) -> int:
@@ -219,8 +234,9 @@ def accept_folder(store: Path) -> int:
             disk.sweep(state.snapshot.digests, lambda *_: False)
             with closing(SqliteJournal(store / CATALOG_NAME)) as journal:
                 finds = Finds(store, [])
-                again = _position(state.position, [*finds.records, *finds.copies])
-                journal.commit(state.position, _mark(state, again), again)
+                found = [*finds.records, *finds.copies]
+                again = _position(state, found)
+                journal.commit(state.position, marked(_mark(state, again, found)), again)
                 catch_up(disk, CatalogState.of(journal.load()), is_anew=True)
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
@@ -231,7 +247,8 @@ def accept_redis(address: Address) -> None:
     """Go on with what the registry says; blobs in Redis stay, those in replicas' caches are set aside by them."""
     with open_redis_store(address) as (journal, store, _):
         state = CatalogState.of(journal.load())
-        again = _position(state.position, _records(store, store.digests()))
+        found = _records(store, store.digests())
+        again = _position(state, found)
         changes = {} if state.position.epoch else _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True))
-        if journal.commit(state.position, changes | _mark(state, again), again) is None:
+        if journal.commit(state.position, changes | marked(_mark(state, again, found)), again) is None:
             raise AdapterUnavailableError("A server has changed the registry meanwhile; try again.")

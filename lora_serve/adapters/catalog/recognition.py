@@ -50,10 +50,10 @@ def check_shared(state: CatalogState, store: AdapterStore, near: AdapterStore, f
 
 def _check_not_set_back(state: CatalogState, near: AdapterStore, flag: str) -> None:
     """A replica that kept its copy of the registry has given it back by now."""
-    own, num_ahead = state.position, 0
+    knowledge, num_ahead = Knowledge(state), 0
     for records in near.records(near.digests()).values():
-        positions = [record.position for text in records.values() if (record := record_of(text)) is not None]
-        num_ahead += any(p.epoch == own.epoch and p.generation > own.generation for p in positions)
+        found = [record_of(text) for text in records.values()]
+        num_ahead += any(record is not None and knowledge.is_ahead(record) for record in found)
     if num_ahead:
         raise ConfigError(f"{flag}: the registry is older than {num_ahead} of this replica's blobs. {_ways_out(flag)}")
 

@@ -16,7 +16,18 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
 MARK = "mark:"  # in every registry that was written to: where it is missing all records are
+MAX_EPOCHS = 50
 Gaps = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`gaps`: generations (first, last) that this catalog has not lived through, since it was made again from what was
+    found. `epochs`: that it has gone through; a journal whose position was lost goes on under another.
+    """
+
+    gaps: Gaps = ()
+    epochs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +37,7 @@ class CatalogState:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
     notes: Mapping[str, BlobNote] = field(default_factory=dict)  # by digest
     unreadable: frozenset[str] = frozenset()  # ids whose records make no sense
-    gaps: Gaps | None = None  # None: there is no mark; see Knowledge
+    mark: Mark | None = None  # None: there is none
 
     @staticmethod
     def of(page: Page) -> CatalogState:
@@ -47,8 +58,8 @@ class CatalogState:
             snapshot = Snapshot(page.position, old.entries, old.aliases, old.names, old.digests)
         else:
             snapshot = Snapshot.of(page.position, entries, aliases)
-        gaps = gaps_of(page.records[MARK]) if MARK in page.records else self.gaps
-        return CatalogState(snapshot, notes, frozenset(unreadable), gaps)
+        mark = mark_of(page.records[MARK]) if MARK in page.records else self.mark
+        return CatalogState(snapshot, notes, frozenset(unreadable), mark)
 
     @property
     def position(self) -> Position:
@@ -57,27 +68,38 @@ class CatalogState:
     @property
     def is_marked(self) -> bool:
         """Whether the registry has its mark; older versions wrote none."""
-        return self.gaps is not None
+        return self.mark is not None
+
+    @property
+    def epochs(self) -> tuple[str, ...]:
+        """Those that the registry has gone through, the present one last."""
+        earlier = self.mark.epochs if self.mark else ()
+        return (*(epoch for epoch in earlier if epoch != self.position.epoch), self.position.epoch)
+
+    def with_mark(self, changes: Changes) -> Changes:
+        """The changes, and the mark if it does not say yet what it must."""
+        is_said = self.mark is not None and self.position.epoch in self.mark.epochs
+        return changes if is_said else {**changes, **marked(Mark(self.mark.gaps if self.mark else (), self.epochs))}
 
     def note(self, digest: str) -> BlobNote:
         return self.notes.get(digest, BlobNote({}))
 
 
-def marked(gaps: Gaps = ()) -> Changes:
-    """The change that writes the mark. `gaps`: generations (first, last) that this catalog has not lived through, since
-    it was made again from what was found.
-    """
-    return {MARK: json.dumps(gaps)}
+def marked(mark: Mark) -> Changes:
+    """The change that writes the mark."""
+    return {MARK: json.dumps({"gaps": mark.gaps, "epochs": mark.epochs[-MAX_EPOCHS:]})}
 
 
-def gaps_of(text: str | None) -> Gaps | None:
+def mark_of(text: str | None) -> Mark | None:
     """What a mark says; None: there is none."""
     if text is None:
         return None
     try:
-        return tuple((int(first), int(last)) for first, last in json.loads(text))
-    except (ValueError, TypeError, RecursionError):
-        return ()
+        fields = json.loads(text)
+        gaps = tuple((int(first), int(last)) for first, last in fields["gaps"])
+        return Mark(gaps, tuple(map(str, fields["epochs"])))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Mark()
 
 
 def saved(entry: CatalogEntry) -> Changes:
