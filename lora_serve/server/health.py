@@ -12,7 +12,7 @@ from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
 from lora_serve.server.services import SERVICES
 
-STEP_PATIENCE = 1.0  # seconds that /health waits for an engine in the middle of a step
+STEP_PATIENCE = 0.05  # seconds that /health waits for an engine in the middle of a step: probes wait for a second
 
 
 async def get_health(request: web.Request) -> web.StreamResponse:

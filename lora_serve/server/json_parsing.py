@@ -24,8 +24,11 @@ def parse_json(raw: bytes) -> Any:
         raise InvalidRequestError("The request body is not UTF-8.") from None
     except UnicodeEncodeError:
         raise InvalidRequestError("The request body holds half of a surrogate pair, which is no character.") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise no_json(str(error)) from None
+    except ValueError as error:
+        is_too_long = "int_max_str_digits" in str(error)  # Python's own words, to programmers
+        raise no_json("a number has too many digits" if is_too_long else str(error)) from None
     return value
 
 
