@@ -31,7 +31,7 @@ from lora_serve.server.tenant_budgets import budgets_of
 from lora_serve.warm_set import WarmSetKeeper
 
 LOOK_SECONDS = 1.0  # between two looks whether the store can be written
-MODULE_SECONDS = 60.0  # between two tries to register what there is not enough room for
+MODULE_SECONDS = 60.0  # at most between two tries to register what there is not enough room for
 PIN_SECONDS = 30.0  # that a new engine's readiness waits for what is pinned
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ async def register_later(services: Services, modules: tuple[str, ...]) -> None:
         except ConfigError as error:
             _log.error("%s", error)
             return
-        pause = MODULE_SECONDS  # there is room, and not enough
+        pause = min(MODULE_SECONDS, 2 * pause)  # there is room, and not enough
 
 
 async def _register_module(services: Services, name: str, source: str) -> None:

@@ -164,13 +164,18 @@ def assert_reads_only(house: House, folder: Path) -> None:
     assert str(house.store) not in ready.json["reason"]
     assert not is_writable(house)
     assert ask(house).status == 200
+    before = get(house, "/admin/engine").json["batcher"]["max_num_seqs"]
     for reply in (
+        as_admin(house, "PUT", "/admin/engine", {"max_num_seqs": 3}),
         upload(house, folder),
         as_admin(house, "DELETE", "/admin/adapters/victim/x"),
         as_admin(house, "POST", "/admin/tenants", {"name": "newcomer"}),
     ):
         assert (reply.status, "Retry-After" in reply.headers) == (503, True)
         assert b"cannot be written" in reply.body
+    assert get(house, "/admin/engine").json["batcher"]["max_num_seqs"] == before, (
+        "an act that could not be noted is not done"
+    )
     assert call(house, "DELETE", "/admin/adapters/victim/x").status == 401, "nor is a stranger told more than before"
 
 

@@ -153,6 +153,8 @@ def test_damaged_mirrors_are_made_anew_of_what_redis_has(
     with running(again, keys) as house, watching(house, canaries):
         assert [line for line in house.log if "mirror.sqlite3" in line and "set aside" in line]
     assert (settings.store / "mirror.sqlite3.damaged").exists()
+    if how != "garbage":  # once is enough
+        return
     own_redis.kill()
     with running(again, keys) as house, watching(house, canaries):
         pass
