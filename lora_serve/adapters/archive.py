@@ -13,6 +13,7 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
@@ -28,6 +29,17 @@ MAX_MEMBERS = 1000
 _NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 _CHUNK_BYTES = 2**20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second: of one without members; a tar may begin with a name in PK
+_OTHERS: Mapping[bytes, str] = {  # of those that are told by name
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"LZIP": "lzip",
+    b"\x1f\x9d": "compress",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip",
+    b"Rar!\x1a\x07": "RAR",
+}
+_MAX_MAGIC = max(map(len, _OTHERS))
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _BROKEN = (
     BrokenArchiveError,
@@ -54,9 +66,9 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
     taker = _Taker(folder, max_bytes)
     try:
         with open_regular(archive) as file:
-            start = file.read(4)
+            start = file.read(_MAX_MAGIC)
             file.seek(0)
-            if start in _ZIP:
+            if start.startswith(_ZIP):
                 _take_zip(file, taker, max_bytes)
             elif start.startswith(b"\x1f\x8b"):
                 with gzip.GzipFile(fileobj=file) as content:
@@ -64,8 +76,15 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
             else:
                 _take_tar(file, taker, max_bytes)
     except _BROKEN as error:
-        raise InvalidAdapterError([f"this is not a sound tar, tar.gz or zip: {str(error)[:200]}"]) from None
+        reason = _other_kind(start) or str(error)[:200]  # asked last: a tar may begin with any name
+        raise InvalidAdapterError([f"this is not a sound tar, tar.gz or zip: {reason}"]) from None
     taker.check_complete()
+
+
+def _other_kind(start: bytes) -> str | None:
+    """None: nothing that is known by its first bytes."""
+    found = [name for magic, name in _OTHERS.items() if start.startswith(magic)]
+    return f"it is compressed with {found[0]}, which is not supported (gzip is)" if found else None
 
 
 def _take_tar(source: IO[bytes], taker: _Taker, max_bytes: int) -> None:

@@ -15,6 +15,8 @@ MAX_EXTENDED_BYTES = 65536
 MAX_ALL_EXTENDED_BYTES = 4 * 2**20  # of a whole archive: compressed they are almost nothing
 _CHUNK_BYTES = 2**20
 _FILE = (b"0", b"\0", b"7")
+_FOLDER = (b"5", b"D")  # D: GNU's of an incremental archive, its content a list of names
+_ABOUT_OTHERS = (b"x", b"L", b"g", b"K", b"V")  # V: GNU's label of the volume
 
 
 class BrokenArchiveError(Exception):
@@ -49,13 +51,13 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
     left = MAX_ALL_EXTENDED_BYTES
     while (header := _read_header(source)) is not None:
         kind, size = header[156:157], _number(header[124:136])
-        if kind in (b"x", b"L", b"g", b"K"):
+        if kind in _ABOUT_OTHERS:
             left -= BLOCK + size
             if left < 0:
                 raise BrokenArchiveError("its extended headers have no end")
         if kind in (b"x", b"L"):
             longer |= _extended(_content(source, size), kind)
-        elif kind in (b"g", b"K"):
+        elif kind in _ABOUT_OTHERS:
             _content(source, size)
         else:
             yield from _member(source, header, int(longer.get("size", size)), longer.get("path"))
@@ -66,7 +68,7 @@ def read_members(source: IO[bytes]) -> Iterator[TarMember]:
 def _member(source: IO[bytes], header: bytes, size: int, name: str | None) -> Iterator[TarMember]:
     kind = header[156:157]
     name = name or _name(header)
-    is_folder = kind == b"5" or (kind in _FILE and name.endswith("/"))
+    is_folder = kind in _FOLDER or (kind in _FILE and name.endswith("/"))
     member = TarMember(name, kind in _FILE and not is_folder, is_folder, size, source)
     padding = -size % BLOCK
     yield member
@@ -79,7 +81,7 @@ def _read_header(source: IO[bytes]) -> bytes | None:
     """None: the first block of the archive's end."""
     header = source.read(BLOCK)
     if len(header) < BLOCK:
-        raise BrokenArchiveError("it is truncated")
+        raise BrokenArchiveError("it is truncated, or was written without the two blocks of zeros at its end")
     if header == bytes(BLOCK):
         return None
     plain = header[:148] + b" " * 8 + header[156:]

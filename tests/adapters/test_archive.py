@@ -108,6 +108,21 @@ def test_archive_made_by_the_tar_program_is_read(tmp_path: Path) -> None:
         assert unpacked((tmp_path / "out").read_bytes(), tmp_path) == FILES
 
 
+@pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax"])
+@pytest.mark.parametrize("flags", [["--listed-incremental=snapshot"], ["-V", "/a/../label"], ["-V", "x" * 90]])
+def test_incremental_and_labelled_archive_is_read(form: str, flags: list[str], tmp_path: Path) -> None:
+    (tmp_path / "in" / "deeper").mkdir(parents=True)
+    for name, content in FILES.items():
+        (tmp_path / "in" / name).write_bytes(content)
+    subprocess.run(["tar", f"--format={form}", *flags, "-czf", "out", "in"], cwd=tmp_path, check=True)
+    assert unpacked((tmp_path / "out").read_bytes(), tmp_path) == FILES
+
+
+def test_labels_without_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidAdapterError, match="no end"):
+        unpacked(gzip.compress(header("label", 0, b"V") * 9000 + tar(FILES)), tmp_path, limit=10**8)
+
+
 @pytest.mark.parametrize("pack", FORMATS)
 @pytest.mark.parametrize("missing", [CONFIG, WEIGHTS])
 def test_missing_file_is_named(pack: Packed, missing: str, tmp_path: Path) -> None:
@@ -295,6 +310,24 @@ def test_other_formats_are_refused_in_words(tmp_path: Path) -> None:
     for content in (b"", b"hello", bz2.compress(tar(FILES)), lzma.compress(tar(FILES)), gzip.compress(b"hello")):
         with pytest.raises(InvalidAdapterError):
             unpacked(content, tmp_path)
+
+
+def test_other_compression_is_named(tmp_path: Path) -> None:
+    whole = tar(FILES)
+    zstd, lz4 = b"\x28\xb5\x2f\xfd" + whole, b"\x04\x22\x4d\x18" + whole
+    for name, content in {"bzip2": bz2.compress(whole), "xz": lzma.compress(whole), "zstd": zstd, "lz4": lz4}.items():
+        with pytest.raises(InvalidAdapterError, match=f"compressed with {name}, which is not supported"):
+            unpacked(content, tmp_path)
+    assert unpacked(tar({f"BZh91AY&SY/{name}": content for name, content in FILES.items()}), tmp_path) == FILES
+
+
+def test_tar_without_an_end_is_refused_in_words(tmp_path: Path) -> None:
+    whole = ustar(FILES)
+    end = len(whole.rstrip(b"\0")) + -len(whole.rstrip(b"\0")) % 512
+    with pytest.raises(InvalidAdapterError, match="without the two blocks of zeros at its end"):
+        unpacked(whole[:end], tmp_path)
+    with pytest.raises(InvalidAdapterError, match="lacks the second block of its end"):
+        unpacked(whole[: end + 512], tmp_path)
 
 
 @given(st.sampled_from([b"", b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b\x08"]), st.binary(max_size=600))
