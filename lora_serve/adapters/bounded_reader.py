@@ -41,10 +41,11 @@ class BoundedReader:
 class CappedFile(io.RawIOBase):
     """A file for `zipfile`, which reads a whole central directory at once: no more than MAX_READ_BYTES in one read."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], size: int | None = None) -> None:
+        """`size`: of the part that is shown, from the start on; None: all of it."""
         super().__init__()
         self._file = file
-        self._size = os.fstat(file.fileno()).st_size
+        self._size = os.fstat(file.fileno()).st_size if size is None else size
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Raises BadZipFile if that is too much at once."""

@@ -6,6 +6,7 @@ and bytes behind the directory's end are refused too (APPNOTE.TXT 4.3, https://p
 
 from __future__ import annotations
 
+import re
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ _LOCAL_MAGIC = b"PK\x03\x04"
 _DESCRIPTOR_MAGIC = b"PK\x07\x08"
 _END = struct.Struct("<4sHHHHIIH")
 _END_MAGIC = b"PK\x05\x06"
+_MAX_COMMENT = 0xFFFF
 _ENCRYPTED, _DESCRIBED_BEHIND = 0x0001, 0x0008
 _IN_EXTRA = 0xFFFFFFFF  # of a size: it stands in the ZIP64 field
 _CHUNK_BYTES = 2**20
@@ -52,9 +54,9 @@ class ZipMember:
 
 def read_zip_members(file: IO[bytes], allowance: ByteAllowance) -> Iterator[ZipMember]:
     """The members of a zip. Raises PayloadTooLargeError, BrokenArchiveError and what `zipfile` raises."""
-    capped = CappedFile(file)
+    capped = CappedFile(file, _end_of(CappedFile(file)))
     with zipfile.ZipFile(cast("IO[bytes]", capped)) as archive:
-        _check_ends(capped, archive)
+        _check_start(archive)
         for info in archive.infolist():
             if info.flag_bits & _ENCRYPTED or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise BrokenArchiveError("it is encrypted, or compressed by something other than deflate")
@@ -66,14 +68,29 @@ def read_zip_members(file: IO[bytes], allowance: ByteAllowance) -> Iterator[ZipM
             _check_local(capped, info)
 
 
-def _check_ends(file: CappedFile, archive: zipfile.ZipFile) -> None:
-    """The first member begins at the file's start, and the directory's end record is the file's end."""
+def _end_of(file: CappedFile) -> int:
+    """The place behind the directory's end record, whose comment is the rest of the file.
+
+    `zipfile` takes the last record that it sees, even one inside the comment, so the comment is kept from it.
+    """
+    start = max(file.seek(0, 2) - _END.size - _MAX_COMMENT, 0)
+    file.seek(start)
+    tail = file.read(_END.size + _MAX_COMMENT)
+    places = [match.start() for match in re.finditer(re.escape(_END_MAGIC), tail)]
+    ends = [place + _END.size for place in places if _comment_length(tail, place) == len(tail) - place - _END.size]
+    if len(ends) != 1:
+        raise BrokenArchiveError("something stands behind its end, or its end is missing or there twice")
+    return start + ends[0]
+
+
+def _comment_length(tail: bytes, place: int) -> int:
+    return int.from_bytes(tail[place + _END.size - 2 : place + _END.size], "little")
+
+
+def _check_start(archive: zipfile.ZipFile) -> None:
+    """The first member begins at the file's start."""
     if archive.infolist() and min(info.header_offset for info in archive.infolist()) != 0:
         raise BrokenArchiveError("its first member does not begin where it should")
-    file.seek(-(_END.size + len(archive.comment)), 2)
-    magic, *_, comment_length = _END.unpack(_exactly(file, _END.size))
-    if magic != _END_MAGIC or comment_length != len(archive.comment):
-        raise BrokenArchiveError("something stands behind its end, or its end is missing")
 
 
 def _check_local(file: CappedFile, info: zipfile.ZipInfo) -> None:

@@ -175,6 +175,25 @@ def test_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
     assert unpacked(buffer.getvalue(), tmp_path) == FILES
 
 
+def commented(comment: bytes) -> bytes:
+    """A zip with this comment, which Python's own writer would change."""
+    content = zipped(FILES)
+    return content[:-2] + len(comment).to_bytes(2, "little") + comment
+
+
+@pytest.mark.parametrize(
+    "comment", [b"made by hand", b"PK\5\6", b"a PK\5\6 b" * 9, b"PK\5\6" + bytes(30), b"PK\5\6" * 16383]
+)
+def test_comment_of_a_zip_may_hold_anything(comment: bytes, tmp_path: Path) -> None:
+    assert unpacked(commented(comment), tmp_path) == FILES
+
+
+def test_zip_whose_comment_is_another_end_is_refused(tmp_path: Path) -> None:
+    for comment in (zipped({})[-22:], zipped(FILES)):
+        with pytest.raises(InvalidAdapterError, match="twice"):
+            unpacked(commented(comment), tmp_path)
+
+
 def test_links_in_a_zip_are_refused(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
