@@ -50,7 +50,17 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
 
 def check_query(model: type[M], request: web.Request) -> M:
     """What stands behind the `?`. Raises InvalidRequestError."""
-    return check_fields(model, dict(request.query))
+    return check_fields(model, read_query(request))
+
+
+def read_query(request: web.Request) -> dict[str, str]:
+    """Each name once, as nobody can tell which of two values is meant. Raises InvalidRequestError."""
+    found: dict[str, str] = {}
+    for name, text in request.query.items():
+        if name in found:
+            raise InvalidRequestError(f"`{name[:100]}` stands more than once behind the `?`.", param=name[:100])
+        found[name] = text
+    return found
 
 
 def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits | None = None) -> M:

@@ -196,3 +196,22 @@ async def test_adapters_own_digest_is_compared_before_anything_is_stored(
     assert (status, card["digest"]) == (201, right)
     async with admin.post("/admin/adapters", json={**source, "digest": right}) as reply:
         assert reply.status == 200
+
+
+async def test_field_that_is_said_twice_is_refused(admin: aiohttp.ClientSession, house: Any) -> None:
+    folder = house.make_adapter("a")
+    right, wrong = adapter_digest(folder), "sha256:" + "0" * 64
+    part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="digest"\r\n\r\n{{}}\r\n'
+    fields = {text: part.format(text).encode() for text in (right, wrong)}
+    for query, body, headers in (
+        (f"?digest={right}&digest={wrong}", tar(folder), {}),
+        (f"?digest={wrong}&digest={right}", tar(folder), {}),
+        (f"?digest={wrong}", fields[right] + multipart(folder), MULTIPART),
+        ("", fields[wrong] + fields[right] + multipart(folder), MULTIPART),
+    ):
+        status, answer = await put(admin, body, headers, query)
+        assert (status, answer["error"]["param"]) == (400, "digest"), answer
+    async with admin.get("/admin/adapters?limit=1&limit=2") as answer:
+        assert answer.status == 400
+    await check_nothing_came_of_it(house)
+    assert (await put(admin, fields[right] + multipart(folder), MULTIPART, f"?digest={right}"))[0] == 201

@@ -30,7 +30,7 @@ from lora_serve.server.admin.registration import check_new_id, complete_registra
 from lora_serve.server.admin.tenant_rules import registration_for
 from lora_serve.server.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_body import check_fields
+from lora_serve.server.json_body import check_fields, read_query
 from lora_serve.server.json_parsing import parse_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
@@ -91,10 +91,11 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
     wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
     check_new_id(services, wanted.id)
+    query = read_query(request)
     services.registrations.check(owner_of(services.catalog.snapshot, wanted.id, wanted.tenant))
     await services.quotas.begin_registration(caller)
     async with _staged(services) as upload:
-        upload.fields.update(request.query)
+        upload.fields.update(query)
         await _receive(request, upload)
         request[CONTEXT].enter_again()
         caller = caller_of(request[CONTEXT])
@@ -181,7 +182,8 @@ async def _receive_part(part: BodyPartReader, upload: Upload) -> None:
     elif name.endswith(ARCHIVE_ENDINGS):
         await _write(upload.archive, _chunks(part), upload)
     elif part.name in UploadFields.model_fields and part.filename is None:
-        upload.fields[part.name] = await _read_text(part)
+        if upload.fields.setdefault(part.name, text := await _read_text(part)) != text:
+            raise InvalidRequestError(f"The upload says `{part.name}` twice, and not the same.", param=part.name)
     else:
         raise InvalidRequestError(
             f"The upload's part {name[:100]!r} is not known: send {CONFIG_NAME} and {WEIGHTS_NAME}, or an archive."
