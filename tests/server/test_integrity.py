@@ -158,6 +158,12 @@ async def test_multipart_that_ends_early_is_refused(admin: aiohttp.ClientSession
     await check_nothing_came_of_it(house)
 
 
+async def test_deflate_without_its_header_is_400(admin: aiohttp.ClientSession, house: Any) -> None:
+    packer = zlib.compressobj(wbits=-15)
+    body = packer.compress(tar(house.make_adapter("a"))) + packer.flush()
+    assert (await put(admin, body, {"Content-Encoding": "deflate"}))[0] == 400
+
+
 async def test_unknown_coding_of_an_upload_is_415(admin: aiohttp.ClientSession, house: Any) -> None:
     assert (await put(admin, tar(house.make_adapter("a")), {"Content-Encoding": "br"}))[0] == 415
 

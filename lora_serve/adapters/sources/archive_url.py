@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from lora_serve.adapters.archive import unpack
-from lora_serve.adapters.content_digest import ExpectedDigests
 from lora_serve.adapters.intake import CHUNK_BYTES, Intake, Progress
+from lora_serve.adapters.sources.answer_body import content_of
 from lora_serve.adapters.sources.base import refuse
-from lora_serve.adapters.sources.checksum import checked, of_base64, of_s3
 from lora_serve.adapters.sources.patience import PATIENCE, Clock, Patience, TimedSocket
 from lora_serve.adapters.sources.url_rules import Url, join_url, parse_url
 from lora_serve.adapters.stores.files import scratch_folder
-from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidAdapterError, InvalidRequestError
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidRequestError
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -120,32 +119,16 @@ def _timed(sock: socket.socket, clock: Clock) -> socket.socket:
 def _receive(answer: http.client.HTTPResponse, url: Url, archive: Path, intake: Intake) -> None:
     expected = answer.length  # None: chunked, or until the connection ends; then the archive's own form tells
     intake.check_size(expected or 0)
-    intake.write(archive, _checked(answer, url, expected))
+    intake.write(archive, content_of(_headers(answer), url.host, _chunks(answer, expected)))
 
 
-def _checked(answer: http.client.HTTPResponse, url: Url, expected: int | None) -> Iterator[bytes]:
-    """The body, held against whatever its headers say of it."""
-    headers = {name.lower(): value for name, value in answer.getheaders()}
-    checksum = of_base64("md5", headers.get("content-md5"))
-    if "x-amz-request-id" in headers:
-        checksum = of_s3(headers, url.host)
-    digests = [_digests(headers.get(name)) for name in ("content-digest", "repr-digest")]
-    for chunk in checked(_chunks(answer, expected), 0, checksum, "the URL's answer"):
-        for digest in digests:
-            digest.update(chunk)
-        yield chunk
-    try:
-        for digest in digests:
-            digest.check()
-    except InvalidRequestError:
-        raise InvalidAdapterError(["the URL's answer came damaged: it is not what its digest says"]) from None
-
-
-def _digests(header: str | None) -> ExpectedDigests:
-    try:
-        return ExpectedDigests(header)
-    except InvalidRequestError:  # somebody else's header, which may mean something that is not known here
-        return ExpectedDigests(None)
+def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
+    """By their names in lower case; those that came twice as one, as RFC 9110 (5.3) has it."""
+    found: dict[str, str] = {}
+    for name, value in answer.getheaders():
+        key = name.lower()
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
 
 
 def _chunks(answer: http.client.HTTPResponse, expected: int | None) -> Iterator[bytes]:

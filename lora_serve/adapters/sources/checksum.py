@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ _ETAGS: Mapping[int, tuple[str, ...]] = {64: ("sha256",), 40: ("git", "sha1")}  
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The digest that a content has under one of `kinds`: hashlib's names, and "git" (SHA-1 of a blob in git)."""
+    """The digest that a content has under one of `kinds`: hashlib's names, "git" (SHA-1 of a blob in git), "crc32"."""
 
     kinds: tuple[str, ...]
     digest: bytes
@@ -77,4 +78,19 @@ def of_bytes(kind: str, digest: bytes | bytearray | None) -> Checksum | None:
 def _hash(kind: str, size: int) -> Any:
     if kind == "git":
         return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    return hashlib.new(kind, usedforsecurity=False)
+    return _Crc32() if kind == "crc32" else hashlib.new(kind, usedforsecurity=False)
+
+
+class _Crc32:
+    """As those of hashlib."""
+
+    digest_size = 4
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, chunk: bytes) -> None:
+        self._value = zlib.crc32(chunk, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import io
 import os
@@ -12,6 +13,8 @@ import ssl
 import tarfile
 import threading
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +38,12 @@ from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.patience import Patience
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    InvalidAdapterError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+)
 from tests.certificates import make_certificate
 from tests.fake_hub import FakeHub
 from tests.http_thread import serving
@@ -78,6 +86,12 @@ HEADERS: dict[str, Callable[[bytes], dict[str, str]]] = {
     "repr_digest": lambda c: {"Repr-Digest": f"sha-512=:{b64('sha512', c)}:"},
     "content_md5": lambda c: {"Content-MD5": b64("md5", c)},
     "etag_of_s3": lambda c: S3 | {"ETag": f'"{hashlib.md5(c).hexdigest()}"'},
+    "digest": lambda c: {"Digest": f"unixsum=1, SHA-256={b64('sha256', c)}"},
+    "digests": lambda c: {"Digest": f"md5={b64('md5', c)},sha={b64('sha1', c)}"},
+    "google": lambda c: {"x-goog-hash": f"crc32c=AAAAAA==,md5={b64('md5', c)}", "ETag": '"0"'},
+    "google_coded": lambda c: {"x-goog-stored-content-encoding": "identity", "x-goog-hash": f"md5={b64('md5', c)}"},
+    "crc32_of_s3": lambda c: {"x-amz-checksum-crc32": base64.b64encode(zlib.crc32(c).to_bytes(4, "big")).decode()},
+    "sha256_of_s3": lambda c: {"x-amz-checksum-sha256": b64("sha256", c)},
     "checksum_of_s3": lambda c: S3 | {"x-amz-checksum-sha256": b64("sha256", c), "ETag": '"0"'},
 }
 
@@ -112,11 +126,62 @@ def test_answer_of_a_url_is_held_against_its_headers(name: str, tmp_path: Path) 
         S3 | {"x-amz-checksum-sha256": b64("sha256", b""), "x-amz-checksum-type": "COMPOSITE"},
         {"Content-Digest": "crc32c=:AAAA:"},
         {"Content-Digest": "?"},
+        {"Content-MD5": "AAAA"},
+        {"Digest": "sha-256=?, md5, id-sha-256=AAAA"},
+        {"x-goog-hash": "crc32c=AAAAAA=="},
+        {"x-goog-hash": f"md5={b64('md5', b'')}", "x-goog-stored-content-encoding": "gzip"},
+        {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-checksum-type": "COMPOSITE"},
+        {"Content-Encoding": "identity"},
+        {"Content-Encoding": "aws-chunked"},
     ],
 )
 def test_what_is_no_checksum_of_the_content_is_not_taken_for_one(headers: dict[str, str], tmp_path: Path) -> None:
     with answering(headers, tar(FILES)) as (source, url):
         assert fetched(source, url, tmp_path) == FILES
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+CODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "X-Gzip": gzip.compress,
+    "aws-chunked, gzip": gzip.compress,
+    "deflate": zlib.compress,
+}
+
+
+@pytest.mark.parametrize("pack", [tar, zipped, lambda files: gzip.compress(tar(files))], ids=["tar", "zip", "tgz"])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_answer_is_decoded_once_to_the_end_of_its_coding(
+    coding: str, pack: Callable[[Mapping[str, bytes]], bytes], tmp_path: Path
+) -> None:
+    body = CODINGS[coding](pack(FILES))
+    headers = {"Content-Encoding": coding, "Content-MD5": b64("md5", body)}
+    with answering(headers, body) as (source, url):
+        assert fetched(source, url, tmp_path / "whole") == FILES
+    for number, damaged in enumerate((body[:-4] + bytes(4), body[:-4], body[:-1], body + b"garbage", body[:100])):
+        refusal = pytest.raises(InvalidAdapterError, match="came damaged")
+        with answering({"Content-Encoding": coding}, damaged) as (source, url), refusal:
+            fetched(source, url, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
+def test_answer_under_another_coding_is_refused_in_words(coding: str, tmp_path: Path) -> None:
+    refusal = pytest.raises(InvalidRequestError, match="must be gzip, deflate or none")
+    with answering({"Content-Encoding": coding}, tar(FILES)) as (source, url), refusal:
+        fetched(source, url, tmp_path)
+
+
+def test_decoded_answer_is_bounded(tmp_path: Path) -> None:
+    bomb, refusal = gzip.compress(bytes(50 * LIMIT)), pytest.raises(PayloadTooLargeError)
+    with answering({"Content-Encoding": "gzip"}, bomb) as (source, url), refusal:
+        fetched(source, url, tmp_path)
 
 
 def git(content: bytes) -> str:
