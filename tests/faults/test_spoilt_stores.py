@@ -67,6 +67,15 @@ def overwritten(path: Path) -> None:
         file.write(os.urandom(path.stat().st_size - 4096))
 
 
+def page_zeroed(number: int) -> Callable[[Path], object]:
+    def zero(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.seek(4096 * (number - 1))
+            file.write(bytes(4096))
+
+    return zero
+
+
 STRANGERS: dict[str, Callable[[Path], object]] = {
     "folder": Path.mkdir, "link_to_nowhere": to_nowhere, "pipe": os.mkfifo,
 }  # fmt: skip
@@ -75,6 +84,7 @@ NO_FOLDERS: dict[str, Callable[[Path], object]] = {
     "file": Path.touch, "link_to_nowhere": to_nowhere, "pipe": os.mkfifo,
 }  # fmt: skip
 DAMAGES: dict[str, Callable[[Path], object]] = {"garbage": garbage, "cut": cut, "overwritten": overwritten}
+ZEROED: dict[str, Callable[[Path], object]] = {"page_2": page_zeroed(2), "page_3": page_zeroed(3)}
 
 
 def assert_says(world: World, store: Path, name: str) -> ConfigError:
@@ -118,6 +128,13 @@ def test_damaged_database_is_named(world: World, store: Path, name: str, how: st
         said = assert_says(world, store, name)
         assert isinstance(said, DamagedFileError)
         assert "backup" in str(said)
+
+
+@pytest.mark.parametrize("how", ZEROED)
+@pytest.mark.parametrize("name", DATABASES[1:])
+def test_database_of_which_one_page_is_lost_is_named(world: World, store: Path, name: str, how: str) -> None:
+    ZEROED[how](store / name)
+    assert isinstance(assert_says(world, store, f"{name}.*backup"), DamagedFileError)
 
 
 def test_database_without_its_tables_is_named(world: World, store: Path) -> None:

@@ -43,8 +43,9 @@ class Database:
     def __init__(self, path: Path, schema: Schema, title: str, monitor: StoreMonitor | None = None) -> None:
         """Open or make the file. `title`: for messages. `monitor`: opens it for writing later if it cannot be now.
 
-        Raises ConfigError if it cannot be used, DamagedFileError.
+        Raises ConfigError if it cannot be used, DamagedFileError if a page of it cannot be read.
         """
+        check_pages(path, title)
         self._path = path
         self._schema = schema
         self._title = title

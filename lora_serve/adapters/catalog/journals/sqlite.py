@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
 from lora_serve.adapters.catalog.journals.sqlite_schema import MAX_CHANGES, SCHEMA
-from lora_serve.adapters.stores.database import Database, check_pages
+from lora_serve.adapters.stores.database import Database
 from lora_serve.adapters.stores.monitor import StoreMonitor
 
 _SAVE = "INSERT INTO records VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET text = excluded.text"
@@ -25,7 +25,6 @@ class SqliteJournal:
 
         Raises ConfigError if it cannot be used, DamagedFileError if a page of it cannot be read.
         """
-        check_pages(path, title)
         self._db = Database(path, SCHEMA, title, monitor)
         self._floor = 0  # changes up to this generation are not known
         with self._db.checked():
