@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from lora_serve.adapters.checkpoint.content_sizes import check_sizes
 from lora_serve.adapters.checkpoint.digest import check_digest
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -48,6 +49,7 @@ class StoredBlobs:
         start = time.perf_counter()
         with self._store.open(digest) as folder:
             opened = time.perf_counter()
+            check_sizes(folder)
             check_digest(folder, digest)
             yield VerifiedBlob(folder, "disk", opened - start, time.perf_counter() - opened)
 

@@ -26,6 +26,13 @@ class NotRegularError(OSError):
         super().__init__(errno.EINVAL, f"{name} is not a regular file")
 
 
+class TooLargeFileError(OSError):
+    """A file is larger than any of its kind can be."""
+
+    def __init__(self, name: str, max_bytes: int) -> None:
+        super().__init__(errno.EFBIG, f"{name} is larger than {max_bytes} bytes")
+
+
 class ChangedFileError(OSError):
     """A file became longer or shorter while it was read."""
 
@@ -92,7 +99,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     """Its whole content. Raises OSError, also if it is larger than `max_bytes`."""
     with open_regular(path) as file:
         if size_of(file) > max_bytes:
-            raise OSError(errno.EFBIG, f"{path.name} is larger than {max_bytes} bytes")
+            raise TooLargeFileError(path.name, max_bytes)
         return b"".join(pieces_of(file))
 
 

@@ -16,6 +16,7 @@ from lora_serve.adapters.catalog.blob_records import key_of, record_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.places import open_place
+from lora_serve.adapters.catalog.rebuilding import rebuild_folder
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores import record_files, unnamed
 from lora_serve.adapters.stores.disk import DiskStore
@@ -85,6 +86,16 @@ def test_start_on_an_older_copy_of_the_catalog_is_refused(filled: AdapterConfig)
     os.replace(filled.store / "older", filled.store / CATALOG)
     with pytest.raises(ConfigError, match=r"older than 1 of the 4 blobs.*registry accept"), open_weights(filled):
         pass
+
+
+def test_record_that_is_too_large_counts_like_one_that_makes_no_sense(filled: AdapterConfig) -> None:
+    for path in filled.store.glob("blobs/*/named-*.json"):
+        os.truncate(path, record_files.MAX_BYTES + 1)
+    with open_weights(filled) as weights:
+        assert len(weights.catalog.snapshot.entries) == 3
+    lose(filled.store)
+    rebuilt = rebuild_folder(filled.store, [], True, lambda done, total: None)
+    assert len(rebuilt.aside) == 4
 
 
 def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig, tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ import pytest
 import redis
 
 from lora_serve.adapters.catalog import rebuilding
+from lora_serve.adapters.catalog.blob_copier import BlobCopier
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.places import open_place
 from lora_serve.adapters.catalog.rebuild_plan import Fate
 from lora_serve.adapters.catalog.rebuilding import Rebuilt, accept_folder, rebuild_folder, rebuild_redis
-from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.catalog.soundness import Unsound, bad_blobs
+from lora_serve.adapters.checkpoint.digest import file_sha256
+from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.cli import main
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import ConfigError
@@ -155,6 +158,32 @@ def test_broken_and_missing_blobs_are_left_out_and_named(store: Path) -> None:
     assert (
         len(os.listdir(store / "quarantine") if (store / "quarantine").exists() else os.listdir(store / "unnamed")) == 1
     )
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "lora_serve_added_tokens.json"])
+def test_file_of_holes_without_an_end_is_broken_and_not_read(
+    store: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registries.fill(tmp_path / "other")
+    (broken,) = [path.parent for path in (store / "blobs").glob("*/lora_serve_added_tokens.json")]
+    os.truncate(broken / name, 2**42)
+
+    def read(path: Path) -> bytes:
+        assert path.stat().st_size < 2**20
+        return file_sha256(path)
+
+    monkeypatch.setattr("lora_serve.adapters.checkpoint.digest.file_sha256", read)
+    digest = f"sha256:{broken.name}"
+    assert not is_sound(broken, digest)
+    with open_place(registries.at(store), is_source=True) as place:
+        assert [bad.digest for bad in bad_blobs(place, lambda done, total: None)] == [digest]
+        with open_place(registries.at(tmp_path / "target"), is_source=False) as target:
+            copier = BlobCopier(place.store, target.store, target.tmp, {}, lambda done, total: None)
+            with pytest.raises(Unsound, match=name):
+                copier.copy(digest)
+    (missing,) = [one.missing for one in rebuild(store, is_dry=True).plan.ids if one.missing]
+    assert digest in missing[0]
+    assert rebuild(store, tmp_path / "other").is_whole
 
 
 def test_blobs_of_another_folder_are_taken_in(store: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from lora_serve.adapters.catalog.soundness import Unsound, is_readable
+from lora_serve.adapters.checkpoint.content_sizes import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest, content_names
 from lora_serve.adapters.regular_file import open_regular, pieces_of
 from lora_serve.adapters.stores.base import AdapterStore
@@ -82,6 +83,10 @@ class BlobCopier:
         names = content_names(folder)
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise Unsound(f"the source's blob {digest} is corrupt: it lacks {missing[0]}")
+        try:
+            check_sizes(folder)
+        except OSError as error:
+            raise Unsound(f"the source's blob {digest} is corrupt: {error.strerror}") from None
         num_bytes = sum((folder / name).stat().st_size for name in names)
         self._left += num_bytes - self._ahead.pop(digest, 0)
         for name in names:

@@ -7,7 +7,6 @@ the catalog that names them, in one step, then what it does not name is set asid
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -27,6 +26,8 @@ from lora_serve.adapters.catalog.places import Address, open_redis_store
 from lora_serve.adapters.catalog.rebuild_plan import Fate, RebuildPlan, plan_rebuild
 from lora_serve.adapters.catalog.soundness import is_readable
 from lora_serve.adapters.catalog.state import ALIAS, CatalogState, Mark, marked, saved
+from lora_serve.adapters.checkpoint.digest import content_names
+from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import flush, scratch_folder
@@ -156,8 +157,9 @@ def _bring_in(store: AdapterStore, finds: Finds, named: frozenset[str], tmp: Pat
         folder = finds.sound(digest)
         if folder is not None and not is_readable(store, digest):
             with scratch_folder(tmp) as scratch:
-                shutil.copytree(folder, scratch / "blob")
-                store.put(digest, scratch / "blob")
+                for name in content_names(folder):
+                    copy_regular(folder / name, scratch / name)
+                store.put(digest, scratch)
 
 
 def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:

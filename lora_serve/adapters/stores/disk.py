@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
+from lora_serve.adapters.checkpoint.content_sizes import check_sizes
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.stores.base import Knows, Records
@@ -285,6 +286,7 @@ def content_bytes(folder: Path) -> int:
 def is_sound(folder: Path, digest: str) -> bool:
     """Whether the folder holds exactly what `digest` names."""
     try:
+        check_sizes(folder)
         return adapter_digest(folder) == digest
     except OSError:
         return False

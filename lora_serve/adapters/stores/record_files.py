@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lora_serve.adapters.regular_file import NotRegularError, read_regular
+from lora_serve.adapters.regular_file import NotRegularError, TooLargeFileError, read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush, scratch_folder
 
 MAX_BYTES = 2**26  # of one
@@ -37,7 +37,7 @@ def read_records(blob: Path, kind: re.Pattern[str] = RECORD) -> dict[str, str]:
 def _text(path: Path) -> str:
     try:
         return read_regular(path, MAX_BYTES).decode("utf-8", "replace")
-    except NotRegularError:  # nobody of us put it there
+    except (NotRegularError, TooLargeFileError):  # nobody of us put it there
         return ""
 
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.adapters.checkpoint.content_sizes import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.stores.base import AdapterStore, Knows, Records
 from lora_serve.adapters.stores.disk import DiskStore
@@ -204,6 +205,7 @@ def _nothing() -> None:
 def _digest_of(folder: Path) -> str | None:
     """None: a file is missing or cannot be read."""
     try:
+        check_sizes(folder)
         return adapter_digest(folder)
     except OSError:
         return None
