@@ -10,8 +10,8 @@ from pathlib import Path
 from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.follower import Follower
-from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.catalog.recognition import check_own, check_shared
+from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_catalog
+from lora_serve.adapters.catalog.recognition import check_own, check_shared, check_there
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
@@ -34,6 +34,8 @@ def open_weights(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
 
     `monitor`: opens for writing later what can only be read now. Raises ConfigError.
     """
+    if config.redis_url is None:
+        check_there(config.store / CATALOG_NAME, config.store / "blobs", f"--store {config.store}")
     with closing(open_catalog(config.store, config.redis_url, config.redis_prefix, monitor)) as catalog:
         if config.redis_url is None:
             disk = _disk_store(config, config.store)

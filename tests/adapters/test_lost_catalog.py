@@ -20,6 +20,7 @@ from lora_serve.adapters.catalog.rebuilding import rebuild_folder
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores import record_files, unnamed
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.cli import main
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
@@ -77,6 +78,28 @@ def test_start_without_its_catalog_is_refused_in_words_and_touches_nothing(
         with pytest.raises(ConfigError, match="lora-serve registry rebuild --store"), open_weights(filled):
             pass
         assert blobs_in(filled.store) == before
+
+
+def test_refused_start_makes_no_file(filled: AdapterConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    lose(filled.store)
+    for name in ("replica", "lock"):
+        (filled.store / name).unlink(missing_ok=True)
+    before = sorted(filled.store.rglob("*"))
+    with pytest.raises(ConfigError, match="begins empty and keeps the blobs aside"), open_weights(filled):
+        pass
+    with pytest.raises(ConfigError, match="there are 4 blobs"), open_place(registries.at(filled.store), False):
+        pass
+    assert sorted(filled.store.rglob("*")) == before
+    assert main(["registry", "show", "--store", str(filled.store)]) == 2
+    assert "there is no registry" in capsys.readouterr().err
+
+
+def test_lost_catalog_of_one_blob_is_told_in_the_singular(filled: AdapterConfig) -> None:
+    lose(filled.store)
+    for path in list((filled.store / "blobs").iterdir())[1:]:
+        shutil.rmtree(path)
+    with pytest.raises(ConfigError, match="there is 1 blob and no catalog of it"), open_weights(filled):
+        pass
 
 
 def test_start_on_an_older_copy_of_the_catalog_is_refused(filled: AdapterConfig) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_own, redis_journal
-from lora_serve.adapters.catalog.recognition import check_own
+from lora_serve.adapters.catalog.recognition import check_own, check_there
 from lora_serve.adapters.catalog.state import ADAPTER
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -85,6 +85,8 @@ def _open_folder(address: Address, replica: str, stack: ExitStack, is_source: bo
         raise ConfigError(
             f"there is no registry ({CATALOG_NAME}) in this folder; servers with --redis-url keep theirs in Redis."
         )
+    if not is_source:
+        check_there(folder / CATALOG_NAME, folder / "blobs", f"--store {folder}")
     lock = stack.enter_context(closing(lock_store(folder)))
     catalog = stack.enter_context(closing(open_own(folder, replica, lock)))
     tmp = folder / "tmp"

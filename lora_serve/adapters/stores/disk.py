@@ -47,7 +47,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.stats import EvictionReason, TierStats
 
-_HEX = re.compile(r"[0-9a-f]{64}\Z")
+BLOB_NAME = re.compile(r"[0-9a-f]{64}\Z")
 MAX_QUARANTINED = 8  # broken blobs that a cache keeps
 _log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class DiskStore:
     def digests(self) -> frozenset[str]:
         """See AdapterStore."""
         with _readable_errors():
-            return frozenset("sha256:" + blob.name for blob in listed(self._blobs) if _HEX.match(blob.name))
+            return frozenset("sha256:" + blob.name for blob in listed(self._blobs) if BLOB_NAME.match(blob.name))
 
     def release(self, digest: str) -> None:
         """See AdapterStore. There is no other copy."""
@@ -214,7 +214,7 @@ class DiskStore:
             if digest in named:
                 if not _is_well_formed(blob):
                     self._set_aside(blob)
-            elif not _HEX.match(blob.name):  # nothing of ours
+            elif not BLOB_NAME.match(blob.name):  # nothing of ours
                 continue
             elif _is_known(digest, blob, knows):
                 blob.rename(new_folder(self.tmp) / "blob")
@@ -229,7 +229,7 @@ class DiskStore:
 
     def _blob(self, digest: str) -> Path:
         name = digest.removeprefix("sha256:")
-        assert _HEX.match(name), digest
+        assert BLOB_NAME.match(name), digest
         return self._blobs / name
 
     def _write(self, blob: Path, folder: Path, records: Records) -> None:
@@ -267,7 +267,7 @@ class DiskStore:
 
     def _scan(self) -> list[tuple[str, int]]:
         """Every blob with its bytes, the longest unused first."""
-        blobs = [blob for blob in listed(self._blobs) if _HEX.match(blob.name)]
+        blobs = [blob for blob in listed(self._blobs) if BLOB_NAME.match(blob.name)]
         return [
             ("sha256:" + blob.name, sum(file.stat().st_size for file in blob.iterdir() if not is_record(file.name)))
             for blob in sorted(blobs, key=lambda blob: blob.stat().st_mtime_ns)
