@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from lora_serve.adapters.catalog.places import open_place
 from lora_serve.bookkeeping import open_books
 from lora_serve.cli import main
 from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.audit_journal import Act
@@ -104,13 +106,52 @@ def test_blob_that_is_deleted_while_the_backup_is_taken_makes_it_take_a_newer_mo
     assert registries.content(tmp_path / "again") == registries.content(store)
 
 
-def test_broken_blob_is_named_and_no_backup_is_complete(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "damage", [registries.corrupt, lambda store, digest: shutil.rmtree(registries.blob(store, digest))]
+)
+def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
+    store: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path, str], None]
+) -> None:
     with open_place(registries.at(store), is_source=False) as place:
         digest = place.catalog.entry("initech/z").default.digest
-    registries.corrupt(store, digest)
+    damage(store, digest)
+    for verb, arguments in (
+        ("backup", ["--to", "backup", "--store", "store"]),
+        ("restore", ["--from", "backup", "--store", "again"]),
+    ):
+        assert main(["registry", verb, *arguments, "--json"]) == 1
+        said = capsys.readouterr()
+        assert json.loads(said.out)["missing"] == [{"digest": digest, "named_by": ["initech/z@1"]}]
+        assert f"{digest}, named by initech/z@1" in said.err
+    listed = json.loads((store.parent / "backup" / "backup.json").read_text())
+    assert listed["missing"] == {digest: ["initech/z@1"]}
+    assert not (store.parent / "backup" / "backup.incomplete").exists()
+    with open_weights(config_of(store.parent / "again")) as weights:
+        assert set(weights.catalog.snapshot.entries) == {"acme/x", "y", "initech/z"}
+        assert weights.store.digests() == weights.catalog.snapshot.digests - {digest}
+        with pytest.raises(AdapterUnavailableError), weights.store.open(digest):
+            pass
+
+
+def test_registry_that_changes_without_a_rest_and_has_a_broken_blob_is_backed_up(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registries.corrupt(store, broken := _digest_of(store, "initech/z"))
+    copy, names = backups.BlobCopier.copy, iter(range(100))
+
+    def changing(copier: backups.BlobCopier, digest: str) -> None:
+        with open_place(registries.at(store), is_source=False) as place:
+            place.catalog.edit("y", lambda entry: replace(entry, metadata={"run": next(names)}))
+        copy(copier, digest)
+
+    monkeypatch.setattr(backups.BlobCopier, "copy", changing)
     assert main(["registry", "backup", "--to", "backup", "--store", "store"]) == 1
-    assert digest in capsys.readouterr().err
-    assert main(["registry", "restore", "--from", "backup", "--store", "again"]) == 2
+    assert list(json.loads((store.parent / "backup" / "backup.json").read_text())["missing"]) == [broken]
+
+
+def _digest_of(store: Path, name: str) -> str:
+    with open_place(registries.at(store), is_source=False) as place:
+        return place.catalog.entry(name).default.digest
 
 
 @pytest.mark.parametrize("step", ["copy_database", "_consistent", "_take_others", "catch_up", "write_list"])

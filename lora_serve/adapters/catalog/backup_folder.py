@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
@@ -29,12 +29,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class BackupList:
-    """`databases`: SHA-256 in hex by file name; `position`: of the catalog."""
+    """`databases`: SHA-256 in hex by file name; `position`: of the catalog. `missing`: digests of blobs that were
+    broken or gone where they were kept, with `id@version` of those that name them.
+    """
 
     taken: float  # Unix seconds
     position: Position
     databases: Mapping[str, str]
     digests: tuple[str, ...]
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def begin(folder: Path, flag: str) -> None:
@@ -76,11 +79,22 @@ def read_journal(path: Path) -> Page:
         return journal.load()
 
 
-def write_list(folder: Path, taken: float, page: Page, databases: list[str], digests: frozenset[str]) -> BackupList:
+def write_list(
+    folder: Path,
+    taken: float,
+    page: Page,
+    databases: list[str],
+    digests: frozenset[str],
+    missing: Mapping[str, tuple[str, ...]],
+) -> BackupList:
     """The backup is complete. Raises OSError."""
     folder = folder.resolve()  # it may be a link; what is in it may not
     listed = BackupList(
-        taken, page.position, {name: file_sha256(folder / name).hex() for name in databases}, tuple(sorted(digests))
+        taken,
+        page.position,
+        {name: file_sha256(folder / name).hex() for name in databases},
+        tuple(sorted(digests)),
+        missing,
     )
     fields = {
         "format": FORMAT,
@@ -89,6 +103,7 @@ def write_list(folder: Path, taken: float, page: Page, databases: list[str], dig
         "generation": page.position.generation,
         "databases": dict(listed.databases),
         "blobs": list(listed.digests),
+        "missing": {digest: list(labels) for digest, labels in missing.items()},
     }
     made = folder / f"{LIST_NAME}.new"
     made.touch(FILE_MODE)
@@ -112,6 +127,7 @@ def read_list(folder: Path, flag: str) -> BackupList:
             Position(str(fields["epoch"]), int(fields["generation"])),
             {str(name): str(digest) for name, digest in fields["databases"].items()},
             tuple(map(str, fields["blobs"])),
+            {str(digest): tuple(map(str, labels)) for digest, labels in fields.get("missing", {}).items()},
         )
         bad = [
             name for name, digest in listed.databases.items() if file_sha256(folder / _checked(name)).hex() != digest

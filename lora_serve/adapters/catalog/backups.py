@@ -1,7 +1,8 @@
 """Takes a backup beside running servers, and restores one into a store folder or a Redis that holds nothing.
 
 A backup is one moment of the catalog with all the blobs that it names, each verified. If one of them is deleted while
-it is taken, a newer moment is taken.
+it is taken, a newer moment is taken. Blobs that are broken where they are kept are left out and named: what a backup
+was made for is most of all what is left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
 from lora_serve.adapters.catalog.places import Address, open_redis_store
-from lora_serve.adapters.catalog.soundness import Unsound
+from lora_serve.adapters.catalog.soundness import Unsound, labels_of
 from lora_serve.adapters.catalog.state import BLOB, CatalogState
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
@@ -38,6 +39,7 @@ from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 _TRIES = 20  # changes of the registry that may come between
+Missing = Mapping[str, tuple[str, ...]]  # see BackupList
 MARK = "restore.incomplete"
 
 
@@ -52,7 +54,7 @@ class Others:
 
 
 class BackupError(Exception):
-    """A blob is broken where it is kept, so that no backup can be whole; the text names it."""
+    """A database cannot be copied, or a backup is not what was written; the text names the file."""
 
 
 @contextmanager
@@ -85,39 +87,49 @@ def back_up(source: Address, target: Address, others: Others, on_progress: OnPro
         with _source(source, folder) as (take, store):
             begin(folder, target.flag)
             kept = DiskStore(folder)
-            page = _consistent(take, store, kept, on_progress)
+            page, missing = _consistent(take, store, kept, on_progress)
             databases = [CATALOG_NAME, *_take_others(source, folder, others)]
             for digest in kept.digests() - _digests(page):
                 kept.delete(digest)
             _forget_records(kept)
             catch_up(kept, CatalogState.of(page))
             kept.tmp.rmdir()
-            return write_list(folder, taken, page, databases, kept.digests())
+            return write_list(folder, taken, page, databases, kept.digests(), missing)
     except sqlite3.Error as error:
         raise BackupError(f"a database cannot be copied: {error}") from None
     except OSError as error:
         raise AdapterUnavailableError(f"The backup cannot be written: {error.strerror or error}.") from None
 
 
-def _consistent(take: Callable[[], Page], store: AdapterStore, kept: DiskStore, on_progress: OnProgress) -> Page:
-    """A moment of the catalog of which every blob is there, and verified."""
+def _consistent(
+    take: Callable[[], Page], store: AdapterStore, kept: DiskStore, on_progress: OnProgress
+) -> tuple[Page, Missing]:
+    """A moment of the catalog of which every blob is there, and verified, but for those that are broken at the source.
+
+    A blob is that, and was not deleted meanwhile, if a later moment still names it.
+    """
+    before: set[str] = set()
     for _ in range(_TRIES):
         page = take()
         versions = [v for e in CatalogState.of(page).snapshot.entries.values() for v in e.versions]
         copier = BlobCopier(store, kept, kept.tmp, {v.digest: v.num_bytes for v in versions}, on_progress)
-        problem = ""
+        broken = set()
         for digest in sorted(_digests(page)):
             if not copier.is_there(digest, is_quick=False):
                 try:
                     copier.copy(digest)
-                except Unsound as error:
-                    problem = problem or str(error)
+                except Unsound:
+                    broken.add(digest)
             copier.pass_over(digest)
-        if not problem:
-            return page
-        if take().position == page.position:
-            raise BackupError(problem)
+        if broken <= before or take().position == page.position:
+            return page, _missing(page, broken)
+        before |= broken
     raise AdapterUnavailableError("The registry is changed too often to be copied; try again.")
+
+
+def _missing(page: Page, broken: set[str]) -> Missing:
+    snapshot = CatalogState.of(page).snapshot
+    return {digest: labels_of(snapshot, digest) for digest in sorted(broken)}
 
 
 def _take_others(source: Address, folder: Path, others: Others) -> list[str]:
@@ -155,7 +167,7 @@ def _restore_folder(
         (folder / MARK).touch(FILE_MODE)
         state = CatalogState.of(read_journal(_private_copy(source.folder / CATALOG_NAME, folder / "restored.sqlite3")))
         store = DiskStore(folder)
-        _copy_blobs(source, store, store.tmp, state, on_progress)
+        _copy_blobs(source, store, store.tmp, state, listed, on_progress)
         catch_up(store, state)
         for name in listed.databases:  # until the catalog is there no server starts here
             if name != CATALOG_NAME:
@@ -176,7 +188,7 @@ def _restore_redis(
             )
         page = read_journal(_private_copy(source.folder / CATALOG_NAME, tmp / CATALOG_NAME))
         state = CatalogState.of(page)
-        _copy_blobs(source, store, tmp, state, on_progress)
+        _copy_blobs(source, store, tmp, state, listed, on_progress)
         for name, journal_name in others.journals.items():
             if name in listed.databases:
                 records = read_journal(_private_copy(source.folder / name, tmp / name)).records
@@ -194,13 +206,20 @@ def _check_new(folder: Path, flag: str) -> None:
         raise ConfigError(f"{flag} {folder}: expected a folder that is new or empty.")
 
 
-def _copy_blobs(source: Address, store: AdapterStore, tmp: Path, state: CatalogState, on_progress: OnProgress) -> None:
-    """Raises Unsound, AdapterUnavailableError."""
+def _copy_blobs(
+    source: Address,
+    store: AdapterStore,
+    tmp: Path,
+    state: CatalogState,
+    listed: BackupList,
+    on_progress: OnProgress,
+) -> None:
+    """Those that the backup could not have stay named by the catalog. Raises Unsound, AdapterUnavailableError."""
     versions = [version for entry in state.snapshot.entries.values() for version in entry.versions]
     sizes = {version.digest: version.num_bytes for version in versions}
     copier = BlobCopier(DiskStore(source.folder), store, tmp, sizes, on_progress)
     for digest in sorted(sizes):
-        if not copier.is_there(digest, is_quick=False):
+        if digest not in listed.missing and not copier.is_there(digest, is_quick=False):
             copier.copy(digest)
         copier.pass_over(digest)
 

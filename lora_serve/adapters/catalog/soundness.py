@@ -96,14 +96,15 @@ def bad_blobs(place: Place, on_progress: Callable[[int, int], None]) -> Iterator
     for digest, num_bytes in sizes.items():
         if not (_DIGEST.match(digest) and is_readable(place.store, digest)):
             place.catalog.refresh()  # a server may have deleted it meanwhile
-            if labels := _labels(place.catalog.snapshot, digest):
+            if labels := labels_of(place.catalog.snapshot, digest):
                 has = _DIGEST.match(digest) and place.store.has(digest)
                 yield BadBlob(digest, "corrupt" if has else "missing", labels)
         done += num_bytes
         on_progress(done, total)
 
 
-def _labels(snapshot: Snapshot, digest: str) -> tuple[str, ...]:
+def labels_of(snapshot: Snapshot, digest: str) -> tuple[str, ...]:
+    """`id@version` of those that name it."""
     found = [entry.ref(version) for entry in snapshot.entries.values() for version in entry.versions
              if version.digest == digest]  # fmt: skip
     return tuple(f"{ref.name}@{ref.version}" for ref in found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lora_serve.adapters.catalog.backup_folder import BackupList
 from lora_serve.adapters.catalog.backups import BackupError, Others, back_up, restore
@@ -67,13 +67,21 @@ def _run(
         "generation": listed.position.generation,
         "databases": list(listed.databases),
         "blobs": len(listed.digests),
+        "missing": [{"digest": digest, "named_by": list(labels)} for digest, labels in listed.missing.items()],
     }
     what = f"{len(listed.digests)} blobs and {', '.join(listed.databases)}"
     done = "backed up in" if verb == "backup" else "restored in"
     output.show(document, f"{what}, as they were at {time_text(int(listed.taken))}, {done} {plain(target.text)}")
     if not output.as_json:
         output.note(_NO_SECRETS)
-    return True
+    output.note(*(_complaint(verb, digest, labels) for digest, labels in listed.missing.items()))
+    return not listed.missing
+
+
+def _complaint(verb: str, digest: str, labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - 8} more" if len(labels) > 8 else ""
+    reason = "cannot be read where it is kept" if verb == "backup" else "was not in the backup: register it again"
+    return f"missing: {digest}, named by {', '.join(labels[:8])}{more}: it {reason}"
 
 
 VERBS = (
