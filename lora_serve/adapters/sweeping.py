@@ -10,12 +10,14 @@ from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.knowledge import Knowledge
 from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import listed, private_or_later, remove_folder
 from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 
+_MAX_NAMED = 10  # digests in one line of the log
 _log = logging.getLogger(__name__)
 
 
@@ -32,10 +34,11 @@ def sweep_store(
     named = state.snapshot.digests if state.position.epoch else own.digests()
     if num_aside := _swept(store, named, knowledge, config):
         _log.warning(
-            "%d blobs that the catalog does not know are kept aside in %s; `lora-serve registry rebuild` brings back "
-            "what they were",
-            num_aside,
+            "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "
+            "back what they were",
             config.store,
+            num_aside,
+            _named_aside(own),
         )
     leftovers = catalog.holds.leftovers()
     records = _records_of(store, leftovers)
@@ -46,6 +49,12 @@ def sweep_store(
     with suppress(AdapterUnavailableError):  # what is away is caught up with once it is back
         catalog.mark()
         catch_up(own, catalog.ledger.state)
+
+
+def _named_aside(store: AdapterStore) -> str:
+    digests = sorted({digest for digest, _ in store.unnamed.all()}) if isinstance(store, DiskStore) else []
+    more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
+    return ", ".join(digests[:_MAX_NAMED]) + more
 
 
 def _swept(store: AdapterStore, named: frozenset[str], knowledge: Knowledge, config: AdapterConfig) -> int:

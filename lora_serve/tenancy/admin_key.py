@@ -48,9 +48,13 @@ def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | 
     path = store / FILE_NAME
     try:
         secret = _read(path) if path.exists() else _created(path, monitor)
+        is_kept = path.exists()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--admin-key: the key file {path} cannot be used: {words_of(error)}") from error
-    logger.info("the admin key is in %s", path)
+    if is_kept:
+        logger.info("the admin key is in %s", path)
+    else:
+        logger.warning("a new admin key is written into %s once there is room; --admin-key names one meanwhile", path)
     return AdminKey.of(secret)
 
 

@@ -144,6 +144,8 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
     assert {digest.removeprefix("sha256:") for digest, _ in aside} == before
     assert all(record_files.read_records(path) for _, path in aside)
     assert "registry rebuild" in caplog.text
+    (told,) = [line for line in caplog.messages if "kept aside in" in line][:1]
+    assert all(f"sha256:{name}" in told for name in before)
 
 
 def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpec) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.places import open_place
+from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
 from tests.commands.conftest import Ended
 from tests.redis_server import RedisServer, free_port
@@ -155,11 +156,15 @@ def test_show_says_what_there_is(registry: Registry, store: Path) -> None:
         "blobs": 4,
         "missing": [digest],
         "unnamed": [stray],
+        "aside": [],
         "unreadable": ["odd"],
     }
     text = registry("show", "--store", store).out
     assert f"1, {digest}" in text
     assert "embedded" in text
+    DiskStore(store).unnamed.take(blob(store, stray))
+    found = registry("show", "--store", store, "--json").document
+    assert (found["unnamed"], found["aside"]) == ([], [stray])
 
 
 def test_check_reads_every_blob_and_names_what_is_wrong(registry: Registry, store: Path) -> None:

@@ -133,6 +133,8 @@ def test_first_start_on_a_full_disk_serves_the_base_model_and_makes_what_is_miss
             assert ask(house, BASE).status == 200
             assert ask(house, "acme/a").status == 404
             assert get(house, "/ready").json["read_only"]
+            (told,) = [line for line in house.log if "admin key" in line]
+            assert "once there is room; --admin-key names one meanwhile" in told
             hindrance.close()
             settle(lambda: is_writable(house))
             settle(lambda: ask(house, "acme/a").status == 200)  # --lora-modules

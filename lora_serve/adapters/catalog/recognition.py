@@ -6,6 +6,7 @@ vanish without a word, and their ids free for others.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_records import record_of
@@ -20,7 +21,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 def check_there(catalog: Path, blobs: Path, flag: str) -> None:
     """Before any file is made: no catalog is begun anew beside blobs. Raises ConfigError."""
     there = any(path.is_file() and path.stat().st_size for path in (catalog, catalog.with_name(f"{catalog.name}-wal")))
-    if not there and not (catalog.exists() and not catalog.is_file()):
+    if not there and not (os.path.lexists(catalog) and not catalog.is_file()):
         _check_begun(sum(1 for path in listed(blobs) if BLOB_NAME.match(path.name)), flag)
 
 

@@ -10,7 +10,7 @@ from lora_serve.adapters.catalog.entry import CatalogEntry, check_metadata, chec
 from lora_serve.adapters.catalog.places import Place
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.disk import is_sound
+from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError
 
@@ -41,6 +41,7 @@ class Inventory:
     num_blobs: int
     missing: tuple[str, ...]  # digests that a version names and the store lacks
     unnamed: tuple[str, ...]  # digests that the store has and no version names: on their way in or out
+    aside: tuple[str, ...]  # digests of blobs that the catalog did not know at some start, kept for a rebuild
 
 
 def check_entry(entry: CatalogEntry, aliases: Mapping[str, str]) -> None:
@@ -72,7 +73,8 @@ def is_readable(store: AdapterStore, digest: str) -> bool:
 
 def take_stock(place: Place) -> Inventory:
     """Count, and compare names; no blob is read. Raises AdapterUnavailableError."""
-    snapshot, kept = place.catalog.snapshot, place.store.digests()
+    snapshot, store = place.catalog.snapshot, place.store
+    kept = store.digests()
     sizes = {v.digest: v.num_bytes for entry in snapshot.entries.values() for v in entry.versions}
     return Inventory(
         len(snapshot.entries),
@@ -80,8 +82,9 @@ def take_stock(place: Place) -> Inventory:
         len(snapshot.aliases),
         sum(sizes.values()),
         len(kept),
-        tuple(sorted(digest for digest in sizes if digest not in kept or not place.store.has(digest))),
+        tuple(sorted(digest for digest in sizes if digest not in kept or not store.has(digest))),
         tuple(sorted(kept - sizes.keys())),
+        tuple(sorted({digest for digest, _ in store.unnamed.all()})) if isinstance(store, DiskStore) else (),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from lora_serve.adapters.stores.files import FILE_MODE, UNWRITABLE, make_private
@@ -51,8 +53,16 @@ def _lock_file(store: Path) -> list[int]:
     """None if it is not there and cannot be made now. Raises OSError."""
     path, flags = store / "lock", os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return [os.open(path, os.O_RDWR | os.O_CREAT | flags, FILE_MODE)]
+        return [_checked(os.open(path, os.O_RDWR | os.O_CREAT | flags, FILE_MODE))]
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-    return [os.open(path, os.O_RDONLY | flags)] if path.exists() else []
+    return [_checked(os.open(path, os.O_RDONLY | flags))] if path.exists() else []
+
+
+def _checked(descriptor: int) -> int:
+    """Raises OSError for what is no file: a pipe or a device, also behind a link, and closes it."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "lock is not a file; move it away")
+    return descriptor

@@ -36,6 +36,7 @@ def _document(place: Place, stock: Inventory) -> dict[str, Any]:
         "blobs": stock.num_blobs,
         "missing": list(stock.missing),
         "unnamed": list(stock.unnamed),
+        "aside": list(stock.aside),
         "unreadable": list(place.unreadable),
     }
 
