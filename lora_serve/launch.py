@@ -54,6 +54,7 @@ from lora_serve.server.tls import ServerTls
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.lost_directory import warn_if_lost
 from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from lora_serve.traces import opened_traces
@@ -119,6 +120,8 @@ async def _serve(
     ):
         books = open_books(config, settings.accounting_slice(), monitor, weights.catalog.replica)
         async with books as opened, module.open_host(settings, weights) as host:
+            if auth_required(settings.auth, settings.host):
+                await warn_if_lost(directory, opened.audit, opened.meter)
             text = TextModel.load(settings.model, settings.allow_control_tokens)
             model = await _unless_stopped(load_patiently(host, restarts), stop)
             gc.freeze()
