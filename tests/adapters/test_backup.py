@@ -133,6 +133,23 @@ def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
             pass
 
 
+def test_blob_that_is_gone_from_a_shared_registry_is_left_out_and_named(redis_url: str, tmp_path: Path) -> None:
+    registries.fill(redis_url)
+    with open_place(registries.at(redis_url), is_source=True) as place:
+        before, digest = set(place.catalog.snapshot.entries), place.catalog.entry("initech/z").default.digest
+        place.store.delete(digest)
+    backup = str(tmp_path / "backup")
+    assert main(["registry", "backup", "--to", backup, "--redis-url", redis_url]) == 1
+    with closing(redis.Redis.from_url(redis_url)) as client:
+        client.flushdb()
+    assert main(["registry", "restore", "--from", backup, "--redis-url", redis_url]) == 1
+    with open_place(registries.at(redis_url), is_source=True) as place:
+        assert set(place.catalog.snapshot.entries) == before
+        assert not place.store.has(digest)
+    with open_weights(config_of(tmp_path / "replica", redis_url)) as weights:
+        assert set(weights.catalog.snapshot.entries) == before
+
+
 def test_registry_that_changes_without_a_rest_and_has_a_broken_blob_is_backed_up(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
