@@ -41,6 +41,7 @@ class HalfClosed:
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
         self._asked_at = self._since
+        self._num_looks_between = 0  # in a row, that found none of its requests being answered
         self._look_after = _FIRST_LOOK
         self._ask_after = 0.0
         self._timer = self._loop.call_later(_FIRST_LOOK, self._look)
@@ -56,7 +57,10 @@ class HalfClosed:
             self._transport.abort()
             return
         now, answering = self._loop.time(), self._answering()
-        if answering is not None and not self._goes_on(answering, now):
+        self._num_looks_between = 0 if answering is not None else self._num_looks_between + 1
+        # From one request to the next it takes no two looks: the rest of a broken one is awaited, and never comes.
+        is_over = self._num_looks_between > 1 if answering is None else not self._goes_on(answering, now)
+        if is_over:
             self._transport.close()
             return
         self._look_after = min(2 * self._look_after, _BETWEEN_LOOKS)
