@@ -13,11 +13,17 @@ import redis
 
 from lora_serve.adapters.catalog import rebuilding
 from lora_serve.adapters.catalog.blob_copier import BlobCopier
+from lora_serve.adapters.catalog.blob_records import BlobRecord
+from lora_serve.adapters.catalog.branches import merge_branches
+from lora_serve.adapters.catalog.edits import new_entry
 from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.journals.base import Page, Position
+from lora_serve.adapters.catalog.knowledge import Knowledge
 from lora_serve.adapters.catalog.places import open_place
 from lora_serve.adapters.catalog.rebuild_plan import Fate
 from lora_serve.adapters.catalog.rebuilding import Rebuilt, accept_folder, rebuild_folder, rebuild_redis
 from lora_serve.adapters.catalog.soundness import Unsound, bad_blobs
+from lora_serve.adapters.catalog.state import CatalogState, Mark, marked
 from lora_serve.adapters.checkpoint.digest import file_sha256
 from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.cli import main
@@ -26,6 +32,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.weights import open_weights
 from tests import registries
 from tests.adapters.test_lost_catalog import be_no_database, cut, empty, lose, zero_a_page
+from tests.catalog_versions import version
 
 CATALOG = "catalog.sqlite3"
 Ids = dict[str, CatalogEntry]
@@ -300,3 +307,23 @@ def test_command_says_what_was_and_what_is(
     assert main(["registry", "accept", "--store", "store"]) == 0
     assert "0 blobs" in capsys.readouterr().out
     assert main(["registry", "rebuild", "--store", "nowhere"]) == 2
+
+
+def test_registry_that_was_made_again_has_the_only_word_over_an_older_state_of_it() -> None:
+    """The copy that a replica has of the rebuilt one, and a Redis that was set back to before."""
+    older, newer = {"alias:a": "acme/old"}, {"alias:a": "acme/new"} | marked(Mark(((1, 99),), ("e",)))
+    contested = {key: (newer.get(key), {**older, **marked(Mark((), ("e",)))}.get(key)) for key in newer}
+    assert merge_branches({}, contested)["alias:a"] == "acme/new"
+    swapped = {key: (theirs, ours) for key, (ours, theirs) in contested.items()}
+    assert merge_branches({}, swapped)["alias:a"] == "acme/new"
+
+
+def test_record_of_a_later_epoch_of_the_same_registry_is_ahead_of_it() -> None:
+    early = CatalogState(mark=Mark((), ("one",))).after(Page(Position("one", 5), {}))
+    late = CatalogState(mark=Mark((), ("one", "two"))).after(Page(Position("two", 1), {}))
+    stranger = CatalogState(mark=Mark((), ("other",))).after(Page(Position("other", 9), {}))
+    entry = new_entry("a", "acme", version("a"), False, None)
+    record = BlobRecord(entry, {}, Position("two", 1), 0.0, late.epochs)
+    assert [Knowledge(state).is_ahead(record) for state in (early, late, stranger, CatalogState())] == [
+        True, False, False, False,
+    ]  # fmt: skip

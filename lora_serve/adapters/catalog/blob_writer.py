@@ -133,7 +133,7 @@ def catch_up(shelf: RecordShelf, state: CatalogState, is_anew: bool = False) -> 
     found = shelf.records(snapshot.digests)
     aliases = aliases_by_id(snapshot)
     for entry in snapshot.entries.values():
-        lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), snapshot))
+        lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), state))
         digests = _digests(entry) & found.keys() if is_anew else lagging
         work.write(state, entry, digests, aliases.get(entry.name, {}))
         num_written += len(digests)
@@ -159,16 +159,16 @@ def aliases_by_id(snapshot: Snapshot) -> dict[str, dict[str, str]]:
 
 
 def _lagging(
-    found: Mapping[str, Mapping[str, str]], entry: CatalogEntry, aliases: Mapping[str, str], snapshot: Snapshot
+    found: Mapping[str, Mapping[str, str]], entry: CatalogEntry, aliases: Mapping[str, str], state: CatalogState
 ) -> Iterator[str]:
     """The digests beside which the id has no record, or one that is not what it must be."""
-    key, epoch = key_of(entry.name), snapshot.position.epoch
+    key, epoch = key_of(entry.name), state.position.epoch
     routed = {version.digest for version in entry.routed}
     for digest in {version.digest for version in entry.versions} & found.keys():
         record = record_of(found[digest].get(key, ""))
-        if record is None or record.position.epoch != epoch:
+        if record is None or record.position.epoch != epoch or record.epochs != state.epochs:
             yield digest
-        elif digest in routed and record.position.generation <= snapshot.position.generation:
+        elif digest in routed and record.position.generation <= state.position.generation:
             yield from [] if record.is_current(entry, aliases, epoch) else [digest]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from lora_serve.adapters.catalog.blob_notes import note_of
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, MARK, mark_of
 
 Records = dict[str, str]
 _Contested = Mapping[str, tuple[str | None, str | None]]
@@ -20,11 +20,15 @@ def merge_branches(records: Records, contested: _Contested) -> Records:
     """`records`, with what may have changed on both branches: (ours, theirs).
 
     An adapter has the versions of both, and its route is that of the branch that lives, as is all else. An alias gives
-    way to an adapter of its name. What is named now is not being deleted.
+    way to an adapter of its name. What is named now is not being deleted. A registry that was made again since then,
+    from all that was left of it, has ours as its only word.
     """
     merged = dict(records)
+    is_made_again = _is_made_again(*contested.get(MARK, (None, None)))
     for name, (ours, theirs) in contested.items():
-        if name.startswith(ADAPTER):
+        if is_made_again:
+            text = ours
+        elif name.startswith(ADAPTER):
             text = _joined(ours, theirs)
         else:
             text = theirs if name.startswith(BLOB) else theirs or ours
@@ -38,6 +42,13 @@ def merge_branches(records: Records, contested: _Contested) -> Records:
         for version in entry.versions:
             _keep(merged, BLOB + version.digest)
     return merged
+
+
+def _is_made_again(ours: str | None, theirs: str | None) -> bool:
+    """Whether our mark tells of a rebuild that theirs does not know."""
+    our, their = mark_of(ours), mark_of(theirs)
+    known = their.gaps if their else ()
+    return our is not None and len(our.gaps) > len(known) and our.gaps[: len(known)] == known
 
 
 def _joined(ours: str | None, theirs: str | None) -> str | None:

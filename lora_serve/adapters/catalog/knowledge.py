@@ -48,6 +48,6 @@ class Knowledge:
     def is_ahead(self, record: BlobRecord) -> bool:
         """Whether a record was written later in the life of this very registry, which was set back since."""
         own, position = self.state.position, record.position
-        if position.epoch == own.epoch:
+        if not own.epoch or position.epoch == own.epoch:
             return bool(own.epoch) and position.generation > own.generation
         return own.epoch in record.epochs and position.epoch not in self.state.epochs

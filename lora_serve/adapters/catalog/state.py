@@ -74,7 +74,8 @@ class CatalogState:
     def epochs(self) -> tuple[str, ...]:
         """Those that the registry has gone through, the present one last."""
         earlier = self.mark.epochs if self.mark else ()
-        return (*(epoch for epoch in earlier if epoch != self.position.epoch), self.position.epoch)
+        last = self.position.epoch
+        return (*(epoch for epoch in earlier if epoch not in ("", last)), *([last] if last else []))
 
     def with_mark(self, changes: Changes) -> Changes:
         """The changes, and the mark if it does not say yet what it must."""
