@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.errors import DamagedFileError
 
 MAX_HEADS = 20_000  # commits whose names are kept: whoever was away for longer is believed to be behind
+_GONE = "gone:"  # begins what stands for the key of a record that is gone; no key begins so
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +34,7 @@ class Mirror(SqliteJournal):
             changed = _differing(before, page.records) if is_in_line else before.keys() | page.records.keys()
             self._db.execute("DELETE FROM records")
             self._write(page.position, page.records)
-            self._note(page.position.generation, changed)
+            self._note_changed(page, changed)
             self._db.execute("DELETE FROM changes WHERE generation > ?", (page.position.generation,))
             self._db.execute("DELETE FROM heads")
             self._take(page)
@@ -42,7 +44,7 @@ class Mirror(SqliteJournal):
         """Follow the shared journal to this page, whose records changed there."""
         with self._db.transaction():
             self._write(page.position, page.records)
-            self._note(page.position.generation, page.records)
+            self._note_changed(page, page.records)
             self._take(page)
         if None in page.records.values():
             self._truncate()
@@ -51,13 +53,27 @@ class Mirror(SqliteJournal):
         """Names of the commits that led here, with their generations. Raises AdapterUnavailableError."""
         return dict(self._db.select("SELECT head, abs(generation) FROM heads"))
 
-    def changed_since(self, position: Position) -> frozenset[str] | None:
-        """Keys of records that changed after `position`, which led here; None: that is not known any more."""
+    def changed_since(self, position: Position, there: Iterable[str]) -> frozenset[str] | None:
+        """Keys of records that changed after `position`, which led here; None: that is not known any more.
+
+        Those of records that are gone here are named only if they are among the keys `there`.
+        """
         generation = self._db.select("SELECT generation FROM position")[0][0]
         if generation - position.generation > MAX_CHANGES or position.generation < self._floor:
             return None
         rows = self._db.select("SELECT DISTINCT key FROM changes WHERE generation > ?", (position.generation,))
-        return frozenset(row[0] for row in rows)
+        noted = {row[0] for row in rows}
+        return frozenset(key for key in noted if not key.startswith(_GONE)) | {
+            key for key in there if _trace_of(key) in noted
+        }
+
+    def _note_changed(self, page: Page, keys: Iterable[str]) -> None:
+        """Of a record that is gone no name stays, as it may be a deleted tenant's: only what recognises it."""
+        listed = list(keys)
+        gone = [key for key in listed if page.records.get(key) is None]
+        self._db.executemany("DELETE FROM changes WHERE key = ?", [(key,) for key in gone])
+        here = [key for key in listed if page.records.get(key) is not None]
+        self._note(page.position.generation, [*here, *map(_trace_of, gone)])
 
     def _take(self, page: Page) -> None:
         heads = {**page.heads, **({page.position.head: page.position.generation} if page.position.head else {})}
@@ -79,6 +95,10 @@ def open_mirror(path: Path, title: str = "adapter catalog", monitor: StoreMonito
             raise error from None
         _log.error("%s; it was set aside, and a new one is made of what Redis has", error)
         return Mirror(path, title, monitor)
+
+
+def _trace_of(key: str) -> str:
+    return _GONE + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _differing(before: Mapping[str, str], after: Mapping[str, str | None]) -> Iterable[str]:

@@ -119,7 +119,7 @@ class MirroredJournal:
     def _with_ours(self, page: Page, known: Page, heads: Mapping[str, int]) -> Records:
         """What both branches together say."""
         fork = _fork_of(page, heads)
-        ours = None if fork is None else self._mirror.changed_since(fork)
+        ours = None if fork is None else self._mirror.changed_since(fork, page.records)
         since = None if fork is None else self._shared.since(fork)
         theirs = None if since is None or since.position != page.position else frozenset(since.records)
         if fork is None and not known.position.head and page.position.generation < known.position.generation:
