@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -101,7 +100,7 @@ def test_blob_that_is_deleted_while_the_backup_is_taken_makes_it_take_a_newer_mo
     monkeypatch.setattr(backups.BlobCopier, "copy", deleting)
     assert main(["registry", "backup", "--to", "backup", "--store", "store"]) == 0
     monkeypatch.undo()
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert main(["registry", "restore", "--from", "backup", "--store", "again"]) == 0
     assert registries.content(tmp_path / "again") == registries.content(store)
 

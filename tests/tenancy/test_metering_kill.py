@@ -14,12 +14,13 @@ from lora_serve.tenancy.usage_journal import UsageJournal
 
 FOREVER = 2**40
 BATCH = 7
+ROOT = Path(__file__).parents[2]  # where the package `tests` is found
 
 
 def killed(store: Path, *more: str, after: int) -> int:
     """How many requests the process had said were flushed when it was killed."""
     command = [sys.executable, "-m", "tests.tenancy.metering_process", str(store), *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         said = [int(next(process.stdout)) for _ in range(after)]
         process.kill()
