@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.checkpoints import SHAPES, make_adapters, make_checkpoints
 from benchmarks.report import machine
 from benchmarks.storm import Site, register
-from lora_serve.server_process import ServerProcess, free_port, is_port_free
+from lora_serve.commands.server_process import ServerProcess, free_port, is_port_free
 
 ADMIN_KEY = "admin-key-of-the-bench"
 TIERS = ("device", "host", "disk", "own files", "redis")

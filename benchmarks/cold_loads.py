@@ -23,7 +23,7 @@ from benchmarks.checkpoints import SHAPES, make_adapters, make_checkpoints
 from benchmarks.cold_split import PHASES, load_split
 from benchmarks.report import machine, percentiles
 from benchmarks.storm import Site, Storm, gaps_of_window, register, warm_up
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 
 NUM_WARM = 4
 NUM_SLOTS = 8

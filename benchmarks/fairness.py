@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks.report import machine
 from benchmarks.tenant_load import Answered, Stream, Work, closed_loop, open_loop
-from lora_serve.demo import DATA, adapter_folders
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.demo import DATA, adapter_folders
+from lora_serve.commands.server_process import ServerProcess
 
 BASE = "demo-base"
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
-from lora_serve.demo import BASE, DATA, adapter_folders
-from lora_serve.server_process import HOST, ServerProcess
+from lora_serve.commands.demo import BASE, DATA, adapter_folders
+from lora_serve.commands.server_process import HOST, ServerProcess
 
 Body = dict[str, Any]
 Make = Callable[[str, str], tuple[str, Body]]  # text, adapter -> path, body

@@ -26,7 +26,7 @@ from benchmarks.http_load import run_http
 from benchmarks.report import machine, percentiles
 from benchmarks.storm import Site, register
 from benchmarks.workload import Load, Measured, make_jobs
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 
 ADMIN_KEY = "admin-key-of-the-bench"
 BASE = "bench-base"

@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.report import machine
 from lora_serve.adapters.checkpoint.zeros import dummy_adapter
+from lora_serve.commands.demo import DATA
 from lora_serve.core.batch import Batch, Row, RowAdapter, SampleInput, SlotRef
 from lora_serve.core.memory import memory_load
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.demo import DATA
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.device_memory import peak_bytes
 

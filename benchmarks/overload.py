@@ -31,8 +31,8 @@ import aiohttp
 
 from benchmarks.overload_plot import draw
 from benchmarks.report import machine
-from lora_serve.demo import BASE, DATA, adapter_folders
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.demo import BASE, DATA, adapter_folders
+from lora_serve.commands.server_process import ServerProcess
 
 ROWS = 16
 OBEY_EVERY = 5

@@ -29,11 +29,11 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights import read_weights
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.commands.demo import DATA
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
-from lora_serve.demo import DATA
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.simulate.costs import LearnedSteps
 from lora_serve.engine_host.adapter_source import AdapterSource

@@ -23,7 +23,7 @@ from benchmarks.checkpoints import SHAPES, VOCAB_SIZE, make_checkpoints
 from benchmarks.http_load import run_http
 from benchmarks.report import machine
 from benchmarks.workload import Load, make_jobs
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 
 BASE = "bench-base"
 KV_BYTES = 256 * 10**6

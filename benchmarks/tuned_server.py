@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.checkpoints import VOCAB_SIZE, make_adapters, make_checkpoints
 from benchmarks.http_load import run_http
 from benchmarks.workload import Job, Load, make_jobs
-from lora_serve.server_process import HOST, ServerProcess
+from lora_serve.commands.server_process import HOST, ServerProcess
 
 ADMIN_KEY = "admin-key-of-the-bench"
 BASE = "bench-base"

@@ -14,10 +14,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-NEEDS_A_NAME = re.compile(
-    r"(Of|What|Whatever|Who|Whoever|Whose|It|Its|They|Their|Them|He|She|His|Her|Both|Either|Either's|Neither"
-    r"|(True|False) (if|when) (it|they)|Whether (it|they|this|that|these|those)|(This|That|These|Those) (is|are|was|were|may|must|can|has|have))\b"
+_PRONOUN = r"It|Its|They|Their|Them|He|She|His|Her|Both|Either|Either's|Neither"
+_QUESTION = (
+    r"Of|What|Whatever|Who|Whoever|Whose|Whether (it|they|this|that|these|those)|(True|False) (if|when) (it|they)"
 )
+_POINTING = r"(This|That|These|Those) (is|are|was|were|may|must|can|has|have)"
+NEEDS_A_NAME = re.compile(rf"({_PRONOUN}|{_QUESTION}|{_POINTING})\b")
 
 
 def documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -38,10 +38,10 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
             raise calls.error
         return 0
 
-    module = types.ModuleType("lora_serve.launch")
+    module = types.ModuleType("lora_serve.app.launch")
     module.serve = serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lora_serve.launch", module)
-    monkeypatch.setattr("lora_serve.launch", module, raising=False)
+    monkeypatch.setitem(sys.modules, "lora_serve.app.launch", module)
+    monkeypatch.setattr("lora_serve.app.launch", module, raising=False)
     return calls
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.canary.questions import BASE, World, make_world
 from tests.canary.races import Field, make_field
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.reliability.races import figures_of
 from benchmarks.reliability.site import ADMIN, Site, usage_of
 from benchmarks.reliability.storms import hang_up
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.canary.races import Outcome, race
 
 SAMPLE_SECONDS = 5.0

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.reliability.site import Site, get, usage_of
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.canary.asking import Canaries, Verdict
 from tests.canary.questions import BASE, World
 

@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.adapters.trial import Trial
 from lora_serve.client.base import EngineClient
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.settings import Settings
-from lora_serve.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class EngineHost(Protocol):
 class HostModule(Protocol):
     """What each file of this package that is a value of --engine holds."""
 
-    def open_host(self, settings: Settings, weights: Weights) -> AbstractAsyncContextManager[EngineHost]:
+    def open_host(self, settings: Settings, weights: AdapterStorage) -> AbstractAsyncContextManager[EngineHost]:
         """As long as the block lasts. A process begins to load at once."""
 
     def stand_aside(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
@@ -22,7 +23,6 @@ from lora_serve.engine.standing_orders import StandingOrders
 from lora_serve.engine_host.base import EngineHost, HostedModel
 from lora_serve.engine_host.errands import Errands
 from lora_serve.engine_host.trial import EngineTrial
-from lora_serve.weights import Weights
 
 COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def stand_aside() -> None:
 
 @asynccontextmanager
 async def open_host(
-    settings: Settings, weights: Weights, command: Sequence[str] = COMMAND
+    settings: Settings, weights: AdapterStorage, command: Sequence[str] = COMMAND
 ) -> AsyncIterator[EngineHost]:
     """See `HostModule`. `command`: what to start, with the number of a socket as its last argument."""
     configure, blobs = configure_of(settings), StoredBlobs(weights.store, weights.disk)

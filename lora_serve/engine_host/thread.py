@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
@@ -15,13 +16,12 @@ from lora_serve.engine_host.local import LocalEngine, build_parts
 from lora_serve.engine_host.trial import EngineTrial
 from lora_serve.logs import timed
 from lora_serve.model.threads import stand_aside
-from lora_serve.weights import Weights
 
 __all__ = ["ThreadHost", "open_host", "stand_aside"]
 
 
 @asynccontextmanager
-async def open_host(settings: Settings, weights: Weights) -> AsyncIterator[EngineHost]:
+async def open_host(settings: Settings, weights: AdapterStorage) -> AsyncIterator[EngineHost]:
     """See `HostModule`."""
     host = ThreadHost(settings, StoredBlobs(weights.store, weights.disk))
     try:

@@ -5,16 +5,20 @@ The first is that nobody logs one. This one sees every line, of any library, wit
 
 from __future__ import annotations
 
+import os
 import re
 import site
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from structlog.typing import EventDict
+
+if TYPE_CHECKING:
+    from lora_serve.core.settings import Settings
 
 HIDDEN = "***"
 _PATTERNS = (
@@ -23,6 +27,7 @@ _PATTERNS = (
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@'\"]*:[^\s/'\"]*@"), rf"\1{HIDDEN}@"),  # a password in a URL
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), f"hf_{HIDDEN}"),  # a hub token
 )
+_SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _MIN_SECRET = 6  # characters: a shorter one would be found inside ordinary words
 
 
@@ -87,3 +92,17 @@ def passwords_in(*urls: str | None) -> list[str]:
         if password:
             found |= {password, unquote(password)}
     return sorted(found)
+
+
+def redaction_for(settings: Settings) -> Redaction:
+    """Shows names in place of the folders that were given, and nothing in place of keys and passwords."""
+    secrets = [settings.admin_key or "", *passwords_in(settings.redis_url, settings.otlp_traces_endpoint)]
+    secrets += [os.environ.get(name, "") for name in _SECRET_VARIABLES]
+    places = {"store": settings.store, "cwd": Path.cwd()}
+    if Path(settings.model).exists():
+        places["model"] = Path(settings.model)
+    if settings.ssl_certfile is not None:
+        places["tls"] = settings.ssl_certfile.parent
+    for number, root in enumerate(settings.adapter_root):
+        places["adapter-root" if number == 0 else f"adapter-root-{number + 1}"] = root
+    return Redaction(secrets, places)

@@ -16,16 +16,16 @@ import redis
 
 from lora_serve.adapters.catalog import backups
 from lora_serve.adapters.catalog.places import open_place
-from lora_serve.bookkeeping import open_books
+from lora_serve.adapters.storage import open_storage
 from lora_serve.cli import main
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Role
+from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.audit_journal import Act
 from lora_serve.tenancy.opening import open_directory
 from lora_serve.tenancy.usage import UsageFigures, UsageKey
-from lora_serve.weights import open_weights
 from tests import registries
 
 
@@ -34,7 +34,7 @@ def config_of(store: Path, url: str | None = None) -> AdapterConfig:
 
 
 async def account(config: AdapterConfig) -> None:
-    async with open_books(config, AccountingConfig()) as books:
+    async with open_accounting(config, AccountingConfig()) as books:
         books.meter.record(UsageKey("acme", "a", "1", "sha256:a"), UsageFigures(requests=7))
         await books.meter.flush()
         await books.audit.append(Act("admin", "admin", "admin", "POST /admin/tenants", "acme", "acme", "", 201, "r"))
@@ -42,7 +42,7 @@ async def account(config: AdapterConfig) -> None:
 
 async def accounted(config: AdapterConfig) -> tuple[int, int]:
     """Requests and lines of the audit log."""
-    async with open_books(config, AccountingConfig()) as books:
+    async with open_accounting(config, AccountingConfig()) as books:
         rows, _ = await books.meter.rows(0, 2**40)
         page = await books.audit.page(9, None, lambda line: True)
         return sum(figures.requests for *_, figures in rows), len(page.lines)
@@ -62,7 +62,7 @@ def test_backup_beside_a_running_server_and_restore_bring_everything_back(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = registries.content(store)
-    with open_weights(config_of(store)) as weights, open_directory(config_of(store)) as directory:
+    with open_storage(config_of(store)) as weights, open_directory(config_of(store)) as directory:
         directory.create_tenant("acme")
         _, secret = directory.create_key("acme", Role.INFERENCE)
         assert main(["registry", "backup", "--to", "backup", "--store", "store", "--json"]) == 0
@@ -78,7 +78,7 @@ def test_backup_beside_a_running_server_and_restore_bring_everything_back(
     assert main(["registry", "restore", "--from", "backup", "--store", "again"]) == 0
     again = tmp_path / "again"
     assert registries.content(again) == before
-    with open_weights(config_of(again)), open_directory(config_of(again)) as directory:
+    with open_storage(config_of(again)), open_directory(config_of(again)) as directory:
         assert [tenant.name for tenant in directory.snapshot.tenants.values()] == ["acme"]
     assert asyncio.run(accounted(config_of(again))) == (7, 1)
 
@@ -125,7 +125,7 @@ def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
     listed = json.loads((store.parent / "backup" / "backup.json").read_text())
     assert listed["missing"] == {digest: ["initech/z@1"]}
     assert not (store.parent / "backup" / "backup.incomplete").exists()
-    with open_weights(config_of(store.parent / "again")) as weights:
+    with open_storage(config_of(store.parent / "again")) as weights:
         assert set(weights.catalog.snapshot.entries) == {"acme/x", "y", "initech/z"}
         assert weights.store.digests() == weights.catalog.snapshot.digests - {digest}
         with pytest.raises(AdapterUnavailableError), weights.store.open(digest):
@@ -145,7 +145,7 @@ def test_blob_that_is_gone_from_a_shared_registry_is_left_out_and_named(redis_ur
     with open_place(registries.at(redis_url), is_source=True) as place:
         assert set(place.catalog.snapshot.entries) == before
         assert not place.store.has(digest)
-    with open_weights(config_of(tmp_path / "replica", redis_url)) as weights:
+    with open_storage(config_of(tmp_path / "replica", redis_url)) as weights:
         assert set(weights.catalog.snapshot.entries) == before
 
 
@@ -232,7 +232,7 @@ def test_restore_into_a_store_that_holds_something_or_is_in_use_is_refused(store
     before = registries.content(store)
     assert main(["registry", "restore", "--from", "backup", "--store", "store"]) == 2
     assert registries.content(store) == before
-    with open_weights(config_of(tmp_path / "busy")):
+    with open_storage(config_of(tmp_path / "busy")):
         assert main(["registry", "restore", "--from", "backup", "--store", "busy"]) == 2
 
 

@@ -18,13 +18,13 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.places import open_place
 from lora_serve.adapters.catalog.rebuilding import rebuild_folder
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores import record_files, unnamed
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.weights import open_weights
 from tests import registries
 from tests.fake_trial import FakeTrial
 
@@ -75,7 +75,7 @@ def test_start_without_its_catalog_is_refused_in_words_and_touches_nothing(
     before = blobs_in(filled.store)
     damage(filled.store)
     for _ in range(2):
-        with pytest.raises(ConfigError, match="lora-serve registry rebuild --store"), open_weights(filled):
+        with pytest.raises(ConfigError, match="lora-serve registry rebuild --store"), open_storage(filled):
             pass
         assert blobs_in(filled.store) == before
 
@@ -85,7 +85,7 @@ def test_refused_start_makes_no_file(filled: AdapterConfig, capsys: pytest.Captu
     for name in ("replica", "lock"):
         (filled.store / name).unlink(missing_ok=True)
     before = sorted(filled.store.rglob("*"))
-    with pytest.raises(ConfigError, match="begins empty and keeps the blobs aside"), open_weights(filled):
+    with pytest.raises(ConfigError, match="begins empty and keeps the blobs aside"), open_storage(filled):
         pass
     with pytest.raises(ConfigError, match="there are 4 blobs"), open_place(registries.at(filled.store), False):
         pass
@@ -98,7 +98,7 @@ def test_lost_catalog_of_one_blob_is_told_in_the_singular(filled: AdapterConfig)
     lose(filled.store)
     for path in list((filled.store / "blobs").iterdir())[1:]:
         shutil.rmtree(path)
-    with pytest.raises(ConfigError, match="there is 1 blob and no catalog of it"), open_weights(filled):
+    with pytest.raises(ConfigError, match="there is 1 blob and no catalog of it"), open_storage(filled):
         pass
 
 
@@ -107,14 +107,14 @@ def test_start_on_an_older_copy_of_the_catalog_is_refused(filled: AdapterConfig)
     with open_place(registries.at(filled.store), is_source=False) as place:
         place.catalog.set_pinned("y", True)  # no blob came or went
     os.replace(filled.store / "older", filled.store / CATALOG)
-    with pytest.raises(ConfigError, match=r"older than 1 of the 4 blobs.*registry accept"), open_weights(filled):
+    with pytest.raises(ConfigError, match=r"older than 1 of the 4 blobs.*registry accept"), open_storage(filled):
         pass
 
 
 def test_record_that_is_too_large_counts_like_one_that_makes_no_sense(filled: AdapterConfig) -> None:
     for path in filled.store.glob("blobs/*/named-*.json"):
         os.truncate(path, record_files.MAX_BYTES + 1)
-    with open_weights(filled) as weights:
+    with open_storage(filled) as weights:
         assert len(weights.catalog.snapshot.entries) == 3
     lose(filled.store)
     rebuilt = rebuild_folder(filled.store, [], True, lambda done, total: None)
@@ -122,9 +122,9 @@ def test_record_that_is_too_large_counts_like_one_that_makes_no_sense(filled: Ad
 
 
 def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig, tmp_path: Path) -> None:
-    with open_weights(filled) as weights:
+    with open_storage(filled) as weights:
         assert len(weights.catalog.snapshot.entries) == 3
-    with open_weights(AdapterConfig(tmp_path / "new", (), None, 4, 64, None, 1, None, 1)) as weights:
+    with open_storage(AdapterConfig(tmp_path / "new", (), None, 4, 64, None, 1, None, 1)) as weights:
         assert not weights.catalog.snapshot.entries
 
 
@@ -182,7 +182,7 @@ def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: A
 def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, spec: ModelSpec) -> None:
     with closing(sqlite3.connect(filled.store / CATALOG)) as database, database:
         database.execute("UPDATE records SET text = '{' WHERE key = 'adapter:initech/z'")
-    with open_weights(filled) as weights:
+    with open_storage(filled) as weights:
         Registry(filled, spec, weights.catalog, weights.store, FakeTrial()).sweep()
         (aside,) = weights.disk.unnamed.all()
     assert list(record_files.read_records(aside[1])) == [key_of("initech/z")]
@@ -295,6 +295,6 @@ def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goe
 def test_start_writes_the_records_of_a_store_that_has_none(filled: AdapterConfig, spec: ModelSpec) -> None:
     for path in filled.store.glob("blobs/*/named-*"):
         path.unlink()
-    with open_weights(filled) as weights:
+    with open_storage(filled) as weights:
         Registry(filled, spec, weights.catalog, weights.store, FakeTrial()).sweep()
         assert_newest_records_say_what_the_catalog_does(weights.catalog, filled.store)

@@ -25,11 +25,11 @@ from lora_serve.adapters.catalog.rebuilding import Rebuilt, accept_folder, rebui
 from lora_serve.adapters.catalog.soundness import Unsound, bad_blobs
 from lora_serve.adapters.catalog.state import CatalogState, Mark, marked
 from lora_serve.adapters.checkpoint.digest import file_sha256
+from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.cli import main
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.weights import open_weights
 from tests import registries
 from tests.adapters.test_lost_catalog import be_no_database, cut, empty, lose, zero_a_page
 from tests.catalog_versions import version
@@ -55,7 +55,7 @@ def rebuild_in(url: str, *also: Path) -> Rebuilt:
 def starts(store: Path) -> bool:
     config = AdapterConfig(store, (), None, 4, 64, None, 10**8, None, 10**7)
     try:
-        with open_weights(config):
+        with open_storage(config):
             return True
     except ConfigError:
         return False
@@ -261,7 +261,7 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
     registries.fill(redis_url)
     before = registries.content(redis_url)
     config = AdapterConfig(tmp_path / "replica", (), redis_url, 4, 64, None, 10**8, None, 10**7)
-    with open_weights(config) as weights:
+    with open_storage(config) as weights:
         for digest in weights.catalog.snapshot.digests:
             with weights.store.open(digest):
                 pass
@@ -269,11 +269,11 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
         path.unlink()
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
-    with pytest.raises(ConfigError, match="registry rebuild"), open_weights(config):
+    with pytest.raises(ConfigError, match="registry rebuild"), open_storage(config):
         pass
     assert rebuild_in(redis_url, tmp_path / "replica").is_whole
     assert registries.content(redis_url) == before
-    with open_weights(config) as weights:
+    with open_storage(config) as weights:
         assert weights.catalog.snapshot.entries == before[0]
 
 

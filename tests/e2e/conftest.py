@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.oracle import save_adapter, save_tiny_model
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 

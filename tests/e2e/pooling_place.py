@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, KEY
 from tests.e2e.plain_http import call
 from tests.pooling_models import load_adapter_alone, load_base, pooled, save_pooling_adapter, save_pooling_model

@@ -14,7 +14,7 @@ import torch
 from openai import BadRequestError, OpenAI
 from transformers import AutoTokenizer
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.oracle import load_plain, logprobs_alone, peft_may_warn

@@ -9,7 +9,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
 from tests.e2e.pooling_place import LABELS, NAMES, TEXTS, TOLERANCE, Place, serving
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.server_process import HOST, ServerProcess
+from lora_serve.commands.server_process import HOST, ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, eventually

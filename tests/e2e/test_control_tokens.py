@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import Site
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN
 from tests.e2e.plain_http import call
 from tests.e2e.pooling_place import MAX_LENGTH, NAMES, TEXTS, TOLERANCE, Place, serving

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive

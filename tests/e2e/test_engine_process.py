@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, children_of, engine_of, eventually, is_alive, loads_torch, until_replaced

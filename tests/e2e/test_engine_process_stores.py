@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import Reply, call
 from tests.e2e.processes import PATIENCE, engine_of, eventually, loads_torch, until_replaced

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from lora_serve.commands.server_process import HOST, ServerProcess
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import load_settings
-from lora_serve.server_process import HOST, ServerProcess
 from tests.certificates import make_certificate
 from tests.e2e.conftest import Site
 

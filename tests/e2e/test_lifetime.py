@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
 from tests.e2e.plain_http import call

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.server_process import HOST, ServerProcess
+from lora_serve.commands.server_process import HOST, ServerProcess
 from tests.e2e.conftest import Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive

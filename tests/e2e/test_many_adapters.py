@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import torch
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import greedy, save_sibling
 from tests.oracle import load_plain

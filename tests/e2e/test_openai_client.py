@@ -14,7 +14,7 @@ import pytest
 import torch
 from openai import AsyncOpenAI, OpenAI
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, NAMES, Site
 from tests.oracle import load_peft, logprobs_with_peft
 

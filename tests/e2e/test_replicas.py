@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
 from tests.redis_server import RedisServer

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
 from tests.redis_server import RedisServer

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.canary.house import ADMIN
 
 CAME_AGAIN = (503,)  # the engine was lost meanwhile: neither done nor not

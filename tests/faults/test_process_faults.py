@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.canary.asking import Canaries, Verdict
 from tests.canary.house import KEY
 from tests.canary.questions import BASE, World

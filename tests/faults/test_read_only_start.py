@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve import warm_up
 from lora_serve.adapters.stores import monitor
+from lora_serve.app import warm_up
 from tests.canary.asking import Canaries
 from tests.canary.house import ADMIN, House, running, settings_of
 from tests.canary.questions import BASE, World

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters.sources.table import build_sources
+from lora_serve.app.launch import _bound_socket
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
-from lora_serve.launch import _bound_socket
-from lora_serve.log_places import log_redaction
+from lora_serve.logs.redaction import redaction_for
 from lora_serve.server.tls import ServerTls
 
 LONG = "x" * 10_000
@@ -68,7 +68,7 @@ def refusal(name: str, flags: dict[str, Any]) -> str | None:
         settings = resolve_settings(flags)
         for part in ("model", "engine", "adapter", "server", "accounting"):
             getattr(settings, f"{part}_slice")()
-        log_redaction(settings)
+        redaction_for(settings)
         if name in OF_SOURCES:
             build_sources(settings.adapter_slice())
         if (tls := settings.tls_slice()) is not None:

@@ -23,7 +23,7 @@ import pytest
 import redis
 import requests
 
-from lora_serve.server_process import ServerProcess
+from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import Site
 from tests.redis_server import RedisServer
 

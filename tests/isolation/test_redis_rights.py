@@ -17,10 +17,10 @@ from lora_serve.adapters.archive import WEIGHTS_NAME
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.redis import RedisStore
-from lora_serve.bookkeeping import open_books
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.tenant import Caller, Quota, Role
+from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit_journal import Act
 from lora_serve.tenancy.opening import open_directory
 from lora_serve.tenancy.usage import UsageFigures, UsageKey
@@ -104,7 +104,10 @@ async def use_tenants(config: AdapterConfig, other: AdapterConfig) -> None:
         directory.delete_tenant("acme")
         directory.ledger.forget()
     caller = Caller("acme", quota=Quota(requests_per_minute=9, tokens_per_minute=9))
-    async with open_books(config, AccountingConfig()) as books, open_books(other, AccountingConfig()) as others:
+    async with (
+        open_accounting(config, AccountingConfig()) as books,
+        open_accounting(other, AccountingConfig()) as others,
+    ):
         books.quotas.settle(await books.quotas.reserve(caller, 4), 2)
         await books.quotas.settled()
         books.meter.record(UsageKey("acme", "a", "1", "sha256:a"), UsageFigures(requests=1))

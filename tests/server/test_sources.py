@@ -17,10 +17,10 @@ from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.table import SourceTable
+from lora_serve.app.warm_up import register_modules
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import NotReadyError
 from lora_serve.server.staging import NUM_TRANSFERS, Staging
-from lora_serve.warm_up import register_modules
 from tests.fake_hub import COMMIT, FakeHub
 from tests.http_thread import serving
 from tests.server.test_upload import NAMES, nothing_left, tar_of

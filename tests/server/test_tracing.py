@@ -18,11 +18,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from lora_serve.app.otel import OtelTraces, exporter_for
+from lora_serve.app.tracing import opened_traces
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import ConfigError, NumericalError
-from lora_serve.otel import OtelTraces, exporter_for
 from lora_serve.server.services import Services
-from lora_serve.traces import opened_traces
 from tests.http_thread import serving
 from tests.server.conftest import leave_in_the_middle
 
@@ -201,7 +201,7 @@ def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.Mon
             raise ImportError(name)
         return found(name, *arguments, **more)
 
-    monkeypatch.delitem(sys.modules, "lora_serve.otel")
+    monkeypatch.delitem(sys.modules, "lora_serve.app.otel")
     monkeypatch.setattr(builtins, "__import__", without_opentelemetry)
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint: .*lora-serve\[otel\]"), opened_traces("http://x"):
         pass

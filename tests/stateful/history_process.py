@@ -18,11 +18,11 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, ConfigError, ConflictError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.weights import open_weights
 from tests.adapters.registering_process import Trial, spec_from
 
 STATUSES = {AdapterNotFoundError: 404, ConflictError: 409, InvalidRequestError: 400}
@@ -110,7 +110,7 @@ def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None
     config = AdapterConfig(Path(order["store"]), (), order["url"] or None, 4, 64, None, 10**8, None, 10**7)
     print(f"alive {os.getpid()}", flush=True)
     try:
-        with open_weights(config) as weights:
+        with open_storage(config) as weights:
             registry = Registry(config, spec, weights.catalog, weights.store, Trial())
             registry.sweep()
             print(f"ready {len(list(weights.disk.unnamed.all()))}", flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from lora_serve import launch
+from lora_serve.app import launch
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host import thread
 from lora_serve.model.build import ModelParts

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.bookkeeping import open_books
 from lora_serve.core.config import AccountingConfig, AdapterConfig
+from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.audit_journal import Act
 from lora_serve.tenancy.lost_directory import warn_if_lost
 from lora_serve.tenancy.opening import open_directory
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> AdapterConfig:
 
 async def start(config: AdapterConfig, acts: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> None:
     """`acts` and `tenants`: what it is asked to do, and by whom it is used, after that."""
-    async with open_books(config, AccountingConfig()) as books:
+    async with open_accounting(config, AccountingConfig()) as books:
         with open_directory(config) as directory:
             await warn_if_lost(directory, books.audit, books.meter)
         for act in acts:

@@ -10,7 +10,7 @@ from lora_serve.commands.bench.flags import PROGRAM, bench_parser
 from lora_serve.commands.failure import ExitCode
 from lora_serve.commands.flags import DEFAULT_URL
 from lora_serve.commands.output import Output
-from lora_serve.server_process import ServerFailedError
+from lora_serve.commands.server_process import ServerFailedError
 
 
 def run(arguments: list[str]) -> int:

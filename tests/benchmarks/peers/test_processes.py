@@ -12,7 +12,7 @@ from benchmarks.peers.processes import Child, cpu_seconds, environment_of, group
 from benchmarks.peers.seam import PeerError
 from benchmarks.peers.worker import WorkerEngine, start_worker
 from benchmarks.workload import Job, Load
-from lora_serve.server_process import free_port
+from lora_serve.commands.server_process import free_port
 
 PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0); print('up'); input()"
 SERVER = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"

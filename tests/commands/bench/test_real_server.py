@@ -21,11 +21,11 @@ from lora_serve.commands.bench.load import run_load
 from lora_serve.commands.bench.plan import Plan, PlannedRequest
 from lora_serve.commands.bench.spawn import BASE, SpawnConfig, Spawned, spawned
 from lora_serve.commands.bench.target import AdapterField, Target
-from lora_serve.demo import DATA, adapter_folders
+from lora_serve.commands.demo import DATA, adapter_folders
+from lora_serve.commands.server_process import ServerProcess
 from lora_serve.random_weights import model as random_model
 from lora_serve.random_weights.adapters import make_adapters
 from lora_serve.random_weights.model import make_model
-from lora_serve.server_process import ServerProcess
 
 PROMPT = (11, 222, 3333, 44, 5)
 

@@ -114,7 +114,7 @@ def test_paths_of_the_server_are_named_instead_of_shown(tmp_path: Path) -> None:
     assert str(tmp_path / "store") + "/" not in text
     assert text.endswith("<home>/y")
     record = failed(record_of("x"), ValueError("no"))
-    assert str(Path(__file__).parents[1] / "lora_serve") not in as_json(record, redaction)["exception"]
+    assert str(Path(__file__).parents[2] / "lora_serve") not in as_json(record, redaction)["exception"]
 
 
 def test_text_from_outside_begins_no_line_of_its_own_and_paints_no_terminal() -> None:

@@ -22,9 +22,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lora_serve.server_process import ServerFailedError, ServerProcess, free_port, is_port_free
+from lora_serve.commands.server_process import ServerFailedError, ServerProcess, free_port, is_port_free
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.flags import FlagParser
 
-DATA = Path(__file__).with_name("demo_data")
+DATA = Path(__file__).parents[1] / "demo_data"
 BASE = "demo-base"  # the bundled model's name on the wire
 MAX_TOKENS = 64
 READY_SECONDS = 120.0
@@ -62,8 +64,19 @@ class DemoFailedError(Exception):
     """The demo cannot go on; the message says why."""
 
 
-def main(port: int = 8000, once: bool = False) -> int:
-    """Serve, ask, show; stay up until Ctrl-C unless `once`. 0 if every tenant's answer is right."""
+def run(arguments: list[str]) -> int:
+    """Serve, ask, show; stay up until Ctrl-C unless `--once`. 0 if every tenant's answer is right."""
+    parser = FlagParser("lora-serve demo", "Serve the bundled model and its tenants' adapters.", {})
+    parser.add_argument("--port", default="8000", metavar="N", help="TCP port (default: 8000)")
+    parser.add_argument("--once", action="store_true", help="exit after the answers")
+    values = parser.values(arguments)
+    port = str(values["port"])
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--port: expected a number from 0 to 65535 (got {port!r})")
+    return _main(int(port), bool(values["once"]))
+
+
+def _main(port: int, once: bool) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDE)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lora_serve import demo
-from lora_serve.demo import Answer, DemoFailedError, Question
-from lora_serve.server_process import free_port
+from lora_serve.commands import demo
+from lora_serve.commands.demo import Answer, DemoFailedError, Question
+from lora_serve.commands.server_process import free_port
 
 
 def answer(text: str, expected: str | None = "SELECT 1") -> Answer:

@@ -20,7 +20,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class AdapterStorage:
     """The catalog and its store; `disk` is the store's part on this machine, perhaps all of it."""
 
     catalog: Catalog
@@ -29,7 +29,7 @@ class Weights:
 
 
 @contextmanager
-def open_weights(config: AdapterConfig, monitor: StoreMonitor | None = None) -> Iterator[Weights]:
+def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> Iterator[AdapterStorage]:
     """With a shared registry, the catalog follows what other replicas do as long as the block lasts.
 
     `monitor`: opens for writing later what can only be read now. Raises ConfigError.
@@ -40,7 +40,7 @@ def open_weights(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
         if config.redis_url is None:
             disk = _disk_store(config, config.store)
             check_own(catalog.ledger.state, disk, f"--store {config.store}")
-            yield Weights(catalog, disk, disk)
+            yield AdapterStorage(catalog, disk, disk)
             return
         from lora_serve.adapters.stores.redis import RedisStore
 
@@ -51,7 +51,7 @@ def open_weights(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
         check_shared(catalog.ledger.state, store, cache, f"--redis-url URL --also {config.store}")
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
-            yield Weights(catalog, store, cache)
+            yield AdapterStorage(catalog, store, cache)
 
 
 def _disk_store(config: AdapterConfig, folder: Path, is_cache: bool = False) -> DiskStore:

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Accounting:
     """What the web counts with and notes in."""
 
     quotas: Quotas
@@ -33,12 +33,12 @@ class Books:
 
 
 @asynccontextmanager
-async def open_books(
+async def open_accounting(
     config: AdapterConfig,
     accounting: AccountingConfig,
     monitor: StoreMonitor | None = None,
     replica: str | None = None,
-) -> AsyncIterator[Books]:
+) -> AsyncIterator[Accounting]:
     """For as long as the block lasts; the caller holds the store. What is left is written at its end.
 
     `monitor`: opens for writing later what can only be read now. `replica`: this server's name; None: as the store has
@@ -71,9 +71,9 @@ async def open_books(
 
 def _opened(
     config: AdapterConfig, accounting: AccountingConfig, replica: str, usage: UsageJournal, audit: AuditJournal
-) -> Books:
+) -> Accounting:
     if config.redis_url is None:
-        return Books(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
+        return Accounting(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
     from lora_serve.tenancy.audit_exchange import AuditExchange
     from lora_serve.tenancy.redis_counters import RedisCounters
     from lora_serve.tenancy.usage_exchange import UsageExchange
@@ -82,4 +82,4 @@ def _opened(
     counters: RateCounters = RedisCounters(url, prefix)
     limiter = RateLimiter(SharedCounters(counters, accounting.counts_alone))
     meter = Meter(usage, UsageExchange(url, prefix, replica, accounting.keep_days), accounting)
-    return Books(Quotas(limiter), meter, AuditLog(audit, AuditExchange(url, prefix, replica)))
+    return Accounting(Quotas(limiter), meter, AuditLog(audit, AuditExchange(url, prefix, replica)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lora_serve import warm_up
 from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.app import warm_up
 from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin

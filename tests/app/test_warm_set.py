@@ -14,12 +14,12 @@ import pytest
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.app.warm_set import FILE_NAME, WarmSet, WarmSetKeeper, read_warm_set, write_warm_set
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.commands import Prefetch
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.stats import AdapterCounters, EngineStats, SlotInfo
-from lora_serve.warm_set import FILE_NAME, WarmSet, WarmSetKeeper, read_warm_set, write_warm_set
 
 BYTES = 10
 
@@ -150,7 +150,7 @@ async def test_slow_adapters_hold_up_the_start_for_a_bounded_time(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a")))
-    monkeypatch.setattr("lora_serve.warm_set.DEVICE_SECONDS", 0.01)
+    monkeypatch.setattr("lora_serve.app.warm_set.DEVICE_SECONDS", 0.01)
     never = asyncio.Event()
 
     async def stuck(command: object) -> None:
@@ -185,7 +185,7 @@ async def test_what_has_not_changed_is_not_written_again(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[WarmSet] = []
-    monkeypatch.setattr("lora_serve.warm_set.write_warm_set", lambda path, warm_set: written.append(warm_set))
+    monkeypatch.setattr("lora_serve.app.warm_set.write_warm_set", lambda path, warm_set: written.append(warm_set))
     kept = keeper(engine, catalog, tmp_path)
     for name in "aab":
         await engine.adapters(Prefetch(catalog.entry(name).ref()))
@@ -196,7 +196,7 @@ async def test_what_has_not_changed_is_not_written_again(
 async def test_it_is_noted_while_the_server_runs(
     tmp_path: Path, engine: MockEngineClient, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lora_serve.warm_set.NOTE_SECONDS", 0.001)
+    monkeypatch.setattr("lora_serve.app.warm_set.NOTE_SECONDS", 0.001)
     written: list[WarmSet] = []
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -205,7 +205,7 @@ async def test_it_is_noted_while_the_server_runs(
         written.append(warm_set)
         loop.call_soon_threadsafe(changed.set)
 
-    monkeypatch.setattr("lora_serve.warm_set.write_warm_set", write)
+    monkeypatch.setattr("lora_serve.app.warm_set.write_warm_set", write)
     async with keeper(engine, catalog, tmp_path).keeping():
         for name in "ab":
             await engine.adapters(Prefetch(catalog.entry(name).ref()))
@@ -225,7 +225,7 @@ async def test_noted_adapter_that_is_deleted_is_forgotten_at_once(
         really_write(path, warm_set)
         loop.call_soon_threadsafe(written.set)
 
-    monkeypatch.setattr("lora_serve.warm_set.write_warm_set", write)
+    monkeypatch.setattr("lora_serve.app.warm_set.write_warm_set", write)
     write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a"), digests("b")))
     async with keeper(engine, catalog, tmp_path).keeping():
         async with asyncio.timeout(60):
@@ -253,7 +253,7 @@ async def test_run_that_ends_before_it_was_warm_does_not_forget_what_was_hot(
 
 
 async def test_warm_up_off_neither_warms_nor_notes(tmp_path: Path, engine: MockEngineClient, catalog: Catalog) -> None:
-    from lora_serve import warm_up
+    from lora_serve.app import warm_up
     from lora_serve.core.settings import Settings
 
     write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("a")))

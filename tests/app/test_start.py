@@ -20,7 +20,7 @@ START = """
 import json, sys
 from lora_serve.model.lean_imports import import_transformers
 import_transformers({quantization!r}, {model!r})
-import lora_serve.launch
+import lora_serve.app.launch
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
 imported = sorted(sys.modules)

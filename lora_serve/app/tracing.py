@@ -16,7 +16,7 @@ def opened_traces(endpoint: str | None) -> Iterator[RequestTraces | None]:
         yield None
         return
     try:
-        from lora_serve.otel import OtelTraces, exporter_for
+        from lora_serve.app.otel import OtelTraces, exporter_for
     except ImportError:
         raise ConfigError(
             "--otlp-traces-endpoint: needs OpenTelemetry, which is not installed: pip install 'lora-serve[otel]'"

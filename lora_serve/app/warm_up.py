@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Evict, Pin
@@ -28,7 +29,6 @@ from lora_serve.server.openai.rehearsal import rehearse
 from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of
-from lora_serve.warm_set import WarmSetKeeper
 
 LOOK_SECONDS = 1.0  # between two looks whether the store can be written
 MODULE_SECONDS = 60.0  # at most between two tries to register what there is not enough room for

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.storage import open_storage
 from lora_serve.core.settings import Settings
-from lora_serve.weights import open_weights
 
 
 def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cleans_up(
@@ -22,7 +22,7 @@ def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cl
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     digest = adapter_digest(folder)
     settings = Settings(model="unused", store=tmp_path / "store", redis_url=redis_url)
-    with open_weights(settings.adapter_slice()) as weights:
+    with open_storage(settings.adapter_slice()) as weights:
         weights.store.put(digest, folder)
         weights.disk.delete(digest)
         with weights.store.open(digest) as found:

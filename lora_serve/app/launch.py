@@ -24,17 +24,19 @@ from typing import Any
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
+from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.bookkeeping import Books, open_books
+from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within
+from lora_serve.app.tracing import opened_traces
+from lora_serve.app.warm_up import Preparation
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.base import EngineHost, HostedModel, host_module
 from lora_serve.engine_host.restarts import Restarts
 from lora_serve.engine_host.supervisor import Supervisor, load_patiently
-from lora_serve.last_resort import ENDING_SECONDS, EXIT_SECONDS, end_within
-from lora_serve.log_places import log_redaction
 from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler, flush_log
+from lora_serve.logs.redaction import redaction_for
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.app import build_app
@@ -51,15 +53,13 @@ from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.server.tls import ServerTls
+from lora_serve.tenancy.accounting import Accounting, open_accounting
 from lora_serve.tenancy.admin_key import load_admin_key
 from lora_serve.tenancy.authenticator import Authenticator, auth_required
 from lora_serve.tenancy.key_table import KeyTable
 from lora_serve.tenancy.lost_directory import warn_if_lost
 from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
-from lora_serve.traces import opened_traces
-from lora_serve.warm_up import Preparation
-from lora_serve.weights import Weights, open_weights
 
 GAVE_UP = 3  # exit code: the engine was lost for good
 CUT = 4  # exit code: told to stop, and requests still ran when --shutdown-timeout was over
@@ -73,7 +73,7 @@ def serve(settings: Settings) -> int:
     """
     _keep_to_oneself()
     log = LogHandler(divert_streams())
-    configure_logging(settings.log_format, redaction=log_redaction(settings), handler=log)
+    configure_logging(settings.log_format, redaction=redaction_for(settings), handler=log)
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
     with (
         _bound_socket(settings.host, settings.port) as listener,
@@ -115,10 +115,10 @@ async def _serve(
     config, code = settings.adapter_slice(), 0
     with (
         closing(StoreMonitor(settings.store)) as monitor,
-        open_weights(config, monitor) as weights,
+        open_storage(config, monitor) as weights,
         open_directory(config, monitor) as directory,
     ):
-        books = open_books(config, settings.accounting_slice(), monitor, weights.catalog.replica)
+        books = open_accounting(config, settings.accounting_slice(), monitor, weights.catalog.replica)
         async with books as opened, module.open_host(settings, weights) as host:
             if auth_required(settings.auth, settings.host):
                 await warn_if_lost(directory, opened.audit, opened.meter)
@@ -157,10 +157,10 @@ def _build_services(
     settings: Settings,
     model: HostedModel,
     text: TextModel,
-    weights: Weights,
+    weights: AdapterStorage,
     sources: SourceTable,
     keys: KeyTable,
-    books: Books,
+    books: Accounting,
     traces: RequestTraces | None,
     stand_aside: Callable[[], None],
     monitor: StoreMonitor,
