@@ -63,15 +63,16 @@ from lora_serve.text.tokenizer import TextModel
 
 GAVE_UP = 3  # exit code: the engine was lost for good
 CUT = 4  # exit code: told to stop, and requests still ran when --shutdown-timeout was over
-FAILED_SECONDS = 5.0  # that /health says so before the process ends
+FAILED_SECONDS = 5.0  # during which /health answers 503 before the process ends
 _log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> int:
-    """Run the server until SIGTERM or SIGINT; the exit code, 0 or CUT. Raises ConfigError and ModelError, then it never
-    listened.
+    """Runs the server until SIGTERM or SIGINT; returns the exit code, 0 or CUT.
+
+    Raises ConfigError and ModelError; the server has not listened then.
     """
-    _keep_to_oneself()
+    _restrict_process()
     log = LogHandler(divert_streams())
     configure_logging(settings.log_format, redaction=redaction_for(settings), handler=log)
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
@@ -85,8 +86,8 @@ def serve(settings: Settings) -> int:
     return code
 
 
-def _keep_to_oneself() -> None:
-    """What is written, by a library too, is for this user only; a crash leaves no memory, with its keys, on disk."""
+def _restrict_process() -> None:
+    """Files are readable by this user only, and a crash leaves no core dump, which would hold keys, on disk."""
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
@@ -99,7 +100,7 @@ async def _serve(
     drained: Callable[[int], None] | None = None,
     log: LogFigures | None = None,
 ) -> int:
-    """`drained`: called with the exit code once nobody is waited for any more; all the rest is closing."""
+    """Runs from open stores to closed ones. `drained` is called with the exit code once no request is waited for."""
     drained = drained or (lambda code: None)
     # The GIL is given up ten times sooner than by default: beside loads without a rest, 99 of 100 small steps of 200
     # operators then took up to 118 ms instead of 524 (the median 70 either way; 2 busy cores).
@@ -142,7 +143,7 @@ async def _serve(
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, HostedModel], stop: asyncio.Event) -> HostedModel | None:
-    """None: the server was told to stop meanwhile."""
+    """Returns the work's result; None if the server was told to stop before that."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,10 +166,10 @@ def _build_services(
     stand_aside: Callable[[], None],
     monitor: StoreMonitor,
 ) -> Services:
-    """Every part, joined to the next."""
+    """Builds the parts of the web server from what is open."""
     config = settings.adapter_slice()
     admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
-    monitor.start()  # what could not be opened is known now
+    monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary())
     quota_of = keys.directory.quota_of
     registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens, quota_of)
@@ -211,13 +212,14 @@ async def _run(
     tls: ServerTls | None,
     drained: Callable[[int], None],
 ) -> int:
-    """Until the server is told to stop; the exit code. If the engine is lost for good the process ends here, with
-    GAVE_UP.
+    """Serves until the server is told to stop; returns the exit code.
+
+    An engine that cannot be started again ends the process here, with GAVE_UP.
     """
     preparation = Preparation(services, settings)
 
     def ready() -> None:
-        # What is here now stays: without this, a full collection stops every thread for 0.2 s now and then.
+        # Objects of the start stay for good; unless frozen, a full collection over them stops every thread for 0.2 s.
         gc.collect()
         gc.freeze()
         return_freed_memory()
@@ -256,7 +258,7 @@ async def _drain(lifecycle: Lifecycle, timeout: float) -> int:
 
 
 async def _give_up(lifecycle: Lifecycle, reason: str, stopped: asyncio.Future[Any]) -> None:
-    """Whoever watches the server sees a /health of 503, then an exit code. A thread that hangs is not waited for."""
+    """Answers /health with 503 for FAILED_SECONDS, then ends the process without waiting for hanging threads."""
     _log.critical("the engine is lost for good: %s", reason)
     lifecycle.fail("The engine is lost; the server has to be started again.")
     await asyncio.wait({stopped}, timeout=FAILED_SECONDS)
@@ -266,7 +268,7 @@ async def _give_up(lifecycle: Lifecycle, reason: str, stopped: asyncio.Future[An
 
 @asynccontextmanager
 async def _listening(services: Services, listener: socket.socket, tls: ServerTls | None) -> AsyncIterator[None]:
-    """HTTP, for as long as the block lasts."""
+    """Serves HTTP for as long as the block lasts."""
     app = build_app(services)
     runner = HttpRunner(app, shutdown_timeout=5.0)
     await runner.setup()
@@ -279,13 +281,13 @@ async def _listening(services: Services, listener: socket.socket, tls: ServerTls
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """The port is taken before the model is loaded; nobody is let in before the site starts to listen."""
+    """Binds the port, before the model is loaded; connections are accepted once the site starts to listen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, UnicodeError) as error:  # the latter: no name of a machine has such a form
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--host {host} --port {port}: cannot listen there: {reason}") from error
     return listener

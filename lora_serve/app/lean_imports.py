@@ -11,9 +11,9 @@ _ENTRANCES = ("transformers", "transformers.models.auto.tokenization_auto", "tra
 
 
 def import_tokenizers() -> None:
-    """Once per process, before anything else imports transformers or torch, which seems to be absent from then on."""
+    """Imports the tokenizers as if torch were not installed; call it once, before anything imports transformers."""
     assert "torch" not in sys.modules, "it is too late"
     sys.modules["torch"] = None  # type: ignore[assignment]
-    os.environ.setdefault(_ADVICE, "1")  # that models cannot be used without torch is known
+    os.environ.setdefault(_ADVICE, "1")  # no warning that models need torch
     for name in _ENTRANCES:
         importlib.import_module(name)

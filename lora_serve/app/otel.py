@@ -32,7 +32,7 @@ _OPERATIONS = {
 
 
 def exporter_for(endpoint: str) -> SpanExporter:
-    """`endpoint`: as in --otlp-traces-endpoint; a URL without a path gets OTLP's own, /v1/traces."""
+    """An exporter to the URL of --otlp-traces-endpoint; one without a path gets OTLP's own, /v1/traces."""
     parts = urlsplit(endpoint)
     url = endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
     return OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECONDS)
@@ -113,9 +113,9 @@ class OtelSpan:
 
 
 def _parts(outcome: Outcome, started: int, ended: int) -> Iterator[tuple[str, int, int]]:
-    """(name, start, end) of what the engine did, one after another and up to the end; before that, body and tokenizer.
+    """(name, start, end) of the engine's stages, laid end to end and ending with the request.
 
-    With several sequences each part is the slowest one's, so that together they may be more than there is.
+    With several sequences each stage is the slowest sequence's, so that their sum may exceed the whole.
     """
     if outcome.timings is None:
         return

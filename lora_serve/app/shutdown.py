@@ -1,4 +1,4 @@
-"""The process ends in time, whatever hangs while it ends: a disk that is gone keeps a thread for ever."""
+"""Ends the process in time even if a thread hangs, for instance on a disk that is gone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import threading
 from lora_serve.logs.handler import flush_log
 
 ENDING_SECONDS = 60.0  # from the end of the drain until everything is closed
-EXIT_SECONDS = 5.0  # from then on: threads that nobody could end are left behind
+EXIT_SECONDS = 5.0  # from there on; threads that still hang are left behind
 _log = logging.getLogger(__name__)
 
 
 def end_within(seconds: float, code: int) -> None:
-    """Exit with `code` after so many seconds, if the process is still there."""
+    """Exits with `code` if the process still runs after `seconds`."""
     timer = threading.Timer(seconds, _end, (code,))
     timer.daemon = True
     timer.name = "last resort"

@@ -1,4 +1,4 @@
-"""Opens what collects traces, if the settings name a collector."""
+"""Opens the OpenTelemetry exporter, if the settings name a collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_serve.server.request_traces import RequestTraces
 
 @contextmanager
 def opened_traces(endpoint: str | None) -> Iterator[RequestTraces | None]:
-    """None without an endpoint. Raises ConfigError if the extra is missing."""
+    """The traces for as long as the block lasts; None without an endpoint. Raises ConfigError without the extra."""
     if endpoint is None:
         yield None
         return

@@ -24,8 +24,8 @@ from lora_serve.core.stats import EngineStats
 
 FILE_NAME = "hot.json"
 NOTE_SECONDS = 60.0  # between two looks at what is hot
-LOOK_SECONDS = 5.0  # for an engine to say what it holds: one that hangs must not hold up the end
-DEVICE_SECONDS = 30.0  # that /ready waits for the adapters of the device at most
+LOOK_SECONDS = 5.0  # for an engine to answer; one that hangs must not hold up the shutdown
+DEVICE_SECONDS = 30.0  # at most that /ready waits for the device's adapters
 _MAX_FILE_BYTES = 16 * 2**20
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class WarmSet:
 
     @classmethod
     def of(cls, stats: EngineStats, known: frozenset[str]) -> WarmSet:
-        """What an engine holds now, of what the catalog knows."""
+        """The adapters that the engine holds now and the catalog still knows."""
 
         def num_uses(digest: str) -> int:
             counters = stats.adapters.get(digest)
@@ -53,7 +53,7 @@ class WarmSet:
 
 
 def read_warm_set(path: Path) -> WarmSet:
-    """What the last run noted; empty if there is no file, or, with a line in the log, if it is broken."""
+    """Reads the file of the last run; empty if there is none, or, with a line in the log, if it cannot be parsed."""
     try:
         with open_regular(path.parent.resolve() / path.name) as file:
             return _parsed(json.loads(file.read(_MAX_FILE_BYTES)))
@@ -65,7 +65,7 @@ def read_warm_set(path: Path) -> WarmSet:
 
 
 def write_warm_set(path: Path, warm_set: WarmSet) -> None:
-    """The whole file or the old one, whatever happens meanwhile. Raises OSError."""
+    """Replaces the file atomically. Raises OSError."""
     tiers = (("device", warm_set.device), ("host", warm_set.host))
     adapters = [{"digest": digest, "tier": tier} for tier, digests in tiers for digest in digests]
     temporary = path.with_name(f"{path.name}.new")
@@ -77,7 +77,7 @@ def write_warm_set(path: Path, warm_set: WarmSet) -> None:
 
 
 class WarmSetKeeper:
-    """Warms what the last run noted, and notes what is hot in this one."""
+    """Loads the adapters that were hot in the last run, and writes down those that are hot in this one."""
 
     def __init__(self, client: EngineClient, catalog: Catalog, config: AdapterConfig) -> None:
         self._path = config.store / FILE_NAME
@@ -85,10 +85,10 @@ class WarmSetKeeper:
         self._catalog = catalog
         self._config = config
         self._noted = read_warm_set(self._path)
-        self._is_warm = False  # before that, what is hot is not what was hot
+        self._is_warm = False  # until then the set is still the last run's
 
     async def warm_device(self) -> None:
-        """The device's adapters, beside the pinned ones; whatever is not here after 30 s goes on coming."""
+        """Loads the device's adapters beside the pinned ones; loads that take more than 30 s go on after the return."""
         refs = self._for_device()
         try:
             async with asyncio.timeout(DEVICE_SECONDS):
@@ -98,8 +98,8 @@ class WarmSetKeeper:
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """While the block runs, warm host memory, then note what is hot: every minute, when a noted adapter is
-        gone, and at its end.
+        """Loads host memory's adapters, then writes the file every minute, when one of its adapters is deleted, and at
+        the end.
         """
         is_over = asyncio.Event()
         task = asyncio.get_running_loop().create_task(self._keep(is_over), name="warm set")
@@ -152,13 +152,13 @@ class WarmSetKeeper:
         return _fitting(refs, self._config.max_loras - len(pinned), left)
 
     def _for_host(self) -> list[AdapterRef]:
-        """What fits beside the device's adapters, which have come through host memory."""
+        """Those that fit into host memory beside the device's adapters, which were loaded through it."""
         first = self._for_device()
         refs = first + self._known(self._noted.host)
         return _fitting(refs, self._config.max_cpu_loras, self._config.host_bytes)[len(first) :]
 
     def _known(self, digests: Iterable[str]) -> list[AdapterRef]:
-        """References of those that the catalog still has."""
+        """References of the digests that the catalog still has."""
         entries = self._catalog.snapshot.entries.values()
         refs = {version.digest: entry.ref(version) for entry in entries for version in entry.versions}
         return [refs[digest] for digest in digests if digest in refs]
@@ -171,7 +171,7 @@ class WarmSetKeeper:
 
 
 async def _first_of(*events: asyncio.Event) -> None:
-    """Return once one is set, or after NOTE_SECONDS."""
+    """Returns once one of the events is set, or after NOTE_SECONDS."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=NOTE_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the server does between listening and /ready: `--lora-modules`, warm-up rows, pinned adapters, hot ones."""
+"""The work between listening and /ready: `--lora-modules`, warm-up rows, pinned adapters, hot ones."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of
 
-LOOK_SECONDS = 1.0  # between two looks whether the store can be written
-MODULE_SECONDS = 60.0  # at most between two tries to register what there is not enough room for
-PIN_SECONDS = 30.0  # that a new engine's readiness waits for what is pinned
+LOOK_SECONDS = 1.0  # between two checks whether the store can be written
+MODULE_SECONDS = 60.0  # at most between two tries when the store has not enough room
+PIN_SECONDS = 30.0  # at most that a restarted engine waits for pinned adapters
 _log = logging.getLogger(__name__)
 
 
 class Preparation:
-    """What each life of the engine begins with. In the first all that there is to do; a later engine has got what the
-    last one had (`StandingOrders`) and needs its warm-up.
+    """Prepares each new engine for requests: the first one with everything, a restarted one with its warm-up.
+
+    A restarted engine has already been sent what the last one held.
     """
 
     def __init__(self, services: Services, settings: Settings) -> None:
@@ -48,9 +49,9 @@ class Preparation:
         self._is_prepared = False
 
     async def run(self) -> None:
-        """Raises ConfigError, and what the engine's end makes fail."""
+        """Returns when the engine may serve. Raises ConfigError, and NotReadyError if the engine ends meanwhile."""
         if self._is_prepared:
-            with suppress(TimeoutError):  # what is pinned now: a pin that came while there was no engine is among them
+            with suppress(TimeoutError):  # among them those that were pinned while no engine ran
                 async with asyncio.timeout(PIN_SECONDS):
                     await load_pinned(self._services)
             await warm_up(self._services, self._settings)
@@ -62,12 +63,12 @@ class Preparation:
         self._is_prepared = True
 
     async def close(self) -> None:
-        """What is hot is noted for the last time."""
+        """Writes down the hot adapters for the last time."""
         await self._keeping.aclose()
 
 
 async def prepare(services: Services, settings: Settings) -> tuple[str, ...]:
-    """All that /ready waits for but the last run's hot adapters; the modules that are left. Raises ConfigError.
+    """Registers the modules, warms up, loads pinned adapters; returns the modules left for later. Raises ConfigError.
 
     Registering takes turns between its thread, the disk and the engine, so the warm-up's steps run beside it.
     """
@@ -84,9 +85,9 @@ async def prepare(services: Services, settings: Settings) -> tuple[str, ...]:
 
 
 async def register_modules(services: Services, modules: tuple[str, ...]) -> tuple[str, ...]:
-    """`--lora-modules NAME=SOURCE`: the operator's own, so any path will do. Raises ConfigError.
+    """Registers `--lora-modules NAME=SOURCE`; any path is allowed, as the operator names it. Raises ConfigError.
 
-    What the store could not take, as it cannot be written now, is given back: what is there is served all the same.
+    Returns the modules that a store which cannot be written now did not take; all others are served meanwhile.
     """
     left = []
     for module in modules:
@@ -98,12 +99,12 @@ async def register_modules(services: Services, modules: tuple[str, ...]) -> tupl
             _log.error("--lora-modules %s waits until the store can be written: %s", name, error)
         except LoraServeError as error:
             raise ConfigError(f"--lora-modules {module}: {error}") from error
-        return_freed_memory()  # its files' copies, before the next one's come on top of them
+        return_freed_memory()  # gives the memory of its files back before the next module is read
     return tuple(left)
 
 
 async def register_later(services: Services, modules: tuple[str, ...]) -> None:
-    """Those that `register_modules` gave back, once the store can be written."""
+    """Registers the modules that `register_modules` returned, once the store can be written."""
     pause = LOOK_SECONDS
     while modules:
         await asyncio.sleep(pause)
@@ -114,7 +115,7 @@ async def register_later(services: Services, modules: tuple[str, ...]) -> None:
         except ConfigError as error:
             _log.error("%s", error)
             return
-        pause = min(MODULE_SECONDS, 2 * pause)  # there is room, and not enough
+        pause = min(MODULE_SECONDS, 2 * pause)  # the store can be written, and has not enough room yet
 
 
 async def _register_module(services: Services, name: str, source: str) -> None:
@@ -128,7 +129,7 @@ async def _register_module(services: Services, name: str, source: str) -> None:
 
 
 async def warm_up(services: Services, settings: Settings) -> None:
-    """Dummy rows through the ordinary step, and a text through all of it."""
+    """Runs dummy rows through the ordinary step, and one text through tokenizer, engine and detokenizer."""
     client, spec = services.client, services.spec
     dummy = dummy_adapter_ref(spec)
     stages = warmup_stages(settings.warmup, spec, settings.engine_slice(), dummy)
@@ -147,14 +148,14 @@ async def warm_up(services: Services, settings: Settings) -> None:
 
 
 async def load_pinned(services: Services) -> None:
-    """The pinned adapters onto the device, after the engine knows what each tenant may have there."""
+    """Loads the pinned adapters onto the device, after the engine was told the tenants' budgets."""
     await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
         await _pin(services.client, ref)
 
 
 async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncContextManager[None]:
-    """The last run's hot adapters onto the device; while the context lasts, host memory follows and both are noted."""
+    """Loads the last run's hot adapters onto the device; host memory's follow while the context lasts."""
     if settings.warmup == "off":
         return nullcontext()
     keeper = WarmSetKeeper(services.client, services.catalog, settings.adapter_slice())
@@ -170,7 +171,7 @@ async def _exhaust(client: EngineClient, request: InferenceRequest) -> None:
 
 
 async def _pin(client: EngineClient, ref: AdapterRef) -> None:
-    """A pinned adapter that cannot be had is said and left out: the others are served."""
+    """Loads a pinned adapter; one that cannot be loaded is logged and left out."""
     with timed(f"pinned adapter {ref.label}"):
         try:
             await client.adapters(Pin(ref))

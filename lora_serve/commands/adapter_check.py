@@ -36,10 +36,10 @@ from lora_serve.text.tokenizer import TextModel
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a server with these settings would do with the adapter."""
+    """The outcome that a registration of the adapter would have on a server with these settings."""
 
-    reasons: tuple[str, ...]  # to refuse it; empty: it would be taken
-    artifact: Artifact | None = None  # None: not even its files were understood
+    reasons: tuple[str, ...]  # of a refusal; empty: it would be accepted
+    artifact: Artifact | None = None  # None: its files could not be read
     probe: ProbeResult | None = None
     num_bytes: int = 0  # of host memory
     warnings: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def run(folder: Path, settings: Settings) -> int:
-    """Print the verdict, the modules and the probe; the exit code. Raises ConfigError, ModelError."""
+    """Prints verdict, modules and probe; returns the exit code. Raises ConfigError, ModelError."""
     configure_logging(settings.log_format, level=logging.WARNING)
     verdict = check_adapter(folder, settings, build_model(settings.model_slice(), settings.engine_slice(), num_slots=1))
     _print(folder, verdict, Console(highlight=False, soft_wrap=True))
@@ -55,7 +55,7 @@ def run(folder: Path, settings: Settings) -> int:
 
 
 def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdict:
-    """As a registration would, but nothing is stored."""
+    """Checks the adapter as a registration does, without storing it."""
     folder = folder.resolve()
     artifact, origin = None, dict[str, Any]()
     try:
@@ -76,7 +76,7 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
 def _served(
     folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int
 ) -> Iterator[tuple[Path, Artifact, dict[str, Any]]]:
-    """The folder that a registration would store, what is in it, and its origin if that is another one."""
+    """The folder that a registration would store, its content, and where it was converted from, if it was."""
     if not artifact.config.init:
         yield folder, artifact, {}
         return
@@ -89,7 +89,7 @@ def _served(
 
 
 def _with_tokens(folder: Path, artifact: Artifact, settings: Settings, parts: ModelParts) -> Artifact:
-    """With what its tokenizer adds to the base's. Raises InvalidAdapterError, OSError."""
+    """The artifact with the tokens that its tokenizer adds to the base's. Raises InvalidAdapterError, OSError."""
     if not (folder / TOKENIZER_NAME).is_file():
         return artifact
     base = BaseTokens(TextModel.load(settings.model).vocabulary())

@@ -17,7 +17,7 @@ import aiohttp
 from lora_serve.commands.failure import CommandError, ExitCode, refusal
 
 CONNECT_SECONDS = 10.0
-ANSWERS = {"id", "data", "alias", "name", "tenant"}  # a card or deletion, a list, ...: each answer has one of these
+ANSWERS = {"id", "data", "alias", "name", "tenant"}  # every answer of the admin API has one of these fields
 
 if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server said: `status` below 300, `data` its JSON."""
+    """A successful answer: `status` below 300, `data` its JSON."""
 
     status: int
     data: dict[str, Any]
@@ -33,12 +33,12 @@ class Reply:
 
 @dataclass(slots=True)
 class AdminClient:
-    """Use it as an async context manager. `timeout`: seconds from the last byte sent to an answer's next byte."""
+    """An async context manager. `timeout`: seconds from the last byte sent to the answer's next byte."""
 
     url: str
     admin_key: str | None = field(repr=False)
     timeout: float
-    note: Callable[[str], None] = field(default=lambda line: None, repr=False)  # for whoever waits
+    note: Callable[[str], None] = field(default=lambda line: None, repr=False)  # between two attempts
     _session: aiohttp.ClientSession | None = None
     _sockets: list[socket.socket] = field(default_factory=list, repr=False)
 
@@ -75,14 +75,14 @@ class AdminClient:
         form: aiohttp.MultipartWriter | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """`path` as the admin API's table has it; a form is sent once. Raises CommandError."""
+        """Sends one request; a form is not sent again after a failure. Raises CommandError."""
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         if form is not None:
             return await self._call(method, url, data=form, headers=headers)
         return await self.patiently(lambda: self._call(method, url, json=body, headers=headers))
 
     async def patiently(self, attempt: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Again whenever the server has said when (429, Retry-After), for no longer than the client's timeout."""
+        """Repeats a call that was answered with 429 and Retry-After, for no longer than the client's timeout."""
         left = self.timeout
         while True:
             try:

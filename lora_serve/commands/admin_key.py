@@ -1,4 +1,4 @@
-"""Which admin key a command sends: the one given, the environment's, or the one in the store's key file."""
+"""Finds the admin key that a command sends: the flag's, the environment's, or that of the store's key file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPBACK = ("localhost", "::1")
 
 
 def find_admin_key(given: str | None, store: str | None, url: str) -> str | None:
-    """None if there is none; the server will say then that it needs one.
+    """The admin key, or None: the server then answers that it needs one.
 
     The key file of the default store is meant for a server on this machine: it is not sent to any other, unless the
     store is named. Raises ConfigError, which never shows the key.

@@ -21,7 +21,7 @@ COLUMNS = ("time", "key", "tenant", "role", "action", "subject", "owner", "outco
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
+    """Runs the command; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
     return run_alone(
         Verb(PROGRAM, "Show the audit log: who did what, newest first.", (), _add_flags, show_audit), arguments
     )
@@ -47,7 +47,7 @@ async def show_audit(call: Call) -> None:
 
 
 async def _pages(call: Call) -> dict[str, Any]:
-    """One list, as the server would have answered were its pages larger."""
+    """Follows the server's pages and returns them as one answer."""
     given = {"tenant": call.flags.tenant, "after": call.flags.after}
     query = {name: text for name, text in given.items() if text is not None}
     data: list[dict[str, Any]] = []

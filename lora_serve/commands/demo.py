@@ -48,7 +48,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said, and the headers that prove who said it."""
+    """The server's answer to one question, with the headers that name the adapter."""
 
     question: Question
     text: str
@@ -157,7 +157,7 @@ async def _ask_all(url: str, store: Path, questions: Sequence[Question]) -> tupl
     base = Question(BASE, questions[0].prompt, None)
     admin = {"Authorization": f"Bearer {_admin_key_file(store).read_text().strip()}"}
     async with aiohttp.ClientSession(url, raise_for_status=_raise_in_words) as http:
-        for question in questions:  # all on the device beforehand: what is shown is the mixed batch, not the loading
+        for question in questions:  # loaded beforehand, so that the times show the mixed batch and not the loading
             await http.post(f"/admin/adapters/{question.model}/prefetch", headers=admin)
         answers = await asyncio.gather(*(_ask(http, question) for question in [*questions, base]))
         engine = await (await http.get("/admin/engine", headers=admin)).json()
@@ -220,7 +220,7 @@ def _verdicts(answers: Sequence[Answer]) -> Table:
 
 
 def _plain(text: str) -> str:
-    """One line, and no markup of rich's."""
+    """The text on one line, with rich's markup escaped."""
     return escape(re.sub(r"\s+", " ", text).strip())
 
 
@@ -228,7 +228,7 @@ def _check(answers: Sequence[Answer], most_adapters: int) -> None:
     wrong = [answer.question.model for answer in answers if not answer.is_correct]
     if wrong:
         raise DemoFailedError(f"wrong answers of {', '.join(wrong)}")
-    if most_adapters < 2:  # the mixed batch is what this is here to show
+    if most_adapters < 2:  # the mixed batch is what the demo shows
         raise DemoFailedError("no forward pass held rows of two adapters")
 
 

@@ -1,4 +1,4 @@
-"""How a command ends when it does not end well: its exit code, and what is said on standard error."""
+"""Failures of commands: exit codes, and what is printed on standard error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommandError(Exception):
     """The command ends with `code`; `lines` are for people, on standard error."""
 
     def __init__(self, code: ExitCode, *lines: str, retry_after: float | None = None) -> None:
-        """`retry_after`: seconds after which the same call is welcome; None: it is not."""
+        """`retry_after`: seconds after which the call may be repeated; None: not at all."""
         super().__init__("\n".join(lines))
         self.code = code
         self.lines = lines
@@ -42,7 +42,7 @@ class CommandError(Exception):
 
 
 def refusal(status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
-    """From a server's answer of 400 and above; `body` is its JSON, None if it sent none."""
+    """The error for a server's answer of 400 and above; `body` is its JSON, None if it sent none."""
     lines = _lines(status, body)
     if status in (401, 403):
         lines.append(KEY_HINT)
@@ -54,7 +54,7 @@ def refusal(status: int, body: Any, headers: Mapping[str, str]) -> CommandError:
 
 
 def _is_wrong_key(body: Any) -> bool:
-    """However long one waits, it will not be right."""
+    """True for a wrong admin key, which no waiting mends."""
     error = body.get("error") if isinstance(body, dict) else None
     return isinstance(error, dict) and error.get("code") == "invalid_api_key"
 

@@ -1,4 +1,4 @@
-"""The flags every command of the admin API takes, and the types of their values."""
+"""The flags that all clients of the admin API share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommandParser(FlagParser):
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    """All of them default to SUPPRESS: they may stand before and after the subcommand."""
+    """Adds the shared flags; they default to SUPPRESS and may stand before or after the subcommand."""
     group = parser.add_argument_group("flags of every subcommand")
 
     def add(flag: str, help_text: str, **options: Any) -> None:
@@ -99,7 +99,7 @@ def tenant_name(text: str) -> str:
 
 
 def count(text: str) -> int:
-    """1, 2, 3, ..."""
+    """A number from 1 on. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         _wrong(f"expected a number from 1 on (got {text!r})")
     return int(text)
@@ -116,7 +116,7 @@ def percent(text: str) -> int | float:
 
 
 def canary(text: str) -> dict[str, int | float]:
-    """VERSION=PERCENT, as the wire has it."""
+    """Parses VERSION=PERCENT into the admin API's `canary`. Raises ArgumentTypeError."""
     version, equals, share = text.partition("=")
     if not equals:
         _wrong(f"expected VERSION=PERCENT, as in 4=10 (got {text!r})")

@@ -1,4 +1,4 @@
-"""Where a command's words go: results to standard output, everything else to standard error."""
+"""Prints results to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDE = 1000  # columns when the output is no terminal, so that no line is folded
 
 
 def console_on(stream: TextIO) -> Console:
-    """Plain text unless `stream` is a terminal, whatever the environment says of colours."""
+    """A console on `stream`, in plain text unless it is a terminal."""
     is_terminal = stream.isatty()
     width = None if is_terminal else WIDE
     return Console(
@@ -36,14 +36,14 @@ def console_on(stream: TextIO) -> Console:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """`as_json`: the server's JSON instead of tables and sentences."""
+    """A command's output: tables and sentences, or the server's JSON with `as_json`."""
 
     as_json: bool = False
     results: Console = field(default_factory=lambda: console_on(sys.stdout))
     notes: Console = field(default_factory=lambda: console_on(sys.stderr))
 
     def show(self, document: dict[str, Any], *shown: RenderableType) -> None:
-        """The document as one line of JSON, or what was made of it for people."""
+        """Prints the document as one line of JSON, or its rendering for people."""
         if self.as_json:
             self.results.file.write(json.dumps(document) + "\n")
             return
@@ -61,19 +61,19 @@ class Output:
         self.note(*(f"warning: {warning}" for warning in warnings))
 
     def progress(self) -> AbstractContextManager[Progress]:
-        """A bar of bytes on standard error; silent with --json and where nobody watches."""
+        """A progress bar of bytes on standard error; hidden with --json and where that is no terminal."""
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         is_off = self.as_json or not self.notes.is_terminal
         return Progress(*columns, TimeRemainingColumn(), console=self.notes, transient=True, disable=is_off)
 
 
 def plain(value: object) -> str:
-    """As text that cannot steer a terminal: characters that do not print are shown as escapes."""
+    """The value as text, with characters that do not print shown as escapes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
 
 
 def time_text(seconds: int | None) -> str:
-    """Of Unix seconds; None: -"""
+    """Unix seconds as a UTC time; `-` for None."""
     return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

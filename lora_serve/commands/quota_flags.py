@@ -31,7 +31,7 @@ def add_quota_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_quota(flags: argparse.Namespace) -> dict[str, int | None]:
-    """The limits that the command line names, as the wire has them."""
+    """The limits named on the command line, as the admin API's fields."""
     named = {one.name: getattr(flags, one.name) for one in fields(Quota)}
     return {name: None if value == NONE else value for name, value in named.items() if value is not None}
 

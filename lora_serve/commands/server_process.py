@@ -1,6 +1,6 @@
 """`lora-serve serve` as a child process: started, awaited until ready, read from, stopped.
 
-For whoever wants a real server beside it: the demo, the bench, tests over a real socket.
+The demo, the bench and tests over real sockets use it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The child's exit code; None while it runs."""
         return self._child.poll() if self._child else None
 
     def wait_until_ready(self, timeout: float) -> None:
@@ -118,7 +118,7 @@ def free_port() -> int:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether a server could listen on this TCP port of loopback."""
+    """True if a server could listen on this TCP port of loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

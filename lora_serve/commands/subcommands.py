@@ -14,7 +14,7 @@ AddFlags = Callable[[argparse.ArgumentParser], None]
 
 
 class Subcommand(Protocol):
-    """What its help says, and its flags."""
+    """A subcommand's help texts and flags."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,9 @@ S = TypeVar("S", bound=Subcommand)
 def make_parser(
     program: str, description: str, exit_codes: str, subcommands: Sequence[Subcommand], add_shared: AddFlags
 ) -> CommandParser:
-    """`flags.verb` is then the subcommand, None without one. `add_shared`: the flags of every subcommand."""
+    """A parser that sets `flags.verb` to the subcommand, None without one. `add_shared` adds every subcommand's
+    flags.
+    """
     parser = CommandParser(program, description, exit_codes)
     parser.set_defaults(verb=None)
     table = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", parser_class=CommandParser)
@@ -48,7 +50,9 @@ def make_parser(
 
 
 def run_subcommand(parser: CommandParser, arguments: list[str], run: Callable[[S, argparse.Namespace], int]) -> int:
-    """The exit code. Raises ConfigError for a wrong command line."""
+    """Parses the arguments and runs the subcommand; returns the exit code. Raises ConfigError for a wrong command
+    line.
+    """
     flags = parser.parse_args(arguments)
     if flags.verb is None:
         parser.print_help(sys.stderr)

@@ -18,7 +18,7 @@ SECONDS = ("queue_seconds", "load_seconds", "compute_seconds", "residency_byte_s
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
+    """Runs the command; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
     return run_alone(Verb(PROGRAM, "Show what tenants used, as it was metered.", (), _add_flags, show_usage), arguments)
 
 

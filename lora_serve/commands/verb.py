@@ -1,4 +1,4 @@
-"""A subcommand: its flags, what is checked before anything is sent, and what is done with the servers."""
+"""Subcommands of the admin API's clients: flags, checks before anything is sent, calls to the servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # --help and mistakes need no HTTP client
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a verb works with."""
+    """The flags, output and connected servers of one run."""
 
     flags: argparse.Namespace
     output: Output
@@ -29,13 +29,15 @@ class Call:
 
     @property
     def client(self) -> AdminClient:
-        """The first server, which is asked; the others are only waited for."""
+        """The first server, which gets the call; the others are only waited for with --wait."""
         return self.clients[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """`examples`: lines for --help, without the program's name. `check` raises ConfigError, CommandError."""
+    """A subcommand. `examples`: lines of --help, without the program's name. `check` raises ConfigError,
+    CommandError.
+    """
 
     name: str
     summary: str
@@ -46,7 +48,7 @@ class Verb:
 
 
 def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
-    """The exit code. Raises ConfigError."""
+    """Checks and runs the subcommand; returns the exit code. Raises ConfigError."""
     given = vars(flags)
     output = Output(given.get("json", False))
     try:
@@ -63,7 +65,7 @@ def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
 
 
 def run_alone(verb: Verb, arguments: list[str]) -> int:
-    """A command that is one verb, named as the program is called. The exit code. Raises ConfigError."""
+    """Runs a command that has no subcommands; returns the exit code. Raises ConfigError."""
     parser = CommandParser(verb.name, verb.summary, EXIT_CODES)
     verb.add_flags(parser)
     add_common_flags(parser)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from lora_serve.logs.redaction import Redaction
 
 _log = logging.getLogger(__name__)
-# Said at every import of torchao: libraries of other GPUs that cannot load here, and a remark between two versions.
-# Its weight-only products, the ones used here, are torch's own.
+# Logged at every import of torchao: libraries of other GPUs that cannot load here, and a remark between versions.
+# The weight-only products used here are torch's own.
 _NOISE = {"torchao": ("Failed to load ",), "torch.utils._pytree": ("<enum ",)}
 
 
@@ -39,7 +39,7 @@ def configure_logging(
 
 
 def drop_import_noise() -> None:
-    """To be called before torch is imported: what torchao says at its import is said before a log is configured."""
+    """Silences known messages of torchao's import; call it before torch is imported."""
     for name in _NOISE:
         logging.getLogger(name).addFilter(_is_not_noise)
 
@@ -49,7 +49,7 @@ def _is_not_noise(record: logging.LogRecord) -> bool:
 
 
 def _quieten_transformers() -> None:
-    """Only its errors, and on our way: by itself it writes past the root logger's handlers."""
+    """Lets only transformers' errors through, and through the root logger's handlers."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The server's log: lines are made where they are said, with what is known of the request, and written elsewhere."""
+"""The server's log handler: a record is formatted by the thread that logs it and written by another."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextvars import Context
 from lora_serve.logs.repeats import Repeats
 from lora_serve.logs.writer import LogWriter
 
-LAST_SECONDS = 1.0  # that the end of the process waits for the log's reader
+LAST_SECONDS = 1.0  # at most that a flush waits for the log's reader
 
 
 class LogHandler(logging.Handler):
-    """Sends formatted records to `writer`, repeated ones summed up. Never waits but in `flush`."""
+    """Sends formatted records to `writer`, repeated ones summed up. Only `flush` waits."""
 
     def __init__(self, writer: LogWriter, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LogHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """All that was said, if the log's reader takes it in LAST_SECONDS."""
+        """Waits until all is written, LAST_SECONDS at most."""
         self.acquire()
         try:
             self._tell(self.repeats.overdue(all_of_them=True))
@@ -53,7 +53,9 @@ class LogHandler(logging.Handler):
         self.writer.flush(LAST_SECONDS)
 
     def _tell_overdue(self) -> None:
-        """On the writer's thread. Whoever flushes holds the lock and waits for this thread."""
+        """Logs the sums of periods that are over. Runs on the writer's thread, for which a flush waits with the lock
+        held.
+        """
         if self.lock is None or not self.lock.acquire(blocking=False):
             return
         try:
@@ -62,7 +64,7 @@ class LogHandler(logging.Handler):
             self.lock.release()
 
     def _tell(self, sums: Iterable[logging.LogRecord]) -> None:
-        """They belong to no request."""
+        """Logs sums of repeats, without the fields of any request."""
         for record in sums:
             self.writer.add(Context().run(self.format, record) + "\n")
 
@@ -73,6 +75,6 @@ class LogHandler(logging.Handler):
 
 
 def flush_log() -> None:
-    """To be called before a process ends itself at once: what was said comes out, if it is read."""
+    """Writes out what is queued; call it before `os._exit`."""
     for handler in logging.getLogger().handlers:
         handler.flush()

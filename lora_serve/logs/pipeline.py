@@ -74,13 +74,13 @@ def _add_console_time(logger: Any, method: str, event: EventDict) -> EventDict:
 
 
 def _in_order(logger: Any, method: str, event: EventDict) -> EventDict:
-    """What every line has comes first."""
+    """Puts the fields of every line first."""
     first = {key: event.pop(key) for key in FIRST_KEYS if key in event}
     return {**first, **event}
 
 
 def _on_one_line(logger: Any, method: str, event: EventDict) -> EventDict:
-    """No text can begin a line of its own or paint the terminal, but for a traceback; what is not known is left out."""
+    """Escapes line breaks and control characters, except in a traceback; drops fields without a value."""
     return {
         key: value if key == "exception" or not isinstance(value, str) else value.strip().translate(_CONTROL)
         for key, value in event.items()

@@ -1,6 +1,6 @@
-"""The second line of defence of the log: what looks like a secret is taken out, and absolute paths are named.
+"""Removes what looks like a secret from every log line and names known paths, for any library's lines and tracebacks.
 
-The first is that nobody logs one. This one sees every line, of any library, with its traceback.
+The code itself logs no secret; this is the second line of defence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MIN_SECRET = 6  # characters: a shorter one would be found inside ordinary word
 
 
 class Redaction:
-    """A processor of structlog. Works on every text of an event, however deep it lies."""
+    """A processor of structlog that works on every text of an event, however deeply nested."""
 
     def __init__(self, secrets: Iterable[str] = (), places: Mapping[str, Path] | None = None) -> None:
         """`secrets`: texts that are never shown. `places`: name -> folder or file, shown as `<name>`."""
@@ -70,7 +70,7 @@ class Redaction:
 
 
 def _own_places() -> dict[str, Path]:
-    """Where the code of a traceback lies; the home folder and that for temporary files."""
+    """The folders of Python, of this package and of site-packages, the home folder and that for temporary files."""
     return {
         "tmp": Path(tempfile.gettempdir()),
         "home": Path.home(),
@@ -82,7 +82,7 @@ def _own_places() -> dict[str, Path]:
 
 
 def passwords_in(*urls: str | None) -> list[str]:
-    """The passwords of URLs, as they are written there and as they are meant."""
+    """The passwords of URLs, both as written there and percent-decoded."""
     found: set[str] = set()
     for url in urls:
         try:

@@ -1,6 +1,6 @@
-"""Holds back log records that are as good as the same: a few are shown, the rest are summed up in one line.
+"""Limits repeated log records: a few of each kind are shown, the rest are counted and summed up in one line.
 
-Whoever can connect can make a server say the same thing ten thousand times, and a fault that lasts does so by itself.
+A client could otherwise make the server log the same thing ten thousand times, and a lasting fault does so by itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-BURST = 5  # like records shown in a period
+BURST = 5  # records of a kind shown in a period
 PERIOD = 10.0  # seconds
-MAX_KINDS = 1000  # of records that are told apart at a time
-# What clients do is told at every level of these.
+MAX_KINDS = 1000  # kinds counted at a time
+# Loggers of which every level is limited: clients cause their records.
 NOISY = frozenset(f"lora_serve.server.{name}" for name in ("client_faults", "connections", "http_runner"))
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_ONLY_PLACES = re.compile(r"[\s%srd.:,]*")  # a template such as "%s: %s" says nothing itself
+_ONLY_PLACES = re.compile(r"[\s%srd.:,]*")  # a template such as "%s: %s" does not tell kinds apart
 _MAX_KEY = 200  # characters
 
 Kind = tuple[str, int, str, str]
@@ -24,16 +24,16 @@ Kind = tuple[str, int, str, str]
 
 @dataclass(slots=True)
 class _Count:
-    """Like records of one period."""
+    """The records of one kind in one period."""
 
     since: float
     num_shown: int = 0
     num_held: int = 0
-    last: logging.LogRecord | None = None  # of those held back
+    last: logging.LogRecord | None = None  # of the records held back
 
 
 class Repeats:
-    """Used by one thread at a time; `clock` counts seconds."""
+    """The counts per kind of record. For one thread at a time; `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float], *, burst: int = BURST, period: float = PERIOD) -> None:
         self.num_held = 0  # ever
@@ -43,7 +43,9 @@ class Repeats:
         self._counts: dict[Kind, _Count] = {}  # the oldest period first
 
     def admitted(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """The record, if it is to be shown; before it the sum of those like it that were held back until now."""
+        """The records to show now: this one unless its kind has used up its share, preceded by the sum of those held
+        back.
+        """
         if record.levelno < logging.WARNING and record.name not in NOISY:
             yield record
             return
@@ -63,7 +65,7 @@ class Repeats:
             count.last = record
 
     def overdue(self, *, all_of_them: bool = False) -> Iterator[logging.LogRecord]:
-        """The sums of periods that are over, or of all."""
+        """The sums of the periods that are over, or of all periods."""
         now = self._clock()
         for kind, count in list(self._counts.items()):
             if not all_of_them and now - count.since < self._period:
@@ -85,7 +87,7 @@ def kind_of(record: logging.LogRecord) -> Kind:
 
 
 def _origin(record: logging.LogRecord) -> str:
-    """So that two bugs which are logged in one place stay two."""
+    """File and line where the exception was raised, so that two bugs logged in one place are told apart."""
     if not record.exc_info or record.exc_info[0] is None:
         return ""
     kind, _, traceback = record.exc_info

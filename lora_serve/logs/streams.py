@@ -18,7 +18,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 def open_standard_descriptors() -> None:
-    """Those that were closed from the start lead nowhere; no file that is opened later may take their place."""
+    """Opens standard descriptors that were closed at the start on /dev/null, so that no file gets their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -27,7 +27,7 @@ def open_standard_descriptors() -> None:
 
 
 def divert_streams() -> LogWriter:
-    """From now on `sys.stdout` and `sys.stderr` lead to the writer that is returned, and no descriptor waits."""
+    """Redirects `sys.stdout` and `sys.stderr` to the writer that is returned; makes the descriptors non-blocking."""
     for descriptor in (_STDOUT, _STDERR):
         _unblock(descriptor)
     writer = LogWriter(_STDERR)
@@ -59,7 +59,7 @@ class QueuedStream(io.TextIOBase):
 
 
 def _unblock(descriptor: int) -> None:
-    """Nothing happens where it cannot be done: a socket, another system."""
+    """Makes the descriptor non-blocking; does nothing where that is impossible (a socket, another system)."""
     if sys.platform != "linux":
         return
     try:

@@ -17,9 +17,10 @@ TICK = 1.0  # seconds between two looks when there is nothing to write, or when 
 
 
 class LogWriter:
-    """Bounded: what comes while it is full is dropped, and counted; once half is free a notice says how much it was.
+    """A bounded queue of texts and the thread that writes them.
 
-    Needs no lock of another process and may be used after a fork, which begins with nothing queued.
+    Texts that find the queue full are dropped and counted; once half of it is free a notice tells how many. After a
+    fork the child begins with an empty queue.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class LogWriter:
         max_texts: int = MAX_TEXTS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """`notice`: the text that tells of so many dropped ones."""
+        """`notice(num)` gives the text that tells how many texts were dropped."""
         self.descriptor = descriptor
         self.notice = notice
         self.on_idle: Callable[[], None] = _nothing  # called on the writer's thread, about every TICK
@@ -40,7 +41,7 @@ class LogWriter:
         self._begin()
 
     def add(self, text: str, *, urgent: bool = False) -> None:
-        """Queue `text`, or drop it. What is urgent has as much room again."""
+        """Queues `text`, or drops it if the queue is full; urgent texts may fill twice as much."""
         if self._process != os.getpid():
             self._begin()
         data = text.encode("utf-8", "backslashreplace")
@@ -54,7 +55,7 @@ class LogWriter:
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is written, so long at most and not at all for a descriptor that fails. Whether it is."""
+        """Waits until all is written, `seconds` at most; True if it is. Does not wait for a descriptor that fails."""
         if self._process != os.getpid():
             return True
         with self._changed:
@@ -86,7 +87,7 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def _ensure_thread(self) -> None:
-        """If the system has no thread for it now, the next text tries again."""
+        """Starts the thread if it does not run; if the system has none to give, the next text tries again."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="log", daemon=True)
             with suppress(RuntimeError):
@@ -94,7 +95,7 @@ class LogWriter:
                 self._thread = thread
 
     def _has_room(self, num_bytes: int, urgent: bool) -> bool:
-        """Where some were dropped, all are until the notice of them is queued, so that one stands for many."""
+        """True if `text` fits. After a drop nothing fits until the notice is queued, so that one notice counts many."""
         if self._num_untold and not urgent:
             return False
         times = 2 if urgent else 1
@@ -113,11 +114,11 @@ class LogWriter:
                 self._take()
             if self._current:
                 self._write()
-            with suppress(Exception):  # an end of this thread would be the end of the log
+            with suppress(Exception):  # an exception must not end the thread, or the log ends
                 self.on_idle()
 
     def _take(self) -> None:
-        """The next whole texts, as many as are written together; then the notice, if there is something to tell."""
+        """The next texts, as many as are written together, and the notice if texts were dropped."""
         while self._queue and (not self._current or len(self._current) + len(self._queue[0]) <= ATOMIC_BYTES):
             data = self._queue.popleft()
             self._num_bytes -= len(data)
@@ -128,13 +129,13 @@ class LogWriter:
             self._num_untold = 0
 
     def _write(self) -> None:
-        """A part of what is to be written, or nothing of it; the rest stays for the next time."""
+        """Writes what the descriptor takes now; the rest stays for the next call."""
         try:
             num_written, is_failing = os.write(self.descriptor, self._current), False
         except BlockingIOError:
             self._await_reader()
             return
-        except OSError:  # no reader any more, no room on the disk: that may change
+        except OSError:  # no reader, or no room on the disk: tried again later
             num_written, is_failing = 0, True
         with self._changed:
             self._current, self._is_failing = self._current[num_written:], is_failing

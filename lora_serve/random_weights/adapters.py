@@ -20,7 +20,9 @@ B_STD = 0.05  # a fresh adapter's B is zero; this one changes the logits, which 
 def make_adapters(
     cache: Path, shape: str, count: int, seed: int, ranks: Sequence[int] = RANKS, tenant: str = "bench"
 ) -> dict[str, Path]:
-    """Adapter id (`tenant/a0007`) -> its folder, made once, in bfloat16. Ranks take turns; alpha is the rank."""
+    """Makes bfloat16 adapters once; returns adapter id (`tenant/a0007`) -> folder. Ranks take turns; alpha is the
+    rank.
+    """
     model = make_model(cache, shape, seed)
     root = model_root(cache, shape, seed) / f"rank{'-'.join(map(str, ranks))}"
     folders = {f"{tenant}/a{index:04d}": root / f"a{index:04d}" for index in range(count)}
@@ -33,7 +35,7 @@ def make_adapters(
 
 
 def write_adapter(folder: Path, sizes: dict[str, tuple[int, int]], rank: int, seed: int) -> None:
-    """`sizes`: module path -> (out_features, in_features). A is `[rank, in]`, B `[out, rank]`."""
+    """Writes one adapter. `sizes`: module path -> (out_features, in_features). A is `[rank, in]`, B `[out, rank]`."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for path, (num_out, num_in) in sizes.items():

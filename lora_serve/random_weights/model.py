@@ -1,4 +1,4 @@
-"""A model's folder: weights written shard by shard, a tokenizer whose words tell their ids."""
+"""Writes a model's folder: weights shard by shard, and a tokenizer in which the word `t7` is token 7."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor
 
 
 def model_root(cache: Path, shape: str, seed: int) -> Path:
-    """Where everything of one shape and seed lies."""
+    """The folder of one shape and seed: its model and adapters."""
     return cache / f"{SHAPES[shape].model_type}-{shape}-seed{seed}"
 
 
@@ -102,7 +102,7 @@ def _shards(parameters: list[tuple[str, torch.Size]]) -> Iterator[list[tuple[int
 
 
 def _weight(path: str, size: torch.Size, seed: int, index: int) -> Tensor:
-    """Normal with the deviation that keeps a layer's output as large as its input: else the model only echoes."""
+    """Normal values, with the deviation that keeps a layer's output as large as its input."""
     if len(size) == 1:
         return (torch.zeros if path.endswith(".bias") else torch.ones)(size, dtype=torch.bfloat16)
     is_embedding = path.endswith(("embed_tokens.weight", "lm_head.weight"))

@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all."""
+"""Makes a folder atomically."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def into_place(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write beside, then rename: an interrupted run leaves no half checkpoint."""
+    """Writes a temporary folder and renames it, so that an interrupted run leaves no incomplete checkpoint."""
     beside = folder.with_name(folder.name + ".partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)

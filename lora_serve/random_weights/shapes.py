@@ -12,7 +12,7 @@ VOCAB_SIZE = 49152  # of all shapes below 1b
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`sizes`: fields of the transformers configuration of `model_type`."""
+    """A model's shape; `sizes` are fields of the transformers configuration of `model_type`."""
 
     model_type: str
     sizes: Mapping[str, int | float]

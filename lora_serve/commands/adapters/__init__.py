@@ -20,12 +20,12 @@ VERBS: tuple[Verb, ...] = (
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
+    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
     return run_subcommand(adapters_parser(), arguments, run_verb)
 
 
 def adapters_parser() -> CommandParser:
-    """Flags of every subcommand may also stand before it."""
+    """The parser; flags of every subcommand may also stand before it."""
     parser = make_parser(PROGRAM, "Client of a running server's admin API.", EXIT_CODES, VERBS, add_common_flags)
     add_common_flags(parser)
     return parser

@@ -1,4 +1,4 @@
-"""What a server says of an adapter, as tables for people."""
+"""An adapter's card, as tables for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lora_serve.commands.output import bytes_text, plain, time_text
 
-# What the card's first table shows under a name of its own; all else follows as the server calls it.
+# Fields of the first table that are shown under another name; all others keep the server's name.
 _SHOWN = {"id", "object", "tenant", "pinned", "created", "version", "route", "aliases", "digest", "bytes", "state",
           "tiers", "targets", "kinds", "metadata", "versions", "warnings", "shared_with"}  # fmt: skip
 _LIST = ("id", "version", "rank", "size", "state", "tiers", "hits", "misses", "pinned")

@@ -1,4 +1,4 @@
-"""delete."""
+"""`lora-serve adapters delete`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 
 def confirm(flags: argparse.Namespace) -> None:
-    """Raises CommandError if somebody is there and does not say yes."""
+    """Asks for confirmation on a terminal. Raises CommandError if the answer is not yes."""
     if flags.yes or not sys.stdin.isatty():
         return
     what = "all its versions" if flags.version is None else f"version {flags.version}"

@@ -32,7 +32,7 @@ async def list_adapters(call: Call) -> None:
 
 
 async def _pages(call: Call) -> dict[str, Any]:
-    """One list, as the server would have answered were its pages larger."""
+    """Follows the server's pages and returns them as one answer."""
     flags = call.flags
     given = {"tenant": flags.tenant, "state": flags.state, "after": flags.after}
     query = {name: text for name, text in given.items() if text is not None}

@@ -1,4 +1,4 @@
-"""register, upload."""
+"""`lora-serve adapters register | upload`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _upload_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_path(flags: argparse.Namespace) -> None:
-    """Raises ConfigError."""
+    """Checks that the path exists. Raises ConfigError."""
     files_of(flags.path)
 
 
 def _fields(flags: argparse.Namespace) -> dict[str, Any]:
-    """Only what was asked for, so that the server's own defaults stay."""
+    """The fields that flags name; the server's defaults stand for the rest."""
     fields: dict[str, Any] = {} if flags.tenant is None else {"tenant": flags.tenant}
     if flags.metadata is not None:
         fields["metadata"] = flags.metadata

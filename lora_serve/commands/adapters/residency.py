@@ -1,4 +1,4 @@
-"""pin, unpin, prefetch, evict: where an adapter's bytes are."""
+"""`lora-serve adapters pin | unpin | prefetch | evict`: move an adapter between tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""route, canary, rollback, alias, aliases: which version a name means."""
+"""`lora-serve adapters route | canary | rollback | alias | aliases`: choose the version that a name means."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def set_route(call: Call) -> None:
 
 
 async def set_canary(call: Call) -> None:
-    """Beside the version that is the default, whichever that is when the server takes it in."""
+    """Sends a share of requests to another version than the default one, whichever that is when the server decides."""
     flags = call.flags
     share = {"version": flags.version, "percent": flags.percent} if flags.percent else None
     await _put_route(call, None, share)
@@ -74,7 +74,7 @@ async def _finish(call: Call, card: dict[str, Any]) -> None:
 
 
 def check_alias(flags: argparse.Namespace) -> None:
-    """Raises ConfigError."""
+    """Checks the alias's target. Raises ConfigError."""
     if flags.delete and flags.target is not None:
         raise ConfigError("TARGET: not allowed with --delete")
     if not flags.delete and flags.target is None:

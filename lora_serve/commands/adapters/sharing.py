@@ -1,4 +1,4 @@
-"""share: which other tenants may use an adapter."""
+"""`lora-serve adapters share`: allow other tenants to use an adapter."""
 
 from __future__ import annotations
 

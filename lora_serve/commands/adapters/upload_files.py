@@ -1,4 +1,4 @@
-"""The files of an upload, streamed from disk as multipart: read once for a digest, then as the socket takes them."""
+"""Sends an upload's files as multipart, streamed from disk: read once for the digest, then once for the socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
 class CountedFile(io.FileIO):
-    """Tells `on_read` how many bytes each read took. Reads come from a thread of the HTTP client's."""
+    """A file that calls `on_read` with the bytes of each read, on a thread of the HTTP client."""
 
     def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
         super().__init__(path, "rb")
@@ -38,8 +38,8 @@ class CountedFile(io.FileIO):
         return taken
 
 
-class Patience:
-    """Cancels what is inside, with TimeoutError, `seconds` after it was last renewed."""
+class IdleTimeout:
+    """Cancels the block with TimeoutError `seconds` after it was last renewed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -58,7 +58,7 @@ class Patience:
         await self._limit.__aexit__(kind, error, trace)
 
     def renew(self) -> None:
-        """From any thread."""
+        """Starts the time anew; from any thread."""
         self._loop.call_soon_threadsafe(self._renew)
 
     def _renew(self) -> None:
@@ -67,7 +67,7 @@ class Patience:
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """By the name each goes under: a folder's own files, or the archive. Raises ConfigError."""
+    """Name in the form -> file: a folder's files, or one archive. Raises ConfigError."""
     if path.is_file():
         # The server looks at an archive's first bytes; the ending only says that it is one.
         is_named = path.name.endswith(ARCHIVE_ENDINGS)
@@ -82,11 +82,11 @@ def files_of(path: Path) -> dict[str, Path]:
 async def send_files(
     client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
 ) -> Reply:
-    """PUT them and the form's texts, with a bar of bytes, and the digest that all of it must have when it arrives.
+    """Sends files and form fields by PUT, with a progress bar and a Content-Digest that the server checks.
 
     Raises ConfigError, CommandError.
 
-    It may take as long as it takes; only when nothing has moved for the client's timeout is it given up.
+    There is no limit to the whole time; the upload is given up when nothing has moved for the client's timeout.
     """
     return await client.patiently(lambda: _send_once(client, path, files, texts, output))
 
@@ -95,17 +95,17 @@ async def _send_once(
     client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output
 ) -> Reply:
     try:
-        async with Patience(client.timeout) as patience:
-            return await _send(client, path, files, texts, output, patience)
+        async with IdleTimeout(client.timeout) as timeout:
+            return await _send(client, path, files, texts, output, timeout)
     except TimeoutError as error:
         raise client.no_answer() from error
 
 
 async def _send(
-    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output, patience: Patience
+    client: AdminClient, path: str, files: dict[str, Path], texts: dict[str, str], output: Output, timeout: IdleTimeout
 ) -> Reply:
     with ExitStack() as stack:
-        opened = {name: stack.enter_context(_open(file, lambda _: patience.renew())) for name, file in files.items()}
+        opened = {name: stack.enter_context(_open(file, lambda _: timeout.renew())) for name, file in files.items()}
         form = _form(opened.items(), texts)
         headers = {CONTENT_DIGEST: await _digest(form)}
         progress = stack.enter_context(output.progress())
@@ -114,7 +114,7 @@ async def _send(
 
         def on_read(num_bytes: int) -> None:
             progress.advance(task, num_bytes)
-            patience.renew()
+            timeout.renew()
 
         for file in opened.values():
             file.on_read = on_read
@@ -122,14 +122,14 @@ async def _send(
 
 
 async def _digest(form: aiohttp.MultipartWriter) -> str:
-    """Of the whole body, as it will be sent."""
+    """The digest of the whole body as it will be sent."""
     hashing = _Hashing()
     await form.write(cast("aiohttp.abc.AbstractStreamWriter", hashing))
     return content_digest(hashing.content)
 
 
 class _Hashing:
-    """Where a body is written to that is not sent yet."""
+    """A stream writer that hashes a body instead of sending it."""
 
     def __init__(self) -> None:
         self.content = hashlib.sha256()

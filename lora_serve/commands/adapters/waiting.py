@@ -1,4 +1,4 @@
-"""--wait: a change is made once every server shows it."""
+"""--wait: waits until every server shows a change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ FIRST_PAUSE = 0.05  # seconds; doubled up to LONGEST_PAUSE
 LONGEST_PAUSE = 1.0
 
 Card = dict[str, Any]
-Condition = Callable[[Card | None], str]  # what is missing in a server's card (None: it has none); "": nothing
+Condition = Callable[[Card | None], str]  # a card (None: there is none) -> what it lacks; "": nothing
 
 
 async def wait_for_all(clients: list[AdminClient], adapter_id: str, condition: Condition, timeout: float) -> None:
-    """Raises CommandError (REFUSED), a line per server that does not show it after `timeout` seconds."""
+    """Waits for all servers. Raises CommandError (REFUSED) with a line per server that has not followed in `timeout`
+    seconds.
+    """
     deadline = time.monotonic() + timeout
     missing = await asyncio.gather(*(_wait(client, adapter_id, condition, deadline) for client in clients))
     lines = [f"{client.url}: {reason}" for client, reason in zip(clients, missing, strict=True) if reason]
@@ -30,7 +32,7 @@ async def wait_for_all(clients: list[AdminClient], adapter_id: str, condition: C
 
 
 async def _wait(client: AdminClient, adapter_id: str, condition: Condition, deadline: float) -> str:
-    """What is still missing at the deadline; a server that is away or not ready may come back until then."""
+    """The change that a server still lacks at the deadline; one that is away or not ready may come back until then."""
     pause, missing = FIRST_PAUSE, "no answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -56,7 +58,7 @@ async def _missing(client: AdminClient, adapter_id: str, condition: Condition) -
 
 
 def shows(expected: Card) -> Condition:
-    """A card that routes the id as `expected` does, and has all of its versions, by digest."""
+    """A check that a card routes the id as `expected` does and has all of its versions, by digest."""
 
     def missing(card: Card | None) -> str:
         if card is None:
@@ -71,7 +73,7 @@ def shows(expected: Card) -> Condition:
 
 
 def is_gone(version: int | None) -> Condition:
-    """No card any more, or one without `version`."""
+    """A check that there is no card any more, or one without `version`."""
 
     def missing(card: Card | None) -> str:
         if card is None or (version is not None and all(number != version for number, _ in _versions(card))):

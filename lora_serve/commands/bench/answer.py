@@ -16,7 +16,7 @@ AT_ONCE = 64  # events read before others have their turn, so that no other stre
 
 
 class StreamError(Exception):
-    """The answer is none; `kind` as in RequestRecord.error."""
+    """A stream that is no valid answer; `kind` as in RequestRecord.error."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -25,7 +25,7 @@ class StreamError(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What the events told until now."""
+    """The tokens and figures of the events read so far."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -38,7 +38,7 @@ class Answer:
         return count_tokens(self.pieces, self.total)
 
     async def read(self, events: Sequence[tuple[float, bytes]]) -> None:
-        """Raises StreamError for an error event, for what is no JSON, and if the stream stopped before its end.
+        """Reads all events. Raises StreamError for an error event, for invalid JSON, and if the stream stopped early.
 
         Read after the last token, not in between: the load generator shares the machine's cores.
         """

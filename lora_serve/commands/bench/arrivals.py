@@ -1,4 +1,4 @@
-"""When requests of an open loop come: gaps of a gamma process, of which Poisson is the case of burstiness 1."""
+"""Arrival times of an open loop: gaps of a gamma process, of which Poisson is the case of burstiness 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`rate` requests per second. Gaps have the mean 1 / rate and the variation coefficient burstiness ** -0.5.
+    """Arrivals at `rate` requests per second. Gaps have the mean 1 / rate and the variation coefficient burstiness **
+    -0.5.
 
     burstiness: the gamma distribution's shape, as in vLLM's benchmark: 1 is a Poisson process, 0.25 comes in bursts,
     100 is almost regular.
@@ -20,6 +21,6 @@ class Arrivals:
     burstiness: float = 1.0
 
     def times(self, generator: random.Random) -> Iterator[float]:
-        """Seconds from the start, without end."""
+        """Yields seconds from the start, without end."""
         scale = 1.0 / (self.rate * self.burstiness)
         return itertools.accumulate(generator.gammavariate(self.burstiness, scale) for _ in itertools.count())

@@ -1,4 +1,4 @@
-"""What flags mean together; nobody is asked."""
+"""Checks combinations of flags, without asking a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUM_ADAPTERS = 16  # of a server of our own
 
 
 def check_flags(flags: argparse.Namespace) -> None:
-    """What can be wrong before anybody is asked. Raises ConfigError."""
+    """Checks the flags against each other. Raises ConfigError."""
     if flags.spawn and flags.url is not None:
         raise ConfigError("--spawn: starts a server of its own, so there is no --url")
     if flags.spawn and isinstance(flags.adapters, tuple):

@@ -14,7 +14,7 @@ from lora_serve.commands.server_process import ServerFailedError
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code. Raises ConfigError for a wrong command line, or if nobody answers."""
+    """Runs the bench; returns the exit code. Raises ConfigError for a wrong command line, or if nobody answers."""
     flags = bench_parser().parse_args(arguments)
     check_flags(flags)
     output = Output(flags.json)
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """What may stand in a report: the key's value is left out."""
+    """The arguments as a report shows them, without the key's value."""
     found: list[str] = []
     for argument in arguments:
         if found and found[-1] == "--api-key":

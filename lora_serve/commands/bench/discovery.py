@@ -1,4 +1,4 @@
-"""What a server says of itself: models, adapters, vocabulary. Whatever it does not say stays empty."""
+"""Asks a server for its models, adapters and vocabulary. What it does not tell stays empty."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN_WORDS = tuple(_ENGLISH.split())
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one server."""
+    """The answers of one server."""
 
     base: str | None = None
     adapters: tuple[str, ...] = ()  # in the server's order
@@ -40,7 +40,7 @@ class Found:
 
 
 async def discover(root: str, api_key: str | None) -> Found:
-    """Raises ConfigError if nobody answers."""
+    """Asks the server. Raises ConfigError if nobody answers."""
     async with open_session() as http:
         server = _Server(http, root, api_key)
         if (listed := await server.get("/v1/models", must_answer=True)) is None:
@@ -64,7 +64,7 @@ async def discover(root: str, api_key: str | None) -> Found:
 
 
 async def find_words(root: str, api_key: str | None, vocab_size: int | None, seed: int) -> tuple[str, ...]:
-    """Words that are a token each or nearly so, as the server's /detokenize spells them; else common English ones."""
+    """Words that are mostly one token each, as the server's /detokenize spells them; else common English ones."""
     if vocab_size is None:
         return PLAIN_WORDS
     generator = random.Random(f"{seed} words")
@@ -86,7 +86,7 @@ class _Server:
     api_key: str | None
 
     async def get(self, path: str, must_answer: bool = False) -> Any:
-        """JSON; None for what is no answer. Raises ConfigError if `must_answer` and nobody is there."""
+        """The answer's JSON, or None. Raises ConfigError if `must_answer` and nobody is there."""
         try:
             return await self._json("GET", path, None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -123,5 +123,5 @@ def _whole(value: Any) -> int | None:
 
 
 def _stem(item: dict[str, Any]) -> str:
-    """llama.cpp names its adapters by their files."""
+    """The file's name without its ending, by which llama.cpp names an adapter."""
     return str(item.get("path", item["id"])).rpartition("/")[2].removesuffix(".gguf")

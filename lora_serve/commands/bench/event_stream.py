@@ -1,10 +1,10 @@
-"""Server-sent events out of the bytes of an answer (WHATWG HTML, 9.2), whatever the reads' borders."""
+"""Parses server-sent events (WHATWG HTML, 9.2) from bytes that are read in any pieces."""
 
 from __future__ import annotations
 
 
 class EventStream:
-    """`feed` it what was read; data only, other fields and comments are skipped."""
+    """An incremental parser; only `data` fields count, other fields and comments are skipped."""
 
     def __init__(self) -> None:
         self._rest = b""

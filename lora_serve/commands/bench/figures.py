@@ -1,4 +1,4 @@
-"""Figures out of records."""
+"""Percentiles and time series of request records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ SHARES = (50, 90, 99)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of ascending values, interpolated between the two nearest as numpy does; 0 of nothing. `share`: 0 to 100."""
+    """The percentile of ascending values, interpolated between the two nearest as numpy does; 0 of nothing. `share`: 0
+    to 100.
+    """
     if not ordered:
         return 0.0
     place = share / 100 * (len(ordered) - 1)
@@ -66,7 +68,7 @@ def in_flight(records: Iterable[RequestRecord], seconds: float, points: int = 20
 def tokens_over_time(records: Iterable[RequestRecord], seconds: float) -> list[tuple[float, float]]:
     """(middle of the bin, output tokens per second) in bins of a quarter of a second or more, 12 to 60 of them.
 
-    Failed requests' tokens count too: it is what the server did.
+    Tokens of failed requests count too, as the server made them.
     """
     bins = min(60, max(12, int(4 * seconds)))
     width = seconds / bins if seconds > 0 else 1.0

@@ -11,8 +11,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """fixed: `first`; uniform: every number from `first` to `second`; normal: mean and deviation; lognormal: the
-    median, and the deviation of the natural logarithm. Never less than 1."""
+    """A distribution of token counts. fixed: `first`; uniform: every number from `first` to `second`; normal: mean and
+    deviation; lognormal: the median, and the deviation of the natural logarithm. Never less than 1.
+    """
 
     kind: Literal["fixed", "uniform", "normal", "lognormal"]
     first: float
@@ -31,7 +32,7 @@ class Lengths:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Raises ArgumentTypeError."""
+    """Parses the flag's text. Raises ArgumentTypeError."""
     kind, colon, numbers = text.partition(":")
     try:
         if colon and kind in ("normal", "lognormal"):

@@ -19,10 +19,10 @@ OnDone = Callable[[RequestRecord], None]
 
 
 async def run_load(target: Target, plan: Plan, on_done: OnDone | None = None) -> LoadResult:
-    """Send the warm-up, then the plan; `on_done` is called as each request of the plan ends.
+    """Sends the warm-up, then the plan; `on_done` is called as each request of the plan ends.
 
-    Failed requests are records with an `error`; nothing is sent again. Raises ValueError for a request that cannot be
-    said to this target (token ids to chat).
+    Failed requests are records with an `error`; nothing is sent again. Raises ValueError for a request that
+    this target cannot take (token ids to chat).
     """
     async with open_session() as http:
         warmup = Plan(plan.warmup, plan.concurrency or 16)
@@ -91,7 +91,7 @@ class _Run:
             self.on_done(record)
 
     def _target_now(self) -> Target:
-        """With no more time than the run has left."""
+        """The target with a timeout of no more than the run has left."""
         if self.plan.cut_off is None:
             return self.target
         left = max(0.0, self.plan.cut_off - self.clock.now())

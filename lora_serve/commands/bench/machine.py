@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Describes the machine and the versions that a figure was measured on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import lora_serve
 
 
 def machine() -> dict[str, Any]:
-    """Of the load generator; the server's is the same with --spawn."""
+    """The load generator's machine; with --spawn also the server's."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_field("model name"),
@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of those that are installed, and this project's own."""
+    """The versions of this project and of the installed libraries that matter."""
     found = {}
     for name in packages:
         try:

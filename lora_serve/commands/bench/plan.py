@@ -1,4 +1,4 @@
-"""What is sent, and when."""
+"""The plan of a load: requests and their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """`prompt`: token ids, or text; chat takes text only.
+    """One request. `prompt`: token ids, or text; chat takes text only.
 
     `at`: seconds from the start; None: as soon as a user is free.
     """
@@ -26,7 +26,8 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Closed loop: `concurrency` users, each sending its next request when the last one is answered.
+    """The requests of a load. Closed loop: `concurrency` users, each sending its next request when the last one is
+    answered.
 
     Open loop, for requests that have a time (all or none): each is sent at its time, whether or not earlier ones are
     answered; `concurrency` then caps how many are under way, None does not, and whoever waits for a place is late by

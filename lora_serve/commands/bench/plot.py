@@ -15,7 +15,7 @@ MAX_BARS = 32
 
 
 def draw_report(result: LoadResult, report: Mapping[str, Any], file: Path) -> None:
-    """Raises ImportError without matplotlib."""
+    """Draws the report's three charts. Raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -57,7 +57,7 @@ def _style(part: Any, title: str) -> None:
 
 
 def _distribution(part: Any, title: str, unit: str, values: list[float], colour: str) -> None:
-    """What share of the values is below x, up to the p99.9, with the median and the tail marked."""
+    """The cumulative distribution up to the p99.9, with the median and the tail marked."""
     _style(part, f"{title}: share below x")
     part.set_xlabel(unit)
     part.set_ylim(0, 1.02)

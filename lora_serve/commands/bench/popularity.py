@@ -1,4 +1,4 @@
-"""Which request names which adapter: Punica's four cases (Chen et al., MLSys 2024), and none."""
+"""Chooses each request's adapter: Punica's four cases (Chen et al., MLSys 2024), and none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ZIPF_EXPONENT = 1.1
 def draw_adapters(
     popularity: str, adapters: Sequence[str], generator: random.Random, zipf: float = ZIPF_EXPONENT
 ) -> Iterator[str | None]:
-    """Without end. Raises ValueError for an unknown popularity, or for no adapter where one is needed.
+    """Yields adapter ids without end. Raises ValueError for an unknown popularity, or for no adapter where one is
+    needed.
 
     base: none; identical: the first for all; uniform: each consecutive `len(adapters)` requests name every adapter
     once in a shuffled order, so a full batch of that many rows holds that many different adapters; skewed: each

@@ -1,4 +1,4 @@
-"""Flags and what the server says of itself, as a target and a plan."""
+"""Makes a target and a plan from the flags and the server's own answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Prepared:
 
 
 async def prepare(flags: argparse.Namespace, url: str) -> Prepared:
-    """Raises ConfigError for what neither the flags nor the server tell."""
+    """Makes the run's target and plan. Raises ConfigError for what neither the flags nor the server tell."""
     key = api_key(flags)
     root = Target(url, "").root
     found = await discover(root, key)

@@ -20,7 +20,7 @@ BASE_LABEL = "(base)"
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What was asked for."""
+    """The facts of a run that its report repeats."""
 
     engine: str
     model: str
@@ -35,7 +35,7 @@ class RunFacts:
 
 
 def make_report(result: LoadResult, facts: RunFacts, objective: Objective | None = None) -> dict[str, Any]:
-    """JSON's types only."""
+    """The report as JSON's types."""
     given = asdict(facts)
     command, server, version = given.pop("command"), given.pop("server"), given.pop("engine_version")
     began = datetime.datetime.fromtimestamp(result.began, datetime.UTC)
@@ -86,7 +86,7 @@ def summarise(result: LoadResult, objective: Objective | None = None) -> dict[st
 
 
 def per_adapter(result: LoadResult) -> dict[str, dict[str, Any]]:
-    """The most asked first; the base model as `(base)`."""
+    """Figures per adapter, the most requested first; the base model is `(base)`."""
     groups: dict[str, list[RequestRecord]] = {}
     for record in result.records:
         groups.setdefault(record.adapter or BASE_LABEL, []).append(record)
@@ -95,7 +95,7 @@ def per_adapter(result: LoadResult) -> dict[str, dict[str, Any]]:
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> Path:
-    """The file. Raises OSError."""
+    """Writes report.json; returns its path. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.json"
     file.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
@@ -116,7 +116,7 @@ def _of_adapter(records: Sequence[RequestRecord], result: LoadResult) -> dict[st
 
 
 def _goodput(result: LoadResult, objective: Objective) -> dict[str, Any]:
-    """Requests that were answered in time; failed ones were not."""
+    """Requests per second that met the objective; failed ones did not."""
     met = [record for record in result.records if objective.is_met(record)]
     limits = {f"{name}_ms": 1000 * limit for name, limit in asdict(objective).items() if limit is not None}
     return {

@@ -1,4 +1,4 @@
-"""A planned request as the target wants to read it."""
+"""Makes the HTTP body of a planned request for a target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request_headers(target: Target, request: PlannedRequest) -> dict[str, str]:
 
 
 def request_body(target: Target, request: PlannedRequest) -> dict[str, Any]:
-    """Greedy and streamed. Raises ValueError for token ids on the chat endpoint."""
+    """The body of a greedy, streamed request. Raises ValueError for token ids on the chat endpoint."""
     body: dict[str, Any] = {"model": target.model, **_prompt(target, request), "max_tokens": request.output_tokens}
     body |= {"temperature": 0, "stream": True, **_adapter(target, request.adapter)}
     if target.ignore_eos:

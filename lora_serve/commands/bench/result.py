@@ -1,4 +1,4 @@
-"""What came of a load. Every time is seconds since its start."""
+"""The records of a load. Every time is in seconds since its start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """How one request went; after a failure `chunks` are what had come until then.
+    """The course of one request; after a failure `chunks` are those received until then.
 
     Counts and times of tokens are those of `token_counts.count_tokens`.
     """
@@ -62,7 +62,7 @@ class RequestRecord:
         """Seconds between tokens, one less than there are tokens; they sum up to the time from first to last.
 
         A chunk of m tokens shares the time since the chunk before evenly among them: m gaps of 1/m. Those that came
-        together with the first token waited for nothing. What a reader sees is `chunk_gaps`.
+        together with the first token have gaps of 0. `chunk_gaps` are the pauses that a reader sees.
         """
         if not self.chunks:
             return ()
@@ -90,5 +90,5 @@ class LoadResult:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Of answered requests: half an answer is none."""
+        """Output tokens per second of the requests that were answered completely."""
         return sum(record.output_tokens for record in self.answered) / self.seconds if self.seconds else 0.0

@@ -1,4 +1,4 @@
-"""A run: asked, sent, reported."""
+"""Runs a bench: prepares it, sends the load, writes the report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_spawned(flags: argparse.Namespace, output: Output, command: str) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM as Ctrl-C, so that the server does not outlive us; a thread may not ask for that."""
+    """Handles SIGTERM like Ctrl-C, so that the spawned server ends too; only the main thread may do that."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

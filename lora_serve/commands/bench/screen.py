@@ -1,4 +1,4 @@
-"""What a run shows: a bar while it works, a table when it is done."""
+"""Shows a progress bar during a run and tables after it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATENCIES = {
 
 @contextmanager
 def progress_bar(output: Output, num_requests: int | None) -> Iterator[Callable[[RequestRecord], None]]:
-    """On standard error, only where somebody watches; call what it yields as each request ends."""
+    """A progress bar on a terminal's standard error; call the yielded function as each request ends."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     is_off = output.as_json or not output.notes.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=output.notes, transient=True, disable=is_off) as bar:

@@ -1,4 +1,4 @@
-"""One request: sent, each arrival timed, what went wrong named."""
+"""Sends one request, times each arrival, names what went wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lora_serve.commands.bench.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Seconds since a load began."""
+    """A clock of seconds since a load began."""
 
     origin: float = field(default_factory=time.perf_counter)
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """As many connections as there are requests, kept alive; nothing but a request's own timeout ends it."""
+    """An HTTP session with as many kept-alive connections as requests; only a request's own timeout ends one."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), trust_env=False
     )
@@ -37,7 +37,7 @@ def open_session() -> aiohttp.ClientSession:
 async def send(
     http: aiohttp.ClientSession, target: Target, request: PlannedRequest, index: int, clock: Clock
 ) -> RequestRecord:
-    """Never raises but for cancellation: what went wrong is in the record."""
+    """Sends the request and returns its record, which names what went wrong. Raises only CancelledError."""
     body = json.dumps(request_body(target, request)).encode()
     headers = request_headers(target, request)
     answer, events, error, detail = Answer(), list[tuple[float, bytes]](), None, ""

@@ -1,4 +1,4 @@
-"""Our own server on random weights, for as long as a load takes. The only part of the bench that makes tensors."""
+"""Starts a server of this project on random weights for one load. The only part of the bench that makes tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SLOTS = 64  # adapters on the device at once, unless --server-flags say othe
 
 @dataclass(frozen=True, slots=True)
 class SpawnConfig:
-    """`num_adapters` of `ranks` in turn, registered before the server is ready."""
+    """The spawned server: `num_adapters` with `ranks` in turn are registered before it is ready."""
 
     shape: str
     num_adapters: int
@@ -39,7 +39,7 @@ class Spawned:
     start_seconds: float  # to /ready
 
     def peak_rss(self) -> int | None:
-        """Bytes, until now; None where /proc does not tell."""
+        """The largest resident memory so far, in bytes; None where /proc does not tell."""
         status = Path(f"/proc/{self.process.pid}/status")
         lines = status.read_text().splitlines() if status.exists() else []
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
@@ -51,13 +51,13 @@ def default_cache() -> Path:
 
 
 def split_flags(text: str) -> tuple[str, ...]:
-    """As a shell would. Raises ValueError."""
+    """Splits --server-flags as a shell does. Raises ValueError."""
     return tuple(shlex.split(text))
 
 
 @contextmanager
 def spawned(config: SpawnConfig) -> Iterator[Spawned]:
-    """Checkpoints made or found, the server started and at last stopped. Raises ServerFailedError."""
+    """A server for as long as the block lasts, on checkpoints that are made if missing. Raises ServerFailedError."""
     from lora_serve.random_weights.adapters import make_adapters
     from lora_serve.random_weights.model import make_model
 

@@ -1,4 +1,4 @@
-"""Whom the load is sent to, and in which words."""
+"""The server that gets the load, and its dialect."""
 
 from __future__ import annotations
 

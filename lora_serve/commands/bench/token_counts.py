@@ -1,4 +1,4 @@
-"""How many tokens each arrival brought.
+"""Counts the tokens of each arrival.
 
 A server may send several tokens in one chunk, events in one packet, or none of a token's text (half of a UTF-8
 character), so chunks are not tokens. Events that were read at one moment are one arrival. Its tokens are, whichever is
@@ -22,7 +22,7 @@ from lora_serve.commands.bench.result import Chunk, CountedBy
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one event told of the answer."""
+    """The content of one event."""
 
     time: float
     bears_content: bool
@@ -57,6 +57,6 @@ def _counts(pieces: Sequence[Piece], total: int | None) -> tuple[list[int], Coun
 
 
 def _spread(total: int, places: int) -> list[int]:
-    """As evenly as whole numbers can be; the first place has one at least."""
+    """Spreads `total` evenly in whole numbers; the first place gets at least one."""
     borders = [-(-place * total // max(1, places)) for place in range(places + 1)]
     return [later - earlier for earlier, later in itertools.pairwise(borders)]

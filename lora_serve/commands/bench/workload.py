@@ -25,7 +25,7 @@ OUTPUT_LENGTHS = Lengths("fixed", 64)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Iterate it for the requests, again and again the same ones; without `num_requests` they have no end.
+    """Requests in a fixed order, the same at each iteration; endless without `num_requests`.
 
     A trace gives lengths and, without `arrivals`, times, `speed` times as fast; it is run through again when it ends.
     Its conversations, where it tells them, keep their adapter, and equal blocks of prompts hold equal tokens.
@@ -57,7 +57,7 @@ class Workload:
             yield PlannedRequest(prompt, name, num_output, at, num_prompt)
 
     def warmup(self, count: int) -> tuple[PlannedRequest, ...]:
-        """Other prompts of the same lengths, as soon as they can be sent; every adapter in turn."""
+        """Warm-up requests: other prompts of the same lengths, without times, for every adapter in turn."""
         popularity = "base" if self.popularity == "base" else "distinct"
         others = replace(
             self, num_requests=count, popularity=popularity, arrivals=None, trace=(), seed=-1 - self.seed
@@ -99,7 +99,7 @@ class Workload:
         return " ".join(self.words[token] for token in ids) if self.words else tuple(ids)
 
     def _tokens(self, name: str, count: int) -> list[int]:
-        """Token ids, or places in `words`."""
+        """A prompt's token ids, or indices into `words`."""
         low, high = (0, len(self.words)) if self.words else (FIRST_TOKEN_ID, self.vocab_size)
         generator = self._stream(name)
         return [low + int(generator.random() * (high - low)) for _ in range(count)]

@@ -12,12 +12,12 @@ PROGRAM = "lora-serve keys"
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line."""
+    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
     return run_subcommand(keys_parser(), arguments, run_verb)
 
 
 def keys_parser() -> CommandParser:
-    """Flags of every subcommand may also stand before it."""
+    """The parser; flags of every subcommand may also stand before it."""
     parser = make_parser(PROGRAM, "API keys of a running server's tenants.", EXIT_CODES, VERBS, add_common_flags)
     add_common_flags(parser)
     return parser

@@ -1,4 +1,4 @@
-"""create, list, revoke, whoami."""
+"""`lora-serve keys create | list | revoke | whoami`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _revoke_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def duration(text: str) -> int:
-    """30m, 12h, 90d -> seconds"""
+    """Seconds of a text such as 30m, 12h or 90d. Raises ArgumentTypeError."""
     match = _DURATION.match(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 30m, 12h or 90d (got {text!r})")
@@ -56,7 +56,7 @@ def key_id(text: str) -> str:
 
 
 async def create_key(call: Call) -> None:
-    """The secret alone on standard output, so that it can go into a file or a variable."""
+    """Creates a key and prints only its secret on standard output, for a file or a variable."""
     flags = call.flags
     body: dict[str, Any] = {"role": flags.role, "label": flags.label, "quota": given_quota(flags)}
     if flags.expires is not None:

@@ -1,4 +1,4 @@
-"""Which registry the flags and the environment name."""
+"""Finds the registry that flags or environment name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_PREFIX = "lora_serve"
 
 
 def add_registry_flags(parser: argparse.ArgumentParser) -> None:
-    """--store or --redis-url, as `serve` has them."""
+    """Adds --store and --redis-url, as `serve` has them."""
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--store", metavar="DIR", help="the store folder of a registry of one server "
                      f"(LORA_SERVE_STORE; default: ./{DEFAULT_STORE})")  # fmt: skip
@@ -47,12 +47,12 @@ def folder_or_url(flag: str, text: str, flags: argparse.Namespace) -> Address:
 
 
 def folder_address(flag: str, text: str) -> Address:
-    """Raises ConfigError for what is a URL."""
+    """The folder; raises ConfigError for a URL."""
     return _folder(flag, text)
 
 
 def redis_prefix(flags: argparse.Namespace) -> str:
-    """Raises ConfigError."""
+    """The prefix of --redis-prefix or the environment. Raises ConfigError."""
     given = flags.redis_prefix
     if given is None:
         given = os.environ.get("LORA_SERVE_REDIS_PREFIX") or DEFAULT_PREFIX

@@ -1,4 +1,4 @@
-"""backup, restore."""
+"""`lora-serve registry backup | restore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""export, import, migrate."""
+"""`lora-serve registry export | import | migrate`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _migrate(flags: argparse.Namespace, output: Output) -> bool:
 
 
 def _copy(verb: str, source: Address, target: Address, overwrite: bool, output: Output) -> bool:
-    """Whether the target has everything. Raises ConfigError, AdapterUnavailableError."""
+    """Copies adapters; True if the target has everything. Raises ConfigError, AdapterUnavailableError."""
     if _is_same(source, target):
         raise ConfigError(f"{source.flag} and {target.flag} name the same registry")
     if not source.is_redis and is_unfinished(source.folder):
@@ -117,7 +117,7 @@ def _document(verb: str, source: Address, target: Address, report: Report) -> di
 
 
 def _sentence(report: Report, target: Address) -> str:
-    """3 adapters made, 1 unchanged in DIR; 4 blobs (12.0 MB) copied"""
+    """The summary, e.g. "3 adapters made, 1 unchanged in DIR; 4 blobs (12.0 MB) copied"."""
     counts = {outcome: len(report.named(outcome)) for outcome in Outcome}
     first = f"{_counted(counts.pop(Outcome.MADE), 'adapter')} made"
     rest = [f"{count} {outcome.value}" for outcome, count in counts.items() if count]

@@ -1,4 +1,4 @@
-"""show, check."""
+"""`lora-serve registry show | check`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _document(place: Place, stock: Inventory) -> dict[str, Any]:
 
 
 def _table(document: dict[str, Any]) -> Table:
-    """Lists as their lengths, then what is in them."""
+    """A table of the lists' lengths, then their items."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in list(document.items())[1:]:
         shown = bytes_text(value) if name == "bytes" else value

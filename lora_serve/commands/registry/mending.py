@@ -1,4 +1,4 @@
-"""rebuild, accept."""
+"""`lora-serve registry rebuild | accept`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _table(rebuilt: Rebuilt) -> Table:
 
 
 def _sentence(address: Address, rebuilt: Rebuilt, is_dry: bool) -> str:
-    """The catalog was lost: 3 adapters restored in DIR; 1 blob that nothing names is kept aside"""
+    """The summary, e.g. "The catalog was lost: 3 adapters restored in DIR; ..."."""
     counts = {fate: sum(one.fate is fate for one in rebuilt.plan.ids) for fate in Fate}
     said = ", ".join(f"{count} {fate.value}" for fate, count in counts.items() if count) or "none"
     would = " (nothing was written)" if is_dry else ""

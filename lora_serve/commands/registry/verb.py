@@ -1,4 +1,4 @@
-"""A subcommand of `registry`, and how it ends."""
+"""Subcommands of `lora-serve registry`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ EXIT_CODES = """exit codes:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """`examples`: lines for --help, without the program's name. `run`: whether all is well; raises ConfigError,
-    AdapterUnavailableError.
+    """A subcommand. `examples`: lines of --help, without the program's name.
+
+    `run` returns True if all is well; raises ConfigError, AdapterUnavailableError.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Verb:
 
 
 def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
-    """The exit code. Raises ConfigError."""
+    """Runs the subcommand; returns the exit code. Raises ConfigError."""
     output = Output(flags.json)
     try:
         return ExitCode.OK if verb.run(flags, output) else ExitCode.REFUSED

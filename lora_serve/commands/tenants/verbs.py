@@ -1,4 +1,4 @@
-"""list, create, show, set, delete."""
+"""`lora-serve tenants list | create | show | set | delete`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def show_tenant(call: Call) -> None:
 
 
 def check_set(flags: argparse.Namespace) -> None:
-    """Raises ConfigError."""
+    """Checks that something is to be set. Raises ConfigError."""
     if flags.base is None and not given_quota(flags):
         raise ConfigError("set: expected --base, --no-base or a limit")
 
@@ -83,7 +83,7 @@ async def set_tenant(call: Call) -> None:
 
 
 def confirm(flags: argparse.Namespace) -> None:
-    """Raises CommandError if somebody is there and does not say yes."""
+    """Asks for confirmation on a terminal. Raises CommandError if the answer is not yes."""
     if flags.yes or not sys.stdin.isatty():
         return
     sys.stderr.write(f"Delete the tenant {flags.name} with all its keys and adapters? [y/N] ")
