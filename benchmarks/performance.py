@@ -1,4 +1,4 @@
-"""Rewrites the tables and the picture of docs/performance.md from the files in benchmarks/results.
+"""Rewrites the tables and the picture of docs/explanation/performance.md from the files in benchmarks/results.
 
     python -m benchmarks.performance
 
@@ -20,7 +20,7 @@ from benchmarks.step_growth_plot import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "docs" / "explanation" / "performance.md"
 GROWTH = "step-growth-cpu.json"
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "roofline": ("step-cpu.json", tables.roofline),

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, each made of one file of benchmarks/results."""
+"""The tables of docs/explanation/performance.md, each made of one file of benchmarks/results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator's figures: rewrites the tables and plots of docs/simulation.md.
+"""The simulator's figures: rewrites the tables and plots of docs/explanation/simulation.md.
 
     python -m benchmarks.simulation [--only NAME ...] [--traces DIR] [--scale 1.0] [--redraw]
 
@@ -29,7 +29,7 @@ from lora_serve.engine.simulate.workload import FLOOD, OTHERS, URGENT, WorkloadC
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
-DOCUMENT = ROOT / "docs" / "simulation.md"
+DOCUMENT = ROOT / "docs" / "explanation" / "simulation.md"
 LARGE = read_profile("llama-8b-h100")
 FEW_SLOTS = LARGE.changed(max_loras=8)
 SWEPT_RATES = (60.0, 120.0, 180.0, 210.0)  # of 16 replicas, requests per second
@@ -177,7 +177,7 @@ def _group_table(result: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """docs/simulation-*.png."""
+    """docs/explanation/simulation-*.png."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -227,7 +227,7 @@ def _draw_bars(name: str, result: dict[str, Any]) -> None:
 
 def _save(figure: Any, name: str) -> None:
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / f"simulation-{name}.png", dpi=90, metadata={"Software": None})
+    figure.savefig(ROOT / "docs" / "explanation" / f"simulation-{name}.png", dpi=90, metadata={"Software": None})
 
 
 if __name__ == "__main__":

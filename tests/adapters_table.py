@@ -1,4 +1,4 @@
-"""What the matrix of architectures and kinds found, as the table in docs/adapters.md, and back again.
+"""What the matrix of architectures and kinds found, as the table in docs/reference/adapters.md, and back again.
 
 Run as a program (scripts/adapters_table) it runs the matrix and rewrites that table.
 """
@@ -15,7 +15,7 @@ from tests.kind_matrix import BASE, verdicts
 from tests.oracle import ARCHITECTURES
 from tests.peft_kinds import KINDS
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "adapters.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "adapters.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 _ABOUT = {BASE: "no adapter", **{name: kind.about for name, kind in KINDS.items()}}
 Verdicts = Mapping[str, Mapping[str, str]]  # architecture -> kind -> verdict

@@ -23,7 +23,7 @@ _FRESH = ("lora_", "hada_", "lokr_", "vera_lambda_")  # parameters that start fr
 class Kind:
     """How to make one kind of checkpoint, and for which models it can be made."""
 
-    about: str  # for the table in docs/adapters.md
+    about: str  # for the table in docs/reference/adapters.md
     config: Callable[[Layers], peft.PeftConfig]
     why_not: Callable[[Layers], str | None] = lambda layers: None  # None: it applies
     tied: bool | None = None  # must the model's input and output embeddings be one tensor? None: as the model is

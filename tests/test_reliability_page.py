@@ -1,4 +1,4 @@
-"""docs/reliability.md states each limit with the default that the setting has."""
+"""docs/explanation/reliability.md states each limit with the default that the setting has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lora_serve.core.setting_groups.connections import ConnectionSettings
 from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
 from lora_serve.core.settings import Settings
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "reliability.md").read_text()
 SHOWN = re.findall(r"\| `([a-z_0-9/]+\.py)` `(test_\w+)` \|$", PAGE, re.M)
 ROWS = {name.replace("-", "_"): default for name, default in re.findall(r"^\| `--([a-z-]+)` \| ([^|]+) \|", PAGE, re.M)}
 

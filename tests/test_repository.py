@@ -121,11 +121,11 @@ def _top_level_imports(file: Path) -> set[str]:
     [
         "README.md",
         "docs/DESIGN.md",
-        "docs/adapters.md",
-        "docs/performance.md",
-        "docs/reliability.md",
-        "docs/security.md",
-        "docs/simulation.md",
+        "docs/reference/adapters.md",
+        "docs/explanation/performance.md",
+        "docs/explanation/reliability.md",
+        "docs/explanation/security.md",
+        "docs/explanation/simulation.md",
         "CHANGELOG.md",
     ],
 )

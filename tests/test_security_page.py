@@ -1,4 +1,4 @@
-"""docs/security.md says only what is there."""
+"""docs/explanation/security.md says only what is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "security.md").read_text()
 ROWS = re.findall(r"^\| (\d+) \| (.*) \| (.*?) ?\|$", PAGE, re.M)
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 

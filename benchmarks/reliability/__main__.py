@@ -7,7 +7,8 @@ on a tiny random model: the races with 1, 2 and 4 slots for 64 adapters (the eng
 its own) while ids are registered and deleted; the storm of clients that hang up at any moment; ten times the requests
 that may wait; and a soak of races and disconnects during which memory, descriptors and threads are read every few
 seconds: their slope is that of a least-squares line through the second half. Exit code 1 if one answer was wrong,
-something stayed behind, or memory grew. The figures go into FILE and, between two marks, into docs/reliability.md.
+something stayed behind, or memory grew. The figures go into FILE and, between two marks, into
+docs/explanation/reliability.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--disconnects", type=int, default=5_000)
     parser.add_argument("--soak-minutes", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/reliability.md as it is")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/explanation/reliability.md as it is")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="lora_serve-reliability-") as folder:
         site = make_site(Path(folder))

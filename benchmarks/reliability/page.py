@@ -1,4 +1,4 @@
-"""The figures in docs/reliability.md, and what must not be among them."""
+"""The figures in docs/explanation/reliability.md, and what must not be among them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.reliability.site import NUM_ADAPTERS
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 MAX_SLOPE = 1.0  # MiB of memory per minute; a leak of 1 KiB per request is several times that
 

@@ -1,4 +1,4 @@
-"""docs/performance.md says what the committed results say; what feeds it measures what it names."""
+"""docs/explanation/performance.md says what the committed results say; what feeds it measures what it names."""
 
 from __future__ import annotations
 

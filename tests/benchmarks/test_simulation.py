@@ -21,7 +21,7 @@ def test_a_transfer_that_grows_with_size_is_fitted_and_one_that_does_not_is_its_
 
 
 def test_a_recorded_profile_is_read_back(tmp_path: Path) -> None:
-    facts = json.loads((DOCUMENT.parents[1] / "lora_serve/engine/simulate/profiles/demo-cpu.json").read_text())
+    facts = json.loads((DOCUMENT.parents[2] / "lora_serve/engine/simulate/profiles/demo-cpu.json").read_text())
     file = tmp_path / "again.json"
     file.write_text(profile_text(facts))
     assert json.loads(file.read_text()) == facts
@@ -37,7 +37,7 @@ def test_every_comparison_has_its_place_in_the_document() -> None:
 
 def test_the_documents_tables_are_those_of_the_results() -> None:
     text = DOCUMENT.read_text()
-    results = json.loads((DOCUMENT.parents[1] / "benchmarks/results/simulation.json").read_text())
+    results = json.loads((DOCUMENT.parents[2] / "benchmarks/results/simulation.json").read_text())
     assert set(results) == set(COMPARISONS)
     assert with_tables(text, results) == text
 

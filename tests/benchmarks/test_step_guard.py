@@ -1,4 +1,4 @@
-"""The step guard's verdicts. That it bites on a slow kernel is tried by hand: see docs/performance.md."""
+"""The step guard's verdicts. That it bites on a slow kernel is tried by hand: see docs/explanation/performance.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis that other things use too: a user of its own, the commands that docs/security.md lists, TLS, a prefix."""
+"""A Redis that is shared: a user of its own, the commands that docs/explanation/security.md lists, TLS, a prefix."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ DIGEST = "sha256:" + "ab" * 32
 
 
 def documented_rules() -> list[str]:
-    """What `ACL SETUSER` is given in docs/security.md."""
-    (line,) = re.findall(r"^    user lora_serve (.*)$", (ROOT / "docs" / "security.md").read_text(), re.M)
+    """What `ACL SETUSER` is given in docs/explanation/security.md."""
+    (line,) = re.findall(
+        r"^    user lora_serve (.*)$", (ROOT / "docs" / "explanation" / "security.md").read_text(), re.M
+    )
     return [rule.replace("PASSWORD", PASSWORD) for rule in line.split()]
 
 
