@@ -67,4 +67,4 @@ def _parse_weight(item: Any) -> tuple[str, float]:
     return name, weight
 
 
-Weights = Annotated[tuple[tuple[str, float], ...], NoDecode, BeforeValidator(parse_weights)]
+TenantWeights = Annotated[tuple[tuple[str, float], ...], NoDecode, BeforeValidator(parse_weights)]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from lora_serve.core.rate_limits import Unit
 from lora_serve.core.tenant import Caller, Quota
-from lora_serve.engine.queue_gate import LineLimit
+from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.tenancy.rate_limiter import RateLimit, RateLimiter, Reservation
-from lora_serve.tenancy.running_places import PlaceLimit, RunningPlaces
+from lora_serve.tenancy.running_places import ConcurrencyLimit, ConcurrencyLimiter
 from lora_serve.tenancy.shared_counters import SharedCounters
 
 _UNITS: tuple[tuple[Unit, str], ...] = (("requests", "requests_per_minute"), ("tokens", "tokens_per_minute"))
@@ -19,12 +19,12 @@ _REGISTRATIONS: tuple[tuple[Unit, str], ...] = (("registrations", "registrations
 class Quotas:
     """All on the event loop's thread. Callers without limits cost nothing."""
 
-    def __init__(self, limiter: RateLimiter | None = None, places: RunningPlaces | None = None) -> None:
+    def __init__(self, limiter: RateLimiter | None = None, concurrency: ConcurrencyLimiter | None = None) -> None:
         self._limiter = limiter or RateLimiter(SharedCounters(None))
         self._acts = RateLimiter(
             SharedCounters(None)
         )  # of each server alone: an admin may have to act while Redis is away
-        self.places = places or RunningPlaces()
+        self.concurrency = concurrency or ConcurrencyLimiter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check(self, caller: Caller) -> None:
@@ -103,14 +103,14 @@ def _limits(caller: Caller, units: tuple[tuple[Unit, str], ...]) -> tuple[RateLi
     )
 
 
-def place_limits(caller: Caller) -> tuple[PlaceLimit, ...]:
+def concurrency_limits(caller: Caller) -> tuple[ConcurrencyLimit, ...]:
     """How many of the caller's rows may run at once."""
-    return tuple(PlaceLimit(scope, q.max_running) for scope, q in _scopes(caller) if q.max_running is not None)
+    return tuple(ConcurrencyLimit(scope, q.max_running) for scope, q in _scopes(caller) if q.max_running is not None)
 
 
-def line_limits(caller: Caller) -> tuple[LineLimit, ...]:
+def waiting_limits(caller: Caller) -> tuple[WaitingLimit, ...]:
     """How many of the caller's requests may wait."""
-    return tuple(LineLimit(scope, q.max_queued) for scope, q in _scopes(caller) if q.max_queued is not None)
+    return tuple(WaitingLimit(scope, q.max_queued) for scope, q in _scopes(caller) if q.max_queued is not None)
 
 
 def _scopes(caller: Caller) -> Iterator[tuple[str, Quota]]:

@@ -16,7 +16,7 @@ from lora_serve.core.errors import RateLimitedError, RequestTimeoutError
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceLimit:
+class ConcurrencyLimit:
     """At most `limit` rows of `scope` (`tenant:<name>` or `key:<id>`) run at once."""
 
     scope: str
@@ -25,11 +25,11 @@ class PlaceLimit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
-    limits: Sequence[PlaceLimit]
+    limits: Sequence[ConcurrencyLimit]
     granted: asyncio.Future[None]
 
 
-class RunningPlaces:
+class ConcurrencyLimiter:
     """A place is held in all of a row's scopes or in none, so that nobody holds one while it waits for another."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class RunningPlaces:
         return len(self._waiters)
 
     @asynccontextmanager
-    async def held(self, limits: Sequence[PlaceLimit], deadline: float | None = None) -> AsyncIterator[None]:
+    async def held(self, limits: Sequence[ConcurrencyLimit], deadline: float | None = None) -> AsyncIterator[None]:
         """One row's place, for as long as the block lasts. `deadline`: seconds of time.monotonic().
 
         Raises RequestTimeoutError if there is none until then, RateLimitedError if there never is one.
@@ -66,7 +66,7 @@ class RunningPlaces:
         finally:
             self._give_back(limits)
 
-    async def _wait(self, limits: Sequence[PlaceLimit], deadline: float | None) -> None:
+    async def _wait(self, limits: Sequence[ConcurrencyLimit], deadline: float | None) -> None:
         waiter = _Waiter(limits, asyncio.get_running_loop().create_future())
         self._waiters[waiter] = None
         try:
@@ -84,7 +84,7 @@ class RunningPlaces:
         if self._waiters.pop(waiter, waiter) is waiter:
             self._give_back(waiter.limits)
 
-    def _give_back(self, limits: Sequence[PlaceLimit]) -> None:
+    def _give_back(self, limits: Sequence[ConcurrencyLimit]) -> None:
         for limit in limits:
             self._held[limit.scope] -= 1
             if not self._held[limit.scope]:
@@ -100,8 +100,8 @@ class RunningPlaces:
                 self._take(waiter.limits)
                 waiter.granted.set_result(None)
 
-    def _take(self, limits: Sequence[PlaceLimit]) -> None:
+    def _take(self, limits: Sequence[ConcurrencyLimit]) -> None:
         self._held.update(limit.scope for limit in limits)
 
-    def _has_room(self, limits: Sequence[PlaceLimit]) -> bool:
+    def _has_room(self, limits: Sequence[ConcurrencyLimit]) -> bool:
         return all(self._held[limit.scope] < limit.limit for limit in limits)

@@ -261,9 +261,9 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
     registries.fill(redis_url)
     before = registries.content(redis_url)
     config = AdapterConfig(tmp_path / "replica", (), redis_url, 4, 64, None, 10**8, None, 10**7)
-    with open_storage(config) as weights:
-        for digest in weights.catalog.snapshot.digests:
-            with weights.store.open(digest):
+    with open_storage(config) as storage:
+        for digest in storage.catalog.snapshot.digests:
+            with storage.store.open(digest):
                 pass
     for path in (tmp_path / "replica").glob("mirror*"):
         path.unlink()
@@ -273,8 +273,8 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
         pass
     assert rebuild_in(redis_url, tmp_path / "replica").is_whole
     assert registries.content(redis_url) == before
-    with open_storage(config) as weights:
-        assert weights.catalog.snapshot.entries == before[0]
+    with open_storage(config) as storage:
+        assert storage.catalog.snapshot.entries == before[0]
 
 
 @pytest.mark.parametrize(

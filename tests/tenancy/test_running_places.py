@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import RequestTimeoutError
-from lora_serve.tenancy.running_places import PlaceLimit, RunningPlaces
+from lora_serve.tenancy.running_places import ConcurrencyLimit, ConcurrencyLimiter
 
-TENANT, KEY_A, KEY_B = PlaceLimit("tenant:acme", 2), PlaceLimit("key:a", 1), PlaceLimit("key:b", 1)
+TENANT, KEY_A, KEY_B = ConcurrencyLimit("tenant:acme", 2), ConcurrencyLimit("key:a", 1), ConcurrencyLimit("key:b", 1)
 
 
 async def settle() -> None:
@@ -25,19 +25,19 @@ async def settle() -> None:
 class Row:
     """Holds its place until it is told to end."""
 
-    def __init__(self, places: RunningPlaces, *limits: PlaceLimit) -> None:
+    def __init__(self, places: ConcurrencyLimiter, *limits: ConcurrencyLimit) -> None:
         self.runs = False
         self.end = asyncio.Event()
         self.task = asyncio.ensure_future(self._run(places, limits))
 
-    async def _run(self, places: RunningPlaces, limits: tuple[PlaceLimit, ...]) -> None:
+    async def _run(self, places: ConcurrencyLimiter, limits: tuple[ConcurrencyLimit, ...]) -> None:
         async with places.held(limits):
             self.runs = True
             await self.end.wait()
 
 
 async def test_rows_beyond_the_limit_wait_in_order() -> None:
-    places = RunningPlaces()
+    places = ConcurrencyLimiter()
     rows = [Row(places, TENANT) for _ in range(4)]
     await settle()
     assert [row.runs for row in rows] == [True, True, False, False]
@@ -51,7 +51,7 @@ async def test_rows_beyond_the_limit_wait_in_order() -> None:
 
 
 async def test_row_that_ends_in_the_moment_in_which_a_waiting_one_is_cancelled_ends_well() -> None:
-    places = RunningPlaces()
+    places = ConcurrencyLimiter()
     running, leaving, waiting = (Row(places, TENANT, KEY_A) for _ in range(3))
     await settle()
     running.end.set()
@@ -67,7 +67,7 @@ async def test_row_that_ends_in_the_moment_in_which_a_waiting_one_is_cancelled_e
 
 
 async def test_key_that_waits_for_itself_holds_up_no_other_key() -> None:
-    places = RunningPlaces()
+    places = ConcurrencyLimiter()
     first, second, other = Row(places, TENANT, KEY_A), Row(places, TENANT, KEY_A), Row(places, TENANT, KEY_B)
     await settle()
     assert (first.runs, second.runs, other.runs) == (True, False, True)
@@ -79,7 +79,7 @@ async def test_key_that_waits_for_itself_holds_up_no_other_key() -> None:
 
 
 async def test_row_that_gives_up_or_fails_leaves_its_place_to_the_next() -> None:
-    places, one = RunningPlaces(), PlaceLimit("tenant:acme", 1)
+    places, one = ConcurrencyLimiter(), ConcurrencyLimit("tenant:acme", 1)
     running, waiting, next_one = Row(places, one), Row(places, one), Row(places, one)
     await settle()
     waiting.task.cancel()
@@ -96,7 +96,7 @@ async def test_row_that_gives_up_or_fails_leaves_its_place_to_the_next() -> None
 
 
 async def test_place_granted_in_the_moment_of_leaving_is_given_back() -> None:
-    places, one = RunningPlaces(), PlaceLimit("tenant:acme", 1)
+    places, one = ConcurrencyLimiter(), ConcurrencyLimit("tenant:acme", 1)
     running, waiting = Row(places, one), Row(places, one)
     await settle()
     async with AsyncExitStack():
@@ -108,7 +108,7 @@ async def test_place_granted_in_the_moment_of_leaving_is_given_back() -> None:
 
 
 async def test_deadline_ends_the_wait() -> None:
-    places, one = RunningPlaces(), PlaceLimit("tenant:acme", 1)
+    places, one = ConcurrencyLimiter(), ConcurrencyLimit("tenant:acme", 1)
     running = Row(places, one)
     await settle()
     with pytest.raises(RequestTimeoutError):
@@ -121,7 +121,7 @@ async def test_deadline_ends_the_wait() -> None:
 
 async def test_limit_of_zero_refuses_at_once() -> None:
     with pytest.raises(Exception, match="none of your"):
-        async with RunningPlaces().held([PlaceLimit("tenant:acme", 0)]):
+        async with ConcurrencyLimiter().held([ConcurrencyLimit("tenant:acme", 0)]):
             pytest.fail("nobody may run")
 
 
@@ -131,7 +131,7 @@ def test_no_place_leaks_and_no_limit_is_exceeded(walk: list[tuple[str, str]]) ->
     limits = {"a": (TENANT, KEY_A), "b": (TENANT, KEY_B)}
 
     async def run() -> None:
-        places, rows = RunningPlaces(), list[tuple[str, Row]]()
+        places, rows = ConcurrencyLimiter(), list[tuple[str, Row]]()
         for number, (key, act) in enumerate(walk):
             if act == "run":
                 rows.append((key, Row(places, *limits[key])))

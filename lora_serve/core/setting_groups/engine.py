@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.setting_groups.group import SettingsGroup
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Weights
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, TenantWeights
 
 
 class EngineSettings(SettingsGroup):
@@ -37,7 +37,7 @@ class EngineSettings(SettingsGroup):
         le=1000 * YEAR,
         description="milliseconds after which no policy lets anybody overtake a waiting request",
     )
-    tenant_weight: Weights = Field(
+    tenant_weight: TenantWeights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
     attention: Literal["auto", "native", "sdpa", "varlen"] = Field(
