@@ -54,11 +54,11 @@ from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.server.tls import ServerTls
 from lora_serve.tenancy.accounting import Accounting, open_accounting
-from lora_serve.tenancy.admin_key import load_admin_key
-from lora_serve.tenancy.authenticator import Authenticator, auth_required
-from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.authentication.admin_key import load_admin_key
+from lora_serve.tenancy.authentication.authenticator import Authenticator, auth_required
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.lost_directory import warn_if_lost
-from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 
 GAVE_UP = 3  # exit code: the engine was lost for good

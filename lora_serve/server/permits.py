@@ -12,9 +12,9 @@ from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.server.context import RequestContext
 from lora_serve.server.request_use import RequestUse
 from lora_serve.server.services import Services
-from lora_serve.tenancy.quota import concurrency_limits, waiting_limits
-from lora_serve.tenancy.running_places import ConcurrencyLimit, ConcurrencyLimiter
-from lora_serve.tenancy.usage import UsageKey
+from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter
+from lora_serve.tenancy.quotas.quotas import concurrency_limits, waiting_limits
+from lora_serve.tenancy.usage.figures import UsageKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import pytest
 
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.audit.journal import Act
+from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.lost_directory import warn_if_lost
-from lora_serve.tenancy.opening import open_directory
-from lora_serve.tenancy.usage import UsageFigures, UsageKey
+from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 
 
 @pytest.fixture
