@@ -30,7 +30,9 @@ from tests import registries
 
 
 def config_of(store: Path, url: str | None = None) -> AdapterConfig:
-    return AdapterConfig(store, (), url, 4, 64, None, 10**8, None, 10**7)
+    return AdapterConfig(
+        store=store, redis_url=url, max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+    )
 
 
 async def account(config: AdapterConfig) -> None:

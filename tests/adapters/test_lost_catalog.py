@@ -124,7 +124,9 @@ def test_record_that_is_too_large_counts_like_one_that_makes_no_sense(filled: Ad
 def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig, tmp_path: Path) -> None:
     with open_storage(filled) as storage:
         assert len(storage.catalog.snapshot.entries) == 3
-    with open_storage(AdapterConfig(tmp_path / "new", (), None, 4, 64, None, 1, None, 1)) as storage:
+    with open_storage(
+        AdapterConfig(store=tmp_path / "new", max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1)
+    ) as storage:
         assert not storage.catalog.snapshot.entries
 
 

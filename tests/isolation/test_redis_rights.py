@@ -93,7 +93,9 @@ def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None
 
 
 def config_of(store: Path, url: str, prefix: str) -> AdapterConfig:
-    return AdapterConfig(store, (), url, 4, 64, None, 1, None, 1, redis_prefix=prefix)
+    return AdapterConfig(
+        store=store, redis_url=url, max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1, redis_prefix=prefix
+    )
 
 
 async def use_tenants(config: AdapterConfig, other: AdapterConfig) -> None:

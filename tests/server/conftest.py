@@ -116,7 +116,7 @@ class House:
 
 @pytest.fixture
 def server_config() -> ServerConfig:
-    return ServerConfig("127.0.0.1", 0, BASE, KEY, "auto", 100_000, 5.0, "console", "off")
+    return ServerConfig(host="127.0.0.1", served_model_name=BASE, auth="auto", max_body_bytes=100_000)
 
 
 @pytest.fixture
@@ -141,7 +141,9 @@ def directory(catalog: Catalog, adapter_config: AdapterConfig) -> Iterator[Direc
 def adapter_config(tmp_path: Path) -> AdapterConfig:
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir(exist_ok=True)
-    return AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+    return AdapterConfig(
+        store=store, roots=(root,), max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=1_000_000
+    )
 
 
 @pytest.fixture

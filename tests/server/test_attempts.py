@@ -117,6 +117,6 @@ def test_limits_are_settings(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     flags = ["--wrong-keys-per-minute", "1", "--admin-acts-per-minute", "2", "--tenant-acts-per-minute", "0"]
     attempts = load_settings(["--model", str(tmp_path), *flags]).server_slice().attempts
-    assert attempts == AttemptLimits(1, 2, 0)
+    assert attempts == AttemptLimits(wrong_keys=1, admin_acts=2, tenant_acts=0)
     assert [attempts.acts_of(role) for role in (Role.ADMIN, Role.TENANT_ADMIN)] == [2, 0]
     assert load_settings(["--model", str(tmp_path)]).server_slice().attempts == AttemptLimits()

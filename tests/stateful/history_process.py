@@ -107,7 +107,14 @@ def _is_served(store: AdapterStore, digest: str) -> bool:
 
 
 def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None:
-    config = AdapterConfig(Path(order["store"]), (), order["url"] or None, 4, 64, None, 10**8, None, 10**7)
+    config = AdapterConfig(
+        store=Path(order["store"]),
+        redis_url=order["url"] or None,
+        max_loras=4,
+        max_lora_rank=64,
+        host_bytes=10**8,
+        max_upload_bytes=10**7,
+    )
     print(f"alive {os.getpid()}", flush=True)
     try:
         with open_storage(config) as storage:

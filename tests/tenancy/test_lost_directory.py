@@ -18,7 +18,9 @@ from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 @pytest.fixture
 def config(tmp_path: Path) -> AdapterConfig:
     (tmp_path / "store").mkdir()
-    return AdapterConfig(tmp_path / "store", (), None, 4, 64, None, 10**8, None, 10**7)
+    return AdapterConfig(
+        store=tmp_path / "store", max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+    )
 
 
 async def start(config: AdapterConfig, acts: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> None:

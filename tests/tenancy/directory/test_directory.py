@@ -280,7 +280,18 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def pair(redis: RedisServer, tmp_path: Path) -> Iterator[tuple[Directory, Directory]]:
     with ExitStack() as stack:
         one, other = (
-            stack.enter_context(open_directory(AdapterConfig(tmp_path / name, (), redis.url, 4, 64, None, 1, None, 1)))
+            stack.enter_context(
+                open_directory(
+                    AdapterConfig(
+                        store=tmp_path / name,
+                        redis_url=redis.url,
+                        max_loras=4,
+                        max_lora_rank=64,
+                        host_bytes=1,
+                        max_upload_bytes=1,
+                    )
+                )
+            )
             for name in "ab"
         )
         yield one, other
@@ -367,5 +378,9 @@ def test_replica_that_starts_without_redis_knows_what_it_knew(
     until(lambda: key.id in other.snapshot.keys)
     redis.kill()
     other.close()
-    with open_directory(AdapterConfig(tmp_path / "b", (), redis.url, 4, 64, None, 1, None, 1)) as again:
+    with open_directory(
+        AdapterConfig(
+            store=tmp_path / "b", redis_url=redis.url, max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1
+        )
+    ) as again:
         assert KeyTable(again).caller(secret).tenant == "acme"

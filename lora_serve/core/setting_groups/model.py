@@ -1,4 +1,4 @@
-"""What is served, and where."""
+"""The base model: its name, place and form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lora_serve.core.setting_groups.group import SettingsGroup
+from lora_serve.core.setting_types import SettingsGroup
 
 _MAX_NAME = 512  # characters: of a name on the wire
 _SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of adapters
