@@ -77,7 +77,16 @@ def make_world(
     *, block_size: int = 16, graphs: bool = True, lora_kernel: str = "auto",
 ) -> World:  # fmt: skip
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    config = ModelConfig(shape, device.type, "auto", None, "auto", lora_kernel, 0, "none", fuse_layers=False)
+    config = ModelConfig(
+        model=shape,
+        device=device.type,
+        dtype="auto",
+        max_model_len=None,
+        attention="auto",
+        lora_kernel=lora_kernel,
+        quantization="none",
+        fuse_layers=False,
+    )
     loaded = described(config, FrozenModule(_random_model(shape, device, dtype), (), dtype, device))
     num_blocks = 1 + num_rows * -(-(context + steps) // block_size)
     cache = KVCache(loaded.observation.kv_shape, num_blocks, block_size, device, num_spare=1)

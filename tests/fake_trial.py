@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.examination import undo_start, weigh
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef

@@ -11,8 +11,8 @@ from typing import Any
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.plain_lora import make_plain
-from lora_serve.adapters.checkpoint.weights import read_weights
+from lora_serve.adapters.checkpoint.weights.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.summary import traits_of
 from lora_serve.core.adapter import AdapterRef

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lora_serve.core.setting_groups.connections import ConnectionSettings
-from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
+from lora_serve.core.setting_groups.http import ConnectionSettings, RequestLimitSettings
 from lora_serve.core.settings import Settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "explanation" / "reliability.md").read_text()

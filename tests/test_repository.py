@@ -88,7 +88,6 @@ def test_every_import_of_the_package_is_a_declared_requirement() -> None:
         "http-sf": "http_sf",
         "huggingface-hub": "huggingface_hub",
         "prometheus-client": "prometheus_client",
-        "pydantic-settings": "pydantic_settings",
         "pyyaml": "yaml",
     }
     plain = [Requirement(item).name for item in project()["dependencies"]]

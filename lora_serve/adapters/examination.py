@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lora_serve.adapters.checkpoint.plain_lora import Undo, make_plain
-from lora_serve.adapters.checkpoint.saved import SavedAdapter
-from lora_serve.adapters.checkpoint.values import check_values
-from lora_serve.adapters.checkpoint.weights import read_weights
+from lora_serve.adapters.checkpoint.weights.plain_lora import Undo, make_plain
+from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.adapters.trial import AdapterSize, Candidate
 
 

@@ -54,11 +54,11 @@ from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
 from lora_serve.server.tls import ServerTls
 from lora_serve.tenancy.accounting import Accounting, open_accounting
-from lora_serve.tenancy.admin_key import load_admin_key
-from lora_serve.tenancy.authenticator import Authenticator, auth_required
-from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.authentication.admin_key import load_admin_key
+from lora_serve.tenancy.authentication.authenticator import Authenticator, auth_required
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.lost_directory import warn_if_lost
-from lora_serve.tenancy.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 
 GAVE_UP = 3  # exit code: the engine was lost for good
@@ -106,8 +106,8 @@ async def _serve(
     # operators then took up to 118 ms instead of 524 (the median 70 either way; 2 busy cores).
     sys.setswitchinterval(0.0005)
     module = host_module(settings.engine)
-    module.stand_aside()
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.stand_aside))
+    module.use_one_core()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.use_one_core))
     stop = asyncio.Event()
     _on_signals(stop, tls)
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
@@ -116,11 +116,11 @@ async def _serve(
     config, code = settings.adapter_slice(), 0
     with (
         closing(StoreMonitor(settings.store)) as monitor,
-        open_storage(config, monitor) as weights,
+        open_storage(config, monitor) as storage,
         open_directory(config, monitor) as directory,
     ):
-        books = open_accounting(config, settings.accounting_slice(), monitor, weights.catalog.replica)
-        async with books as opened, module.open_host(settings, weights) as host:
+        books = open_accounting(config, settings.accounting_slice(), monitor, storage.catalog.replica)
+        async with books as opened, module.open_host(settings, storage) as host:
             if auth_required(settings.auth, settings.host):
                 await warn_if_lost(directory, opened.audit, opened.meter)
             text = TextModel.load(settings.model, settings.allow_control_tokens)
@@ -130,7 +130,7 @@ async def _serve(
                 drained(code)
             else:
                 services = _build_services(
-                    settings, model, text, weights, sources, KeyTable(directory), opened, traces, module.stand_aside,
+                    settings, model, text, storage, sources, KeyTable(directory), opened, traces, module.use_one_core,
                     monitor,
                 )  # fmt: skip
                 if log is not None:
@@ -158,12 +158,12 @@ def _build_services(
     settings: Settings,
     model: HostedModel,
     text: TextModel,
-    weights: AdapterStorage,
+    storage: AdapterStorage,
     sources: SourceTable,
     keys: KeyTable,
     books: Accounting,
     traces: RequestTraces | None,
-    stand_aside: Callable[[], None],
+    use_one_core: Callable[[], None],
     monitor: StoreMonitor,
 ) -> Services:
     """Builds the parts of the web server from what is open."""
@@ -172,11 +172,11 @@ def _build_services(
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary())
     quota_of = keys.directory.quota_of
-    registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens, quota_of)
+    registry = Registry(config, model.spec, storage.catalog, storage.store, model.trial, base_tokens, quota_of)
     registry.sweep()
     return Services(
         client=model.client,
-        catalog=weights.catalog,
+        catalog=storage.catalog,
         registry=registry,
         staging=Staging(sources, registry.new_folder, settings.max_upload_size),
         text=text,
@@ -186,14 +186,14 @@ def _build_services(
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
         keys=keys,
         metrics=Metrics(settings.base_name, settings.metrics_tenants),
-        store=weights.store,
+        store=storage.store,
         store_monitor=monitor,
         traces=traces,
         lifecycle=Lifecycle(),
         registrations=FairThreads(
             "registry",
             settings.registration_threads,
-            on_start=stand_aside,
+            on_start=use_one_core,
             seconds_per_minute=settings.tenant_registration_seconds,
         ),
         quotas=books.quotas,

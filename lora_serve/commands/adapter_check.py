@@ -15,12 +15,12 @@ from rich.table import Table
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens, find_added_tokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.plain_lora import make_plain
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
-from lora_serve.adapters.checkpoint.values import check_values
-from lora_serve.adapters.checkpoint.weights import read_weights
+from lora_serve.adapters.checkpoint.weights.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.tenancy.admin_key import FILE_NAME
+from lora_serve.tenancy.authentication.admin_key import FILE_NAME
 
 DEFAULT_STORE = "adapters_store"
 LOOPBACK = ("localhost", "::1")

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from lora_serve.core.flags import flag_name
-from lora_serve.core.setting_types import parse_bytes
+from lora_serve.core.setting_texts import parse_bytes
 from lora_serve.core.tenant import MAX_LIMIT, Quota
 
 NONE = "none"

@@ -11,7 +11,7 @@ from lora_serve.core.web_origin import Origin
 MAX_REGISTRATIONS = 16  # at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which base model, where and how."""
 
@@ -21,7 +21,6 @@ class ModelConfig:
     max_model_len: int | None  # tokens; None: the model's own limit
     attention: str  # name of a file in model/attention, or "auto"
     lora_kernel: str  # name of a file in model/lora_kernels, or "auto"
-    seed: int
     quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
     task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"
@@ -52,7 +51,7 @@ class QueueLimits:
     max_tenant_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Batching limits and device memory."""
 
@@ -70,33 +69,33 @@ class EngineConfig:
     memory_limit: int | None = None  # bytes of the device for all that is ours; None: what is free at start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
     """Where adapters are kept, and how many bytes each tier may hold."""
 
     store: Path
-    roots: tuple[Path, ...]
-    redis_url: str | None
+    roots: tuple[Path, ...] = ()
+    redis_url: str | None = None
+    redis_prefix: str = "lora_serve"  # of every key
     max_loras: int  # device slots
     max_lora_rank: int
-    device_bytes: int | None  # None: no limit but max_loras
+    device_bytes: int | None = None  # None: no limit but max_loras
     host_bytes: int
-    max_cpu_loras: int | None  # None: no limit but host_bytes
+    max_cpu_loras: int | None = None  # None: no limit but host_bytes
+    disk_bytes: int | None = None  # None: no limit
     max_upload_bytes: int
     base_name: str = ""  # the base model's name on the wire, beside its folder's
-    disk_bytes: int | None = None  # None: no limit
     eviction: str = "cost"  # name of a file in adapters/eviction
     tenant_floor: float = 0.5  # part of a tenant's equal share of a tier that others cannot push out
     load_threads: int = 2
+    load_timeout: float = 60.0  # seconds after which a load hangs
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
-    redis_prefix: str = "lora_serve"  # of every key
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
     unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
-    load_timeout: float = 60.0  # seconds after which a load hangs
     registration_seconds: float = 300.0  # of the processor, for the examination of one adapter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
     """How much one inference request may ask for; for the defaults' meaning see their settings."""
 
@@ -109,7 +108,7 @@ class RequestLimits:
     max_logit_bias: int = 300
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """How many connections there may be, and how long each may keep us waiting. Times are seconds."""
 
@@ -128,7 +127,7 @@ class BrowserRules:
     origins: frozenset[Origin] = frozenset()  # whose pages may
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLimits:
     """How often within a minute something may be tried; 0: any number of times."""
 
@@ -140,7 +139,7 @@ class AttemptLimits:
         return self.admin_acts if role is Role.ADMIN else self.tenant_acts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
     """PEM files of the server's certificate, and of those that its clients may show."""
 
@@ -150,22 +149,15 @@ class TlsConfig:
     client_certificates: int  # as in ssl.CERT_NONE (0), CERT_OPTIONAL (1), CERT_REQUIRED (2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP side."""
 
     host: str
-    port: int
     served_model_name: str
-    admin_key: str | None
     auth: str  # "auto", "on" or "off"
     max_body_bytes: int
-    shutdown_timeout: float  # seconds
-    log_format: str  # "console" or "json"
-    warmup: str  # "auto", "full" or "off"
     tls: TlsConfig | None = None  # None: plain HTTP
-    otlp_traces_endpoint: str | None = None  # URL of a collector; None: no traces
-    metrics_tenants: int = 200  # with series of their own
     metrics_names: str = "auto"  # "auto", "open" or "admin"
     requests: RequestLimits = RequestLimits()
     connections: ConnectionLimits = ConnectionLimits()
@@ -173,7 +165,7 @@ class ServerConfig:
     attempts: AttemptLimits = AttemptLimits()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingConfig:
     """How tenants' limits and usage are counted."""
 

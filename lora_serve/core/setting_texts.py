@@ -1,4 +1,4 @@
-"""Texts among the settings: which of them can stand in a log, a path, a header and a key of Redis."""
+"""Texts among the settings: which of them can stand in a log, a path, a header and a key of Redis; sizes in bytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 MAX_LENGTH = 4096  # characters of a text: of a path, on Linux
+MAX_BYTES = 2**50  # more than any machine has
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -28,3 +30,13 @@ def check_text(value: Any) -> Any:
         if _UNPRINTABLE.search(item):
             raise ValueError("expected a text without control characters and without bytes that are not UTF-8")
     return value
+
+
+def parse_bytes(value: Any) -> Any:
+    """`"512MiB"`, `"2GB"`, `"1.5g"` or a plain number -> bytes (int). Anything else raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", value.lower())
+    if not match:
+        raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
+    return int(min(float(match[1]) * _UNITS[match[2]], 2.0 * MAX_BYTES))

@@ -1,31 +1,17 @@
-"""How single settings are written: sizes in bytes, lists, NAME=NUMBER."""
+"""The types of single settings (bytes, lists, NAME=NUMBER), and the base class of every group of them."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import NoDecode
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from lora_serve.core.setting_texts import check_text
+from lora_serve.core.setting_texts import MAX_BYTES, check_text, parse_bytes
 
 YEAR = 31_536_000  # seconds: the most of any time, which timers and clocks can all count
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
-MAX_BYTES = 2**50  # more than any machine has
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-def parse_bytes(value: Any) -> Any:
-    """`"512MiB"`, `"2GB"`, `"1.5g"` or a plain number -> bytes (int). Anything else raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", value.lower())
-    if not match:
-        raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
-    return int(min(float(match[1]) * _UNITS[match[2]], 2.0 * MAX_BYTES))
 
 
 def parse_list(value: Any) -> Any:
@@ -41,8 +27,8 @@ def parse_list(value: Any) -> Any:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=MAX_BYTES)]
-Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(parse_list)]
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
+Paths = Annotated[tuple[Path, ...], BeforeValidator(parse_list)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 
 
 def parse_weights(value: Any) -> Any:
@@ -67,4 +53,16 @@ def _parse_weight(item: Any) -> tuple[str, float]:
     return name, weight
 
 
-Weights = Annotated[tuple[tuple[str, float], ...], NoDecode, BeforeValidator(parse_weights)]
+TenantWeights = Annotated[tuple[tuple[str, float], ...], BeforeValidator(parse_weights)]
+
+
+class SettingsGroup(BaseModel):
+    """Some of the fields of `Settings`, named like their flags with underscores and described for --help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        """Runs before a value is understood as a number, a path or one of some words."""
+        return check_text(value)

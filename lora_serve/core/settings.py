@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.config import (
     AccountingConfig,
     AdapterConfig,
@@ -31,22 +29,19 @@ from lora_serve.core.config import (
     ServerConfig,
     TlsConfig,
 )
-from lora_serve.core.errors import ConfigError, InvalidRequestError
+from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
-from lora_serve.core.setting_groups.access import AccessSettings
-from lora_serve.core.setting_groups.accounting import AccountingSettings
-from lora_serve.core.setting_groups.adapter_tiers import AdapterTierSettings
-from lora_serve.core.setting_groups.batching import BatchSettings
-from lora_serve.core.setting_groups.browsers import BrowserSettings
-from lora_serve.core.setting_groups.connections import ConnectionSettings
-from lora_serve.core.setting_groups.engine import EngineSettings
-from lora_serve.core.setting_groups.kv_cache import KVCacheSettings
-from lora_serve.core.setting_groups.observability import ObservabilitySettings
-from lora_serve.core.setting_groups.operation import OperationSettings
-from lora_serve.core.setting_groups.registry import RegistrySettings
-from lora_serve.core.setting_groups.request_limits import RequestLimitSettings
-from lora_serve.core.setting_groups.served_model import ServedModelSettings
-from lora_serve.core.setting_groups.tls import TlsSettings
+from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
+from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
+from lora_serve.core.setting_groups.http import (
+    AccessSettings,
+    BrowserSettings,
+    ConnectionSettings,
+    RequestLimitSettings,
+    TlsSettings,
+)
+from lora_serve.core.setting_groups.model import ServedModelSettings
+from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
 from lora_serve.core.settings_file import read_settings_file
 from lora_serve.core.web_origin import parse_name, parse_origin
 
@@ -74,19 +69,6 @@ class Settings(
 ):
     """Every setting of `lora-serve serve`; field names are flag names with underscores."""
 
-    @field_validator("lora_modules")
-    @classmethod
-    def _check_lora_modules(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for item in value:
-            name, equals, path = item.partition("=")
-            if not equals or not path:
-                raise ValueError("expected NAME=PATH")
-            try:
-                check_adapter_id(name)
-            except InvalidRequestError as error:
-                raise ValueError(f"{item!r}: {error}") from None
-        return value
-
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -96,139 +78,131 @@ class Settings(
             )
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What `resolve_settings` hands over, then the environment; no .env, no secrets folder."""
-        return init_settings, env_settings
+    @property
+    def base_name(self) -> str:
+        """The base model's name on the wire."""
+        return self.served_model_name or self.model
 
     def model_slice(self) -> ModelConfig:
         return ModelConfig(
-            self.model,
-            self.device,
-            self.dtype,
-            self.max_model_len,
-            self.attention,
-            self.lora_kernel,
-            self.seed,
-            self.quantization,
-            self.task,
-            self.pooling,
-            self.fuse_layers,
-            self.cuda_graphs,
+            model=self.model,
+            device=self.device,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            attention=self.attention,
+            lora_kernel=self.lora_kernel,
+            quantization=self.quantization,
+            task=self.task,
+            pooling=self.pooling,
+            fuse_layers=self.fuse_layers,
+            cuda_graphs=self.cuda_graphs,
         )
-
-    @property
-    def base_name(self) -> str:
-        """What the base model is called on the wire."""
-        return self.served_model_name or self.model
 
     def engine_slice(self) -> EngineConfig:
-        batch = BatchLimits(
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-            self.batch_wait_ms / 1000,
-            self.preferred_batch_size,
-            None if self.latency_target_ms is None else self.latency_target_ms / 1000,
-            None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000,
-            self.prompt_stretch or None,
-        )
-        queue = QueueLimits(self.max_queue, self.max_queue_tokens, self.max_tenant_queue, self.max_tenant_queue_tokens)
         return EngineConfig(
-            batch,
-            queue,
-            self.kv_cache_memory,
-            self.block_size,
-            self.enable_prefix_caching,
-            self.policy,
-            self.seed,
-            self.max_wait_ms / 1000,
-            self.tenant_weight,
-            self.swap_space,
-            self.share_base_prefixes,
-            self.memory_limit,
+            batch=BatchLimits(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                batch_wait=self.batch_wait_ms / 1000,
+                preferred_batch_size=self.preferred_batch_size,
+                ttft_target=None if self.latency_target_ms is None else self.latency_target_ms / 1000,
+                itl_target=None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000,
+                prompt_stretch=self.prompt_stretch or None,
+            ),
+            queue=QueueLimits(
+                max_requests=self.max_queue,
+                max_tokens=self.max_queue_tokens,
+                max_tenant_requests=self.max_tenant_queue,
+                max_tenant_tokens=self.max_tenant_queue_tokens,
+            ),
+            kv_cache_memory=self.kv_cache_memory,
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            policy=self.policy,
+            seed=self.seed,
+            max_wait=self.max_wait_ms / 1000,
+            tenant_weights=self.tenant_weight,
+            swap_space=self.swap_space,
+            share_base_prefixes=self.share_base_prefixes,
+            memory_limit=self.memory_limit,
         )
 
     def adapter_slice(self) -> AdapterConfig:
         return AdapterConfig(
-            self.store,
-            self.adapter_root,
-            self.redis_url,
-            self.max_loras,
-            self.max_lora_rank,
-            self.adapter_memory,
-            self.adapter_host_memory,
-            self.max_cpu_loras,
-            self.max_upload_size,
-            self.base_name,
-            self.adapter_disk_memory,
-            self.adapter_eviction,
-            self.adapter_tenant_floor,
-            self.adapter_load_threads,
-            self.adapter_url,
-            self.redis_prefix,
-            self.tenant_source,
-            self.unnamed_blob_days,
-            self.adapter_load_timeout,
-            self.registration_seconds,
+            store=self.store,
+            roots=self.adapter_root,
+            redis_url=self.redis_url,
+            redis_prefix=self.redis_prefix,
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
+            device_bytes=self.adapter_memory,
+            host_bytes=self.adapter_host_memory,
+            max_cpu_loras=self.max_cpu_loras,
+            disk_bytes=self.adapter_disk_memory,
+            max_upload_bytes=self.max_upload_size,
+            base_name=self.base_name,
+            eviction=self.adapter_eviction,
+            tenant_floor=self.adapter_tenant_floor,
+            load_threads=self.adapter_load_threads,
+            load_timeout=self.adapter_load_timeout,
+            urls=self.adapter_url,
+            tenant_sources=self.tenant_source,
+            unnamed_days=self.unnamed_blob_days,
+            registration_seconds=self.registration_seconds,
         )
 
     def accounting_slice(self) -> AccountingConfig:
         return AccountingConfig(
-            self.usage_flush_seconds,
-            self.usage_bucket_seconds,
-            self.usage_keep_days,
-            self.quota_without_redis == "local",
+            flush_seconds=self.usage_flush_seconds,
+            bucket_seconds=self.usage_bucket_seconds,
+            keep_days=self.usage_keep_days,
+            counts_alone=self.quota_without_redis == "local",
         )
 
     def server_slice(self) -> ServerConfig:
         return ServerConfig(
-            self.host,
-            self.port,
-            self.base_name,
-            self.admin_key,
-            self.auth,
-            self.max_body_size,
-            self.shutdown_timeout,
-            self.log_format,
-            self.warmup,
-            self.tls_slice(),
-            self.otlp_traces_endpoint,
-            self.metrics_tenants,
-            self.metrics_names,
+            host=self.host,
+            served_model_name=self.base_name,
+            auth=self.auth,
+            max_body_bytes=self.max_body_size,
+            tls=self.tls_slice(),
+            metrics_names=self.metrics_names,
             requests=RequestLimits(
-                self.max_n,
-                self.max_prompts,
-                self.max_logprobs,
-                self.max_stop,
-                self.max_stop_length,
-                self.max_stop_token_ids,
-                self.max_logit_bias,
+                max_n=self.max_n,
+                max_prompts=self.max_prompts,
+                max_logprobs=self.max_logprobs,
+                max_stops=self.max_stop,
+                max_stop_length=self.max_stop_length,
+                max_stop_token_ids=self.max_stop_token_ids,
+                max_logit_bias=self.max_logit_bias,
             ),
             connections=ConnectionLimits(
-                self.max_connections,
-                self.max_header_size,
-                self.keep_alive_timeout,
-                self.body_timeout,
-                self.write_timeout,
+                max_connections=self.max_connections,
+                max_header_bytes=self.max_header_size,
+                keep_alive=self.keep_alive_timeout,
+                body=self.body_timeout,
+                write=self.write_timeout,
             ),
-            attempts=AttemptLimits(self.wrong_keys_per_minute, self.admin_acts_per_minute, self.tenant_acts_per_minute),
+            attempts=AttemptLimits(
+                wrong_keys=self.wrong_keys_per_minute,
+                admin_acts=self.admin_acts_per_minute,
+                tenant_acts=self.tenant_acts_per_minute,
+            ),
             browsers=BrowserRules(
-                frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
-                frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
+                hosts=frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
+                origins=frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
             ),
         )
 
     def tls_slice(self) -> TlsConfig | None:
         if self.ssl_certfile is None:
             return None
-        return TlsConfig(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
+        return TlsConfig(
+            certificate=self.ssl_certfile,
+            key=self.ssl_keyfile,
+            authorities=self.ssl_ca_certs,
+            client_certificates=self.ssl_cert_reqs,
+        )
 
 
 def load_settings(arguments: list[str]) -> Settings:
@@ -248,14 +222,15 @@ def settings_parser(program: str, description: str) -> FlagParser:
 
 def resolve_settings(flags: dict[str, Any]) -> Settings:
     """Settings from flags over environment over the YAML file. Raises ConfigError."""
-    in_environment = {name: f"LORA_SERVE_{name.upper()}" for name in Settings.model_fields}
-    in_environment = {name: key for name, key in in_environment.items() if os.environ.get(key)}
-    file = flags.get("config") or os.environ.get("LORA_SERVE_CONFIG")
+    environment = {key.upper(): value for key, value in os.environ.items() if value}
+    variables = {name: f"LORA_SERVE_{name.upper()}" for name in Settings.model_fields}
+    from_environment = {name: environment[key] for name, key in variables.items() if key in environment}
+    file = flags.get("config") or from_environment.get("config")
     from_file = read_settings_file(Path(file), Settings.model_fields) if file else {}
     try:
-        settings = Settings(**{name: value for name, value in from_file.items() if name not in in_environment} | flags)
+        settings = Settings(**from_file | from_environment | flags)
     except ValidationError as error:
-        origins = dict.fromkeys(from_file, f"in {file}") | {name: f"in {key}" for name, key in in_environment.items()}
+        origins = dict.fromkeys(from_file, f"in {file}") | {name: f"in {variables[name]}" for name in from_environment}
         raise ConfigError(describe(error, {name: origins[name] for name in origins if name not in flags})) from None
     check_folders(settings)
     return settings

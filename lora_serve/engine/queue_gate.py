@@ -18,7 +18,7 @@ from lora_serve.engine.waiting_line import WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
-class LineLimit:
+class WaitingLimit:
     """A caller's own line beside its account's: at most `max_requests` of `name` wait."""
 
     name: str
@@ -46,7 +46,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
-        self._lines: dict[str, WaitingLine] = {}  # by account and LineLimit, of those that have somebody waiting
+        self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, of those that have somebody waiting
 
     @property
     def num_requests(self) -> int:
@@ -67,7 +67,7 @@ class QueueGate:
         requests: Sequence[InferenceRequest],
         *,
         limited: bool = True,
-        lines: Sequence[LineLimit] = (),
+        lines: Sequence[WaitingLimit] = (),
         on_start: OnStart | None = None,
     ) -> None:
         """All of one answer's requests wait from now on, or none. Who entered before is not counted again.
@@ -115,7 +115,7 @@ class QueueGate:
     def entered(
         self,
         requests: Sequence[InferenceRequest],
-        lines: Sequence[LineLimit] = (),
+        lines: Sequence[WaitingLimit] = (),
         on_start: OnStart | None = None,
     ) -> Iterator[None]:
         """`enter` now, and `leave` at the end of the block for whoever still waits then."""

@@ -1,1 +1,1 @@
-"""Where the engine runs: one file per value of --engine, each with an `open_host` and a `stand_aside` (see base.py)."""
+"""Where the engine runs: one file per value of --engine, each with `open_host` and `use_one_core` (see base.py)."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.adapters.blobs import Blobs
-from lora_serve.adapters.checkpoint.zeros import dummy_adapter
+from lora_serve.adapters.checkpoint.weights.zeros import dummy_adapter
 from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.adapters.fetch import fetch_timed
 from lora_serve.adapters.loader import Loaded

@@ -47,10 +47,10 @@ class EngineHost(Protocol):
 class HostModule(Protocol):
     """What each file of this package that is a value of --engine holds."""
 
-    def open_host(self, settings: Settings, weights: AdapterStorage) -> AbstractAsyncContextManager[EngineHost]:
+    def open_host(self, settings: Settings, storage: AdapterStorage) -> AbstractAsyncContextManager[EngineHost]:
         """As long as the block lasts. A process begins to load at once."""
 
-    def stand_aside(self) -> None:
+    def use_one_core(self) -> None:
         """Called first on every thread of the server that is not the engine's."""
 
 

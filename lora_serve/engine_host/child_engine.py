@@ -67,15 +67,15 @@ class ChildEngine:
         import_transformers(configure.model.quantization, configure.model.model)
         configure_logging(configure.log_format, redaction=_redaction(configure), handler=LogHandler(divert_streams()))
         from lora_serve.engine_host.local import LocalEngine, build_parts
-        from lora_serve.model.threads import stand_aside
+        from lora_serve.model.threads import use_one_core
 
         sys.setswitchinterval(0.0005)  # see launch.py
-        stand_aside()
+        use_one_core()
         with timed(f"model {configure.model.model}"):
             parts = build_parts(configure.model, configure.engine, configure.adapters)
         gc.freeze()
         hosted = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
-        self._service = EngineService(hosted, self._channel.send, stand_aside)
+        self._service = EngineService(hosted, self._channel.send, use_one_core)
         self._channel.send(wire.Ready(parts.spec))
 
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lora_serve.adapters.checkpoint.plain_lora import Undo
-from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.examination import undo_start, weigh
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef

@@ -19,7 +19,7 @@ from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.engine_host.examiner import AdaptersAtHand, LocalExaminer
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.host_adapter import HostAdapter
-from lora_serve.model.threads import stand_aside
+from lora_serve.model.threads import use_one_core
 
 
 class LocalEngine:
@@ -40,7 +40,7 @@ class LocalEngine:
             adapters.load_threads,
             keep=source.keep,
             pace=Pace(lambda: self.engine.is_busy and self._is_settled),  # warm-up is no one's loss
-            on_start=stand_aside,
+            on_start=use_one_core,
             term=adapters.load_timeout,
         )
         self.engine: Engine = self.rebuild()

@@ -28,16 +28,16 @@ COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
 T = TypeVar("T")
 
 
-def stand_aside() -> None:
+def use_one_core() -> None:
     """Nothing in this process computes in parallel."""
 
 
 @asynccontextmanager
 async def open_host(
-    settings: Settings, weights: AdapterStorage, command: Sequence[str] = COMMAND
+    settings: Settings, storage: AdapterStorage, command: Sequence[str] = COMMAND
 ) -> AsyncIterator[EngineHost]:
     """See `HostModule`. `command`: what to start, with the number of a socket as its last argument."""
-    configure, blobs = configure_of(settings), StoredBlobs(weights.store, weights.disk)
+    configure, blobs = configure_of(settings), StoredBlobs(storage.store, storage.disk)
     errands = Errands(blobs, settings.adapter_load_threads, settings.store / "tmp", settings.adapter_load_timeout)
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),

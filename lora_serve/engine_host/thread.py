@@ -15,15 +15,15 @@ from lora_serve.engine_host.base import EngineHost, HostedModel
 from lora_serve.engine_host.local import LocalEngine, build_parts
 from lora_serve.engine_host.trial import EngineTrial
 from lora_serve.logs import timed
-from lora_serve.model.threads import stand_aside
+from lora_serve.model.threads import use_one_core
 
-__all__ = ["ThreadHost", "open_host", "stand_aside"]
+__all__ = ["ThreadHost", "open_host", "use_one_core"]
 
 
 @asynccontextmanager
-async def open_host(settings: Settings, weights: AdapterStorage) -> AsyncIterator[EngineHost]:
+async def open_host(settings: Settings, storage: AdapterStorage) -> AsyncIterator[EngineHost]:
     """See `HostModule`."""
-    host = ThreadHost(settings, StoredBlobs(weights.store, weights.disk))
+    host = ThreadHost(settings, StoredBlobs(storage.store, storage.disk))
     try:
         yield host
     finally:

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.checkpoint.plain_lora import Undo
-from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.memory import MemoryPlan

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
 from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.arena import in_arena
 from lora_serve.model.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedEmbedding, SavedLinear
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedEmbedding, SavedLinear
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.frozen_linear import FrozenLinear

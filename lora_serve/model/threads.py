@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 
-def stand_aside() -> None:
+def use_one_core() -> None:
     """The calling thread computes on one core from now on, and so has no team."""
     torch.get_num_threads()  # torch sets a thread's number once, at its first use
     runtime = openmp()

@@ -55,7 +55,7 @@ from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.task_guard import for_task
 from lora_serve.server.tenant_budgets import following_budgets
 from lora_serve.server.tracing import traced
-from lora_serve.tenancy.wrong_keys import WrongKeys
+from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)
 

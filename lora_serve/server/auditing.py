@@ -21,7 +21,7 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.context import AuditNote, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.audit.journal import Act
 
 logger = logging.getLogger(__name__)
 

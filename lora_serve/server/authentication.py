@@ -9,8 +9,8 @@ from aiohttp import web
 from lora_serve.core.errors import WrongKeyError
 from lora_serve.core.tenant import Caller
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authenticator import Authenticator
-from lora_serve.tenancy.wrong_keys import WrongKeys
+from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
 
 Authenticate = Callable[[Authenticator, str | None], Caller]
 

@@ -20,7 +20,7 @@ from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError
 from lora_serve.core.rate_limits import Unit
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
-from lora_serve.tenancy.authenticator import is_loopback
+from lora_serve.tenancy.authentication.authenticator import is_loopback
 
 _ITS_OWN = frozenset(("same-origin", "none"))  # `Sec-Fetch-Site`; none: typed, or a bookmark
 _PAGES = frozenset(("/docs",))  # for people, who may come by a link from anywhere

@@ -7,7 +7,7 @@ import socket
 
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.tenancy.authenticator import auth_required, is_loopback
+from lora_serve.tenancy.authentication.authenticator import auth_required, is_loopback
 
 logger = logging.getLogger(__name__)
 

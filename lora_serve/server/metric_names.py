@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from lora_serve.core.errors import AuthenticationError, ForbiddenError
 from lora_serve.server.authentication import authenticated
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.authentication.authenticator import Authenticator
 
 OTHERS = "other"
 # What is written in place of the names. Whatever has one of these labels is added up.

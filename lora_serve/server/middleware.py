@@ -17,7 +17,7 @@ from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.errors import wire_error
 from lora_serve.server.log_fields import log_fields
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authenticator import Authenticator
+from lora_serve.tenancy.authentication.authenticator import Authenticator
 
 access_log = logging.getLogger("lora_serve.access")
 

@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import LOCAL_CALLER, Caller
-from lora_serve.engine.queue_gate import LineLimit
+from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.server.context import RequestContext
 from lora_serve.server.request_use import RequestUse
 from lora_serve.server.services import Services
-from lora_serve.tenancy.quota import line_limits, place_limits
-from lora_serve.tenancy.running_places import PlaceLimit, RunningPlaces
-from lora_serve.tenancy.usage import UsageKey
+from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter
+from lora_serve.tenancy.quotas.quotas import concurrency_limits, waiting_limits
+from lora_serve.tenancy.usage.figures import UsageKey
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
     """What an answer may do, and where it counts what it does."""
 
-    lines: tuple[LineLimit, ...]  # for the engine's gate
+    lines: tuple[WaitingLimit, ...]  # for the engine's gate
     use: RequestUse
-    _places: RunningPlaces
-    _limits: tuple[PlaceLimit, ...]
+    _concurrency: ConcurrencyLimiter
+    _limits: tuple[ConcurrencyLimit, ...]
 
     def row(self, request: InferenceRequest) -> AbstractAsyncContextManager[None]:
         """The place of one of its rows, for as long as the block lasts. Raises RequestTimeoutError."""
-        return self._places.held(self._limits, request.deadline)
+        return self._concurrency.held(self._limits, request.deadline)
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def permitted(
     if reservation is not None:
         context.rate_limits = reservation.standings
     try:
-        yield Permit(line_limits(caller), use, services.quotas.places, place_limits(caller))
+        yield Permit(waiting_limits(caller), use, services.quotas.concurrency, concurrency_limits(caller))
     finally:
         services.quotas.settle(reservation, use.num_tokens)
         _meter(services, context, requests[0] if requests else None, caller, use)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lora_serve.core.events import Timings
 from lora_serve.core.request import InferenceRequest
-from lora_serve.tenancy.usage import UsageFigures
+from lora_serve.tenancy.usage.figures import UsageFigures
 
 
 class RequestUse:

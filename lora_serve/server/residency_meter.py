@@ -15,7 +15,7 @@ from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import SlotInfo
 from lora_serve.server.background import kept_going
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.usage import UsageFigures, UsageKey
+from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 
 INTERVAL = 5.0  # seconds between two looks, which an adapter that came or went in between may be off by
 

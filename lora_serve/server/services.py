@@ -26,11 +26,11 @@ from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.staging import Staging
-from lora_serve.tenancy.audit import AuditLog
-from lora_serve.tenancy.authenticator import Authenticator
-from lora_serve.tenancy.key_table import KeyTable
-from lora_serve.tenancy.metering import Meter
-from lora_serve.tenancy.quota import Quotas
+from lora_serve.tenancy.audit.log import AuditLog
+from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.quotas.quotas import Quotas
+from lora_serve.tenancy.usage.metering import Meter
 from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from lora_serve.adapters.catalog.opening import replica_name
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AccountingConfig, AdapterConfig
-from lora_serve.tenancy.audit import AuditLog
-from lora_serve.tenancy.audit_journal import AuditJournal
-from lora_serve.tenancy.metering import Meter
-from lora_serve.tenancy.quota import Quotas
-from lora_serve.tenancy.rate_counters import RateCounters
-from lora_serve.tenancy.rate_limiter import RateLimiter
-from lora_serve.tenancy.shared_counters import SharedCounters
-from lora_serve.tenancy.usage_journal import UsageJournal
+from lora_serve.tenancy.audit.journal import AuditJournal
+from lora_serve.tenancy.audit.log import AuditLog
+from lora_serve.tenancy.quotas.counters import RateCounters
+from lora_serve.tenancy.quotas.quotas import Quotas
+from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
+from lora_serve.tenancy.quotas.shared_counters import SharedCounters
+from lora_serve.tenancy.usage.journal import UsageJournal
+from lora_serve.tenancy.usage.metering import Meter
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ def _opened(
 ) -> Accounting:
     if config.redis_url is None:
         return Accounting(Quotas(), Meter(usage, None, accounting), AuditLog(audit))
-    from lora_serve.tenancy.audit_exchange import AuditExchange
-    from lora_serve.tenancy.redis_counters import RedisCounters
-    from lora_serve.tenancy.usage_exchange import UsageExchange
+    from lora_serve.tenancy.audit.exchange import AuditExchange
+    from lora_serve.tenancy.quotas.redis_counters import RedisCounters
+    from lora_serve.tenancy.usage.exchange import UsageExchange
 
     url, prefix = config.redis_url, config.redis_prefix
     counters: RateCounters = RedisCounters(url, prefix)

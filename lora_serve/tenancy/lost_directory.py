@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER
-from lora_serve.tenancy.audit import AuditLog
-from lora_serve.tenancy.audit_journal import AuditLine
-from lora_serve.tenancy.directory import Directory
-from lora_serve.tenancy.metering import Meter
+from lora_serve.tenancy.audit.journal import AuditLine
+from lora_serve.tenancy.audit.log import AuditLog
+from lora_serve.tenancy.directory.directory import Directory
+from lora_serve.tenancy.usage.metering import Meter
 
 _WITHOUT_KEYS = (ADMIN_CALLER.tenant, LOCAL_CALLER.tenant)
 _EVER = 2**40  # Unix seconds

@@ -50,7 +50,9 @@ def spec() -> ModelSpec:
 def config(tmp_path: Path) -> AdapterConfig:
     root = tmp_path / "root"
     root.mkdir()
-    return AdapterConfig(tmp_path / "store", (root,), None, 4, 64, None, 10**8, None, 10**7)
+    return AdapterConfig(
+        store=tmp_path / "store", roots=(root,), max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+    )
 
 
 @pytest.fixture

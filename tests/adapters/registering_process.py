@@ -22,7 +22,7 @@ import redis
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.checkpoint.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.examination import weigh
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
@@ -56,7 +56,14 @@ def _num_bytes(saved: SavedAdapter) -> int:
 
 
 def open_registry(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Registry, Catalog, AdapterStore]:
-    config = AdapterConfig(store, (), redis_url or None, 4, 64, None, 10**8, None, 10**7)
+    config = AdapterConfig(
+        store=store,
+        redis_url=redis_url or None,
+        max_loras=4,
+        max_lora_rank=64,
+        host_bytes=10**8,
+        max_upload_bytes=10**7,
+    )
     catalog, kept = open_catalog(store, config.redis_url), _store_of(config)
     registry = Registry(config, spec, catalog, kept, Trial())
     registry.sweep()

@@ -22,15 +22,17 @@ from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.admin_key import load_admin_key
-from lora_serve.tenancy.audit_journal import Act
-from lora_serve.tenancy.opening import open_directory
-from lora_serve.tenancy.usage import UsageFigures, UsageKey
+from lora_serve.tenancy.audit.journal import Act
+from lora_serve.tenancy.authentication.admin_key import load_admin_key
+from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from tests import registries
 
 
 def config_of(store: Path, url: str | None = None) -> AdapterConfig:
-    return AdapterConfig(store, (), url, 4, 64, None, 10**8, None, 10**7)
+    return AdapterConfig(
+        store=store, redis_url=url, max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+    )
 
 
 async def account(config: AdapterConfig) -> None:
@@ -62,13 +64,13 @@ def test_backup_beside_a_running_server_and_restore_bring_everything_back(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = registries.content(store)
-    with open_storage(config_of(store)) as weights, open_directory(config_of(store)) as directory:
+    with open_storage(config_of(store)) as storage, open_directory(config_of(store)) as directory:
         directory.create_tenant("acme")
         _, secret = directory.create_key("acme", Role.INFERENCE)
         assert main(["registry", "backup", "--to", "backup", "--store", "store", "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert (document["blobs"], len(document["databases"])) == (4, 4)
-        weights.catalog.remove("acme/x")  # after it
+        storage.catalog.remove("acme/x")  # after it
     assert not any(path.name in ("admin_key", "replica", "lock") for path in (tmp_path / "backup").iterdir())
     words = b"".join(path.read_bytes() for path in (tmp_path / "backup").rglob("*") if path.is_file())
     assert secret.encode() not in words
@@ -125,10 +127,10 @@ def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
     listed = json.loads((store.parent / "backup" / "backup.json").read_text())
     assert listed["missing"] == {digest: ["initech/z@1"]}
     assert not (store.parent / "backup" / "backup.incomplete").exists()
-    with open_storage(config_of(store.parent / "again")) as weights:
-        assert set(weights.catalog.snapshot.entries) == {"acme/x", "y", "initech/z"}
-        assert weights.store.digests() == weights.catalog.snapshot.digests - {digest}
-        with pytest.raises(AdapterUnavailableError), weights.store.open(digest):
+    with open_storage(config_of(store.parent / "again")) as storage:
+        assert set(storage.catalog.snapshot.entries) == {"acme/x", "y", "initech/z"}
+        assert storage.store.digests() == storage.catalog.snapshot.digests - {digest}
+        with pytest.raises(AdapterUnavailableError), storage.store.open(digest):
             pass
 
 
@@ -145,8 +147,8 @@ def test_blob_that_is_gone_from_a_shared_registry_is_left_out_and_named(redis_ur
     with open_place(registries.at(redis_url), is_source=True) as place:
         assert set(place.catalog.snapshot.entries) == before
         assert not place.store.has(digest)
-    with open_storage(config_of(tmp_path / "replica", redis_url)) as weights:
-        assert set(weights.catalog.snapshot.entries) == before
+    with open_storage(config_of(tmp_path / "replica", redis_url)) as storage:
+        assert set(storage.catalog.snapshot.entries) == before
 
 
 def test_registry_that_changes_without_a_rest_and_has_a_broken_blob_is_backed_up(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.content import read_content
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.checkpoint.weights import parse_checked
+from lora_serve.adapters.checkpoint.weights.reading import parse_checked
 from lora_serve.adapters.fetch import fetch_timed
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore, VerifiedBlob

@@ -19,10 +19,10 @@ from lora_serve.adapters.catalog.journals.mirrored import MirroredJournal
 from lora_serve.adapters.catalog.opening import open_catalog, redis_journal
 from lora_serve.core.errors import AuthenticationError, ConflictError, LoraServeError, NotFoundError
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.branches import merge_branches
-from lora_serve.tenancy.directory import TITLE, Directory
-from lora_serve.tenancy.key_table import KeyTable
-from lora_serve.tenancy.opening import JOURNAL
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.directory.branches import merge_branches
+from lora_serve.tenancy.directory.directory import TITLE, Directory
+from lora_serve.tenancy.directory.opening import JOURNAL
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
 

@@ -114,18 +114,20 @@ def test_start_on_an_older_copy_of_the_catalog_is_refused(filled: AdapterConfig)
 def test_record_that_is_too_large_counts_like_one_that_makes_no_sense(filled: AdapterConfig) -> None:
     for path in filled.store.glob("blobs/*/named-*.json"):
         os.truncate(path, record_files.MAX_BYTES + 1)
-    with open_storage(filled) as weights:
-        assert len(weights.catalog.snapshot.entries) == 3
+    with open_storage(filled) as storage:
+        assert len(storage.catalog.snapshot.entries) == 3
     lose(filled.store)
     rebuilt = rebuild_folder(filled.store, [], True, lambda done, total: None)
     assert len(rebuilt.aside) == 4
 
 
 def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig, tmp_path: Path) -> None:
-    with open_storage(filled) as weights:
-        assert len(weights.catalog.snapshot.entries) == 3
-    with open_storage(AdapterConfig(tmp_path / "new", (), None, 4, 64, None, 1, None, 1)) as weights:
-        assert not weights.catalog.snapshot.entries
+    with open_storage(filled) as storage:
+        assert len(storage.catalog.snapshot.entries) == 3
+    with open_storage(
+        AdapterConfig(store=tmp_path / "new", max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1)
+    ) as storage:
+        assert not storage.catalog.snapshot.entries
 
 
 @pytest.mark.parametrize("damage", [lose, empty])
@@ -182,9 +184,9 @@ def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: A
 def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, spec: ModelSpec) -> None:
     with closing(sqlite3.connect(filled.store / CATALOG)) as database, database:
         database.execute("UPDATE records SET text = '{' WHERE key = 'adapter:initech/z'")
-    with open_storage(filled) as weights:
-        Registry(filled, spec, weights.catalog, weights.store, FakeTrial()).sweep()
-        (aside,) = weights.disk.unnamed.all()
+    with open_storage(filled) as storage:
+        Registry(filled, spec, storage.catalog, storage.store, FakeTrial()).sweep()
+        (aside,) = storage.disk.unnamed.all()
     assert list(record_files.read_records(aside[1])) == [key_of("initech/z")]
 
 
@@ -295,6 +297,6 @@ def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goe
 def test_start_writes_the_records_of_a_store_that_has_none(filled: AdapterConfig, spec: ModelSpec) -> None:
     for path in filled.store.glob("blobs/*/named-*"):
         path.unlink()
-    with open_storage(filled) as weights:
-        Registry(filled, spec, weights.catalog, weights.store, FakeTrial()).sweep()
-        assert_newest_records_say_what_the_catalog_does(weights.catalog, filled.store)
+    with open_storage(filled) as storage:
+        Registry(filled, spec, storage.catalog, storage.store, FakeTrial()).sweep()
+        assert_newest_records_say_what_the_catalog_does(storage.catalog, filled.store)

@@ -12,8 +12,8 @@ import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
+from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.adapters.checkpoint.rank_rules import RankRules
 from lora_serve.adapters.probe import MAX_PROBE_TOKENS, check_probe, probe_prompt
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore

@@ -53,7 +53,7 @@ def rebuild_in(url: str, *also: Path) -> Rebuilt:
 
 
 def starts(store: Path) -> bool:
-    config = AdapterConfig(store, (), None, 4, 64, None, 10**8, None, 10**7)
+    config = AdapterConfig(store=store, max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7)
     try:
         with open_storage(config):
             return True
@@ -260,10 +260,17 @@ def test_rebuild_that_breaks_off_is_completed_by_another(
 def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(redis_url: str, tmp_path: Path) -> None:
     registries.fill(redis_url)
     before = registries.content(redis_url)
-    config = AdapterConfig(tmp_path / "replica", (), redis_url, 4, 64, None, 10**8, None, 10**7)
-    with open_storage(config) as weights:
-        for digest in weights.catalog.snapshot.digests:
-            with weights.store.open(digest):
+    config = AdapterConfig(
+        store=tmp_path / "replica",
+        redis_url=redis_url,
+        max_loras=4,
+        max_lora_rank=64,
+        host_bytes=10**8,
+        max_upload_bytes=10**7,
+    )
+    with open_storage(config) as storage:
+        for digest in storage.catalog.snapshot.digests:
+            with storage.store.open(digest):
                 pass
     for path in (tmp_path / "replica").glob("mirror*"):
         path.unlink()
@@ -273,8 +280,8 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
         pass
     assert rebuild_in(redis_url, tmp_path / "replica").is_whole
     assert registries.content(redis_url) == before
-    with open_storage(config) as weights:
-        assert weights.catalog.snapshot.entries == before[0]
+    with open_storage(config) as storage:
+        assert storage.catalog.snapshot.entries == before[0]
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ def test_what_comes_from_redis_passes_through_the_store_alone_where_a_restart_cl
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     digest = adapter_digest(folder)
     settings = Settings(model="unused", store=tmp_path / "store", redis_url=redis_url)
-    with open_storage(settings.adapter_slice()) as weights:
-        weights.store.put(digest, folder)
-        weights.disk.delete(digest)
-        with weights.store.open(digest) as found:
+    with open_storage(settings.adapter_slice()) as storage:
+        storage.store.put(digest, folder)
+        storage.disk.delete(digest)
+        with storage.store.open(digest) as found:
             assert adapter_digest(found) == digest
-        assert weights.disk.has(digest)
-        killed = weights.disk.tmp / "left by a process that was killed"
+        assert storage.disk.has(digest)
+        killed = storage.disk.tmp / "left by a process that was killed"
         killed.mkdir()
-        weights.store.sweep(frozenset(), lambda *_: True)
-        assert list(weights.disk.tmp.iterdir()) == []
+        storage.store.sweep(frozenset(), lambda *_: True)
+        assert list(storage.disk.tmp.iterdir()) == []

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,11 +42,8 @@ async def engine() -> MockEngineClient:
 
 
 def keeper(engine: MockEngineClient, catalog: Catalog, store: Path, **limits: int) -> WarmSetKeeper:
-    fields = {"max_loras": 4, "device_bytes": None, "host_bytes": 1000, "max_cpu_loras": None, **limits}
-    config = AdapterConfig(
-        store, (), None, fields["max_loras"], 8, fields["device_bytes"], fields["host_bytes"],
-        fields["max_cpu_loras"], 1000,
-    )  # fmt: skip
+    fields: dict[str, Any] = {"max_loras": 4, "host_bytes": 1000, **limits}
+    config = AdapterConfig(store=store, max_lora_rank=8, max_upload_bytes=1000, **fields)
     return WarmSetKeeper(engine, catalog, config)
 
 

@@ -39,10 +39,10 @@ from lora_serve.server.app import build_app
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
-from lora_serve.tenancy.admin_key import AdminKey
-from lora_serve.tenancy.authenticator import Authenticator
-from lora_serve.tenancy.key_table import KeyTable
-from lora_serve.tenancy.opening import open_directory
+from lora_serve.tenancy.authentication.admin_key import AdminKey
+from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import CapacityError, QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.queue_gate import LineLimit, QueueGate
+from lora_serve.engine.queue_gate import QueueGate, WaitingLimit
 
 
 class Clock:
@@ -183,12 +183,12 @@ def test_whatever_comes_and_goes_limits_hold_and_nothing_stays_counted(
 
 def test_callers_own_lines_are_limited_beside_its_account() -> None:
     gate = QueueGate(QueueLimits(100))
-    lines = (LineLimit("tenant:acme", 3), LineLimit("key:a", 1))
+    lines = (WaitingLimit("tenant:acme", 3), WaitingLimit("key:a", 1))
     gate.enter((request("a"),), lines=lines)
     with pytest.raises(TenantQueueFullError) as caught:
         gate.enter((request("b"),), lines=lines)
     assert caught.value.requests == (1, 0)
-    other_key = (LineLimit("tenant:acme", 3), LineLimit("key:b", 9))
+    other_key = (WaitingLimit("tenant:acme", 3), WaitingLimit("key:b", 9))
     gate.enter((request("c"), request("d")), lines=other_key)
     with pytest.raises(TenantQueueFullError):
         gate.enter((request("e"),), lines=other_key)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lora_serve.engine_host.trial as module
-from lora_serve.adapters.checkpoint.saved import SavedAdapter, SavedLinear
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.commands import Probe

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters import registry
-from lora_serve.adapters.checkpoint import patterns
+from lora_serve.adapters.checkpoint.patterns import patterns
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import World
 from tests.faults.injecting import settle

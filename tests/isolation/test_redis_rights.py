@@ -21,9 +21,9 @@ from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.tenant import Caller, Quota, Role
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.audit_journal import Act
-from lora_serve.tenancy.opening import open_directory
-from lora_serve.tenancy.usage import UsageFigures, UsageKey
+from lora_serve.tenancy.audit.journal import Act
+from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 from tests.catalog_versions import version
 from tests.certificates import make_certificate
 from tests.redis_server import RedisServer, free_port
@@ -95,7 +95,9 @@ def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None
 
 
 def config_of(store: Path, url: str, prefix: str) -> AdapterConfig:
-    return AdapterConfig(store, (), url, 4, 64, None, 1, None, 1, redis_prefix=prefix)
+    return AdapterConfig(
+        store=store, redis_url=url, max_loras=4, max_lora_rank=64, host_bytes=1, max_upload_bytes=1, redis_prefix=prefix
+    )
 
 
 async def use_tenants(config: AdapterConfig, other: AdapterConfig) -> None:

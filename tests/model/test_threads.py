@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from lora_serve.model.threads import openmp, stand_aside
+from lora_serve.model.threads import openmp, use_one_core
 
 
 def test_a_thread_that_stands_aside_computes_on_one_core_and_others_as_before() -> None:
@@ -17,7 +17,7 @@ def test_a_thread_that_stands_aside_computes_on_one_core_and_others_as_before() 
     with ThreadPoolExecutor(1) as aside, ThreadPoolExecutor(1) as other:
         torch_own = other.submit(torch.get_num_threads).result()
         assert other.submit(number_of_threads, 3).result() == 3
-        aside.submit(stand_aside).result()
+        aside.submit(use_one_core).result()
         assert aside.submit(torch.get_num_threads).result() == 1
         assert other.submit(torch.get_num_threads).result() == 3
         assert other.submit(number_of_threads, torch_own).result() == torch_own

@@ -32,11 +32,11 @@ from lora_serve.server.http_runner import HttpRunner
 from lora_serve.server.metrics import Metrics
 from lora_serve.server.services import Services
 from lora_serve.server.staging import Staging
-from lora_serve.tenancy.admin_key import AdminKey
-from lora_serve.tenancy.authenticator import Authenticator
-from lora_serve.tenancy.directory import Directory
-from lora_serve.tenancy.key_table import KeyTable
-from lora_serve.tenancy.opening import open_directory
+from lora_serve.tenancy.authentication.admin_key import AdminKey
+from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.directory.directory import Directory
+from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_trial import FakeTrial
 from tests.text.tiny_tokenizer import byte_level_tokenizer
@@ -116,7 +116,7 @@ class House:
 
 @pytest.fixture
 def server_config() -> ServerConfig:
-    return ServerConfig("127.0.0.1", 0, BASE, KEY, "auto", 100_000, 5.0, "console", "off")
+    return ServerConfig(host="127.0.0.1", served_model_name=BASE, auth="auto", max_body_bytes=100_000)
 
 
 @pytest.fixture
@@ -141,7 +141,9 @@ def directory(catalog: Catalog, adapter_config: AdapterConfig) -> Iterator[Direc
 def adapter_config(tmp_path: Path) -> AdapterConfig:
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir(exist_ok=True)
-    return AdapterConfig(store, (root,), None, 4, 64, None, 10**8, None, 1_000_000)
+    return AdapterConfig(
+        store=store, roots=(root,), max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=1_000_000
+    )
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from lora_serve.core.config import AttemptLimits, ServerConfig
 from lora_serve.core.settings import load_settings
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.audit import AuditLog
-from lora_serve.tenancy.audit_flood import MAX_REFUSED
-from lora_serve.tenancy.audit_journal import AuditJournal
+from lora_serve.tenancy.audit.flood import MAX_REFUSED
+from lora_serve.tenancy.audit.journal import AuditJournal
+from lora_serve.tenancy.audit.log import AuditLog
 from tests.server.conftest import ADMIN
 from tests.server.tenants import tenancy_of
 
@@ -117,6 +117,6 @@ def test_limits_are_settings(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     flags = ["--wrong-keys-per-minute", "1", "--admin-acts-per-minute", "2", "--tenant-acts-per-minute", "0"]
     attempts = load_settings(["--model", str(tmp_path), *flags]).server_slice().attempts
-    assert attempts == AttemptLimits(1, 2, 0)
+    assert attempts == AttemptLimits(wrong_keys=1, admin_acts=2, tenant_acts=0)
     assert [attempts.acts_of(role) for role in (Role.ADMIN, Role.TENANT_ADMIN)] == [2, 0]
     assert load_settings(["--model", str(tmp_path)]).server_slice().attempts == AttemptLimits()

@@ -64,5 +64,8 @@ def test_keys_in_the_clear_on_a_network_are_warned_of(
 ) -> None:
     config = replace(server_config, host="0.0.0.0")
     assert any("not encrypted" in line for line in warnings_of(config, "0.0.0.0", caplog))
-    encrypted = replace(config, tls=TlsConfig(tmp_path_factory.getbasetemp(), None, None, 0))
+    encrypted = replace(
+        config,
+        tls=TlsConfig(certificate=tmp_path_factory.getbasetemp(), key=None, authorities=None, client_certificates=0),
+    )
     assert warnings_of(encrypted, "0.0.0.0", caplog) == []

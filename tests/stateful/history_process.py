@@ -107,17 +107,24 @@ def _is_served(store: AdapterStore, digest: str) -> bool:
 
 
 def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None:
-    config = AdapterConfig(Path(order["store"]), (), order["url"] or None, 4, 64, None, 10**8, None, 10**7)
+    config = AdapterConfig(
+        store=Path(order["store"]),
+        redis_url=order["url"] or None,
+        max_loras=4,
+        max_lora_rank=64,
+        host_bytes=10**8,
+        max_upload_bytes=10**7,
+    )
     print(f"alive {os.getpid()}", flush=True)
     try:
-        with open_storage(config) as weights:
-            registry = Registry(config, spec, weights.catalog, weights.store, Trial())
+        with open_storage(config) as storage:
+            registry = Registry(config, spec, storage.catalog, storage.store, Trial())
             registry.sweep()
-            print(f"ready {len(list(weights.disk.unnamed.all()))}", flush=True)
-            life = Life(registry, weights.catalog, folders)
+            print(f"ready {len(list(storage.disk.unnamed.all()))}", flush=True)
+            life = Life(registry, storage.catalog, folders)
             for act in order["acts"]:
                 print(life.act(*act), flush=True)
-            print("state " + json.dumps(state_of(weights.catalog, weights.store)), flush=True)
+            print("state " + json.dumps(state_of(storage.catalog, storage.store)), flush=True)
             if config.redis_url:
                 os._exit(0)  # its follower's thread would be waited for
     except ConfigError as error:

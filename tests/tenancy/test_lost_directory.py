@@ -9,16 +9,18 @@ import pytest
 
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.audit_journal import Act
+from lora_serve.tenancy.audit.journal import Act
+from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.lost_directory import warn_if_lost
-from lora_serve.tenancy.opening import open_directory
-from lora_serve.tenancy.usage import UsageFigures, UsageKey
+from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> AdapterConfig:
     (tmp_path / "store").mkdir()
-    return AdapterConfig(tmp_path / "store", (), None, 4, 64, None, 10**8, None, 10**7)
+    return AdapterConfig(
+        store=tmp_path / "store", max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=10**7
+    )
 
 
 async def start(config: AdapterConfig, acts: tuple[str, ...] = (), tenants: tuple[str, ...] = ()) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME
 from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.checkpoint.tokenizer_file import MAX_LIST_BYTES, TOKENIZER_NAME, added_tokens_text

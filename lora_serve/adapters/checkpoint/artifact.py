@@ -14,13 +14,14 @@ from lora_serve.adapters.checkpoint.added_tokens import (
     read_added_tokens,
     write_added_tokens,
 )
-from lora_serve.adapters.checkpoint.binder import bind
-from lora_serve.adapters.checkpoint.binding import BoundAdapter
+from lora_serve.adapters.checkpoint.binding.binder import bind
+from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
+from lora_serve.adapters.checkpoint.binding.expert_layers import num_old_layers
+from lora_serve.adapters.checkpoint.binding.label_heads import check_head
+from lora_serve.adapters.checkpoint.binding.method_binder import bind_method
+from lora_serve.adapters.checkpoint.binding.model_views import bind_to_view
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
-from lora_serve.adapters.checkpoint.label_heads import check_head
-from lora_serve.adapters.checkpoint.method_binder import bind_method
-from lora_serve.adapters.checkpoint.model_views import bind_to_view
 from lora_serve.adapters.checkpoint.peft_config import (
     GENERATION_TASKS,
     OTHER_METHODS,
@@ -29,11 +30,16 @@ from lora_serve.adapters.checkpoint.peft_config import (
     parse_config,
     read_config,
 )
-from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo, read_header
-from lora_serve.adapters.checkpoint.tensor_bounds import HeaderBounds
+from lora_serve.adapters.checkpoint.safetensors_header import HeaderBounds, TensorInfo, read_header
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+
+_TENSORS_PER_MODULE = 12  # of any method; LoKr has six at most
+_TENSORS_PER_PARAMETER = 6  # its copy, the original, and a low-rank delta, each also under a second name
+_OTHER_TENSORS = 64  # that belong to no module, as VeRA's
+_ENTRY_BYTES = 512  # of a tensor in the header, beside its module's path
+_METADATA_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +114,22 @@ def _read(folder: Path, max_rank: int | None, spec: ModelSpec) -> tuple[PeftConf
     except InvalidAdapterError as error:
         reasons += error.reasons
     try:
-        tensors = read_header(folder / WEIGHTS_NAME, HeaderBounds.of(spec))
+        tensors = read_header(folder / WEIGHTS_NAME, _header_bounds(spec))
     except InvalidAdapterError as error:
         reasons += error.reasons
     if config is None or tensors is None:
         raise InvalidAdapterError(reasons)
     return config, tensors
+
+
+def _header_bounds(spec: ModelSpec) -> HeaderBounds:
+    """Generous bounds, by the base model alone: a header within them is looked at name by name."""
+    paths = spec.linears.keys() | spec.embeddings.keys() | spec.modules.keys()
+    num_modules = len(paths) + num_old_layers(spec)
+    num_parameters = sum(map(len, spec.modules.values()))
+    num_tensors = _TENSORS_PER_MODULE * num_modules + _TENSORS_PER_PARAMETER * num_parameters + _OTHER_TENSORS
+    longest = max(map(len, paths), default=0)
+    return HeaderBounds(num_tensors, _METADATA_BYTES + num_tensors * (longest + _ENTRY_BYTES))
 
 
 def check_files(folder: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from lora_serve.adapters.checkpoint.field_kinds import check_kinds
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
 from lora_serve.adapters.checkpoint.methods.settings import SHARED
+from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show
-from lora_serve.adapters.checkpoint.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.strict_json import parse_object
-from lora_serve.adapters.checkpoint.tensor_bounds import HeaderBounds
 from lora_serve.adapters.regular_file import open_regular, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
@@ -37,6 +36,14 @@ class TensorInfo:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderBounds:
+    """The most that a header of an adapter of the base model may hold."""
+
+    num_tensors: int
+    num_bytes: int
 
 
 def read_header(path: Path, bounds: HeaderBounds | None = None) -> Mapping[str, TensorInfo]:

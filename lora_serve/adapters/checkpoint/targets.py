@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from lora_serve.adapters.checkpoint.literal_patterns import tails
-from lora_serve.adapters.checkpoint.patterns import Pattern, match_names
+from lora_serve.adapters.checkpoint.patterns.literal import tails
+from lora_serve.adapters.checkpoint.patterns.patterns import Pattern, match_names
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 
 ALL_LINEAR = "all-linear"

@@ -12,7 +12,9 @@ from lora_serve.adapters.catalog.places import Address
 from lora_serve.commands.output import Output, plain, time_text
 from lora_serve.commands.registry.addresses import add_registry_flags, folder_address, registry_address
 from lora_serve.commands.registry.verb import Verb
-from lora_serve.tenancy import audit_journal, opening, usage_journal
+from lora_serve.tenancy.audit import journal as audit_journal
+from lora_serve.tenancy.directory import opening
+from lora_serve.tenancy.usage import journal as usage_journal
 
 _OTHERS = Others(
     (opening.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {opening.FILE_NAME: opening.JOURNAL}

@@ -1,4 +1,4 @@
-"""How the engine runs: its host, its order, its kernels."""
+"""The engine: batches, KV cache, scheduling and kernels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,76 @@ from typing import Literal
 
 from pydantic import Field
 
-from lora_serve.core.setting_groups.group import SettingsGroup
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Weights
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, SettingsGroup, TenantWeights
+
+
+class BatchSettings(SettingsGroup):
+    """How large a step is, and who may wait for one."""
+
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="rows in one step at most")
+    max_num_batched_tokens: int = Field(
+        512, ge=16, le=2**20, description="tokens in one step at most; longer prompts run in chunks"
+    )
+    batch_wait_ms: float = Field(
+        0.0, ge=0, le=60_000, description="milliseconds that the first waiting request waits for others; 0: none"
+    )
+    preferred_batch_size: int | None = Field(
+        None, ge=1, le=4096, description="waiting requests that start a batch before --batch-wait-ms is over"
+    )
+    latency_target_ms: float | None = Field(
+        None,
+        ge=0.001,
+        le=1000 * YEAR,
+        description="p95 of time to first token, milliseconds, for which batches are sized; default: none",
+    )
+    inter_token_target_ms: float | None = Field(
+        None,
+        ge=0.001,
+        le=1000 * YEAR,
+        description="p95 of inter-token time, milliseconds, for which batches are sized; default: none",
+    )
+    prompt_stretch: float = Field(
+        2.0,
+        ge=0,
+        le=1_000_000,
+        description="prompts make a step with decode rows at most so many times longer, about; 0: any size",
+    )
+    max_queue: int = Field(1024, ge=1, le=MAX_COUNT, description="waiting requests at most; more are refused with 503")
+    max_queue_tokens: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="prompt tokens that wait at most; default: any number"
+    )
+    max_tenant_queue: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="waiting requests of one tenant at most; more are refused with 429; default: any number",
+    )
+    max_tenant_queue_tokens: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="prompt tokens of one tenant that wait at most; default: any number"
+    )
+
+
+class KVCacheSettings(SettingsGroup):
+    """Memory of the KV cache, and who finds whose blocks."""
+
+    kv_cache_memory: Bytes | None = Field(
+        None, ge=1, description="bytes of the KV cache; default: chosen from the memory that is free"
+    )
+    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    swap_space: Bytes | None = Field(
+        None, description="bytes of host memory for KV blocks of preempted requests; default: 4GiB on cuda, else 0"
+    )
+    memory_limit: Bytes | None = Field(
+        None,
+        ge=1024,
+        description="bytes of device memory for weights, KV, adapters and steps; default: what is free at start",
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="reuse the KV blocks of equal beginnings of prompts, within a tenant"
+    )
+    share_base_prefixes: bool = Field(
+        False, description="let tenants reuse one another's KV blocks of the base model alone: a prompt's timing tells"
+    )
 
 
 class EngineSettings(SettingsGroup):
@@ -37,7 +105,7 @@ class EngineSettings(SettingsGroup):
         le=1000 * YEAR,
         description="milliseconds after which no policy lets anybody overtake a waiting request",
     )
-    tenant_weight: Weights = Field(
+    tenant_weight: TenantWeights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
     attention: Literal["auto", "native", "sdpa", "varlen"] = Field(

@@ -11,7 +11,7 @@ from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.audit_journal import AuditLine
+from lora_serve.tenancy.audit.journal import AuditLine
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:

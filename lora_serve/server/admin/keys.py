@@ -14,8 +14,8 @@ from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.tenants import CreateKeyFields
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.documents import limits_of
-from lora_serve.tenancy.key_table import KeyTable
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.directory.documents import limits_of
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:

@@ -20,7 +20,7 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import Services
-from lora_serve.tenancy.keys import REVOKED
+from lora_serve.tenancy.directory.keys import REVOKED
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

@@ -17,7 +17,7 @@ from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.schemas.tenants import ChangeTenantFields, CreateTenantFields
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.documents import limits_of
+from lora_serve.tenancy.directory.documents import limits_of
 
 
 async def create_tenant(request: web.Request) -> web.StreamResponse:

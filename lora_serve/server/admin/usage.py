@@ -20,8 +20,8 @@ from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.tenancy.metering import summed
-from lora_serve.tenancy.usage import FIGURES, KEY_FIELDS, UsageKey, UsageRow
+from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageKey, UsageRow
+from lora_serve.tenancy.usage.metering import summed
 
 
 async def get_usage(request: web.Request) -> web.StreamResponse:

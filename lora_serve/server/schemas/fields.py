@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from lora_serve.core.config import RequestLimits
-from lora_serve.core.setting_types import parse_bytes
+from lora_serve.core.setting_texts import parse_bytes
 
 MAX_NAME_LENGTH = 512
 DEFAULT_LIMITS = RequestLimits()

@@ -25,7 +25,7 @@ from lora_serve.adapters.checkpoint.added_tokens import (
     read_added_tokens,
     write_added_tokens,
 )
-from lora_serve.adapters.checkpoint.binding import BoundAdapter, BoundTokens
+from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundTokens
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.tokenizer_file import added_tokens_text
 from lora_serve.adapters.registry import Registry

@@ -14,7 +14,7 @@ import torch
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.checkpoint.values import check_values
+from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
 

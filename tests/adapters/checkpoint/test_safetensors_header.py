@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from lora_serve.adapters.checkpoint.safetensors_header import read_header
-from lora_serve.adapters.checkpoint.tensor_bounds import HeaderBounds
+from lora_serve.adapters.checkpoint.safetensors_header import HeaderBounds, read_header
 from lora_serve.core.errors import InvalidAdapterError
 
 TENSORS = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16), "c": torch.ones(1, 1, dtype=torch.float16)}

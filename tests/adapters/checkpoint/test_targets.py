@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.adapters.checkpoint.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.targets import saved_whole, targeted, targeted_parameters
 
 PATHS = st.lists(st.text(alphabet="ab_.", min_size=1, max_size=8), min_size=1, max_size=6).map(tuple)

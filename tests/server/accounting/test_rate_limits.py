@@ -14,7 +14,7 @@ from lora_serve.core.tenant import Quota
 from lora_serve.server.rate_limit_headers import duration
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
-from tests.tenancy.limited import Clock
+from tests.tenancy.quotas.limited import Clock
 
 TOKENS = Quota(tokens_per_minute=100)
 
@@ -103,7 +103,7 @@ async def test_tokens_and_places_come_back_when_the_client_leaves(
     secret, gate = new_key("acme", Quota(tokens_per_minute=100, max_running=1)), asyncio.Event()
     house.engine.script = lambda request: MockReply(gate=gate)
     sent = [asyncio.create_task(complete(http, secret, max_tokens=40, stream=stream)) for _ in range(2)]
-    while not house.engine.requests or not house.services.quotas.places.num_waiting:
+    while not house.engine.requests or not house.services.quotas.concurrency.num_waiting:
         await asyncio.sleep(0.001)
     assert len(house.engine.requests) == 1, "the other waits for its place"
     for task in sent:
@@ -112,7 +112,7 @@ async def test_tokens_and_places_come_back_when_the_client_leaves(
     while house.services.lifecycle.num_inside:
         await asyncio.sleep(0.001)
     house.engine.script = lambda request: MockReply()
-    places = house.services.quotas.places
+    places = house.services.quotas.concurrency
     assert (places.num_held, places.num_waiting, house.engine.gate.num_requests) == (0, 0, 0)
     assert await tokens_left(house, http, secret) == 100
 
@@ -169,7 +169,7 @@ async def test_rows_beyond_max_running_wait_and_requests_beyond_max_queued_are_r
         assert [request.tenant for request in house.engine.requests] == ["acme", "globex"]
         gate.set()
     assert [task.result().status for task in sent] == [200, 200, 200]
-    assert house.services.quotas.places.num_held == 0
+    assert house.services.quotas.concurrency.num_held == 0
 
 
 async def test_deadline_holds_while_a_row_waits_for_its_place(

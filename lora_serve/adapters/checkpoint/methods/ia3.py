@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits
 from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.patterns import Pattern, match_names
+from lora_serve.adapters.checkpoint.patterns.patterns import Pattern, match_names
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "IA3"

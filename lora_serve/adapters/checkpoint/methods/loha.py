@@ -17,7 +17,7 @@ import numpy as np
 from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
 from lora_serve.adapters.checkpoint.methods.patterned import PATTERN_KEYS, PatternedPlan, plan, read
 from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.rank_rules import RankRules, ranks_and_scales
+from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules, ranks_and_scales
 from lora_serve.core.model_spec import LinearShape
 
 PATTERN_KEYS = frozenset(["alpha", "alpha_pattern", "r", "rank_pattern"])

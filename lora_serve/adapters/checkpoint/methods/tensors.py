@@ -14,7 +14,7 @@ from lora_serve.adapters.checkpoint.methods.vera import VeraPlan
 
 
 def to_array(tensor: Tensor) -> npt.NDArray[np.float32]:
-    """An exact float32 copy of a float32, float16 or bfloat16 CPU tensor, made on this thread alone (weights.py)."""
+    """An exact float32 copy of a float32, float16 or bfloat16 CPU tensor, made on this thread alone."""
     if tensor.dtype == torch.bfloat16:
         return (tensor.contiguous().view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
     array: npt.NDArray[np.float32] = tensor.numpy().astype(np.float32)

@@ -1,0 +1,1 @@
+"""Regular expressions of PEFT's configs, matched within bounded time."""

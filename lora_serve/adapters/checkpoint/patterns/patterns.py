@@ -1,0 +1,111 @@
+"""Matching regular expressions that strangers wrote.
+
+PEFT's configs name modules by Python regexes, and Python's `re` can take years and holds the GIL meanwhile. So a
+pattern that is a name is looked up (`literal.py`), one that RE2 is certain to read in the same way is matched
+by RE2 (`linear.py`), and any other, as with look-around, by `re` in a child process that is killed after
+`CHILD_SECONDS` of the processor. (Davis et al., "The Impact of Regular Expression Denial of Service", ESEC/FSE 2018.)
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import re2
+
+from lora_serve.adapters.checkpoint.patterns.linear import compiled, is_linear
+from lora_serve.adapters.checkpoint.patterns.literal import literals_in, match_literals
+from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+
+LINEAR_SECONDS = 1.0  # of the processor, for all of an adapter's patterns that are matched here
+CHILD_SECONDS = 1.0  # likewise in the child process
+PATIENCE = 20.0  # seconds that the child may take on a busy machine
+MAX_LENGTH = 4096  # characters of one pattern
+_TOO_SLOW = "a module pattern takes too long to match: list the modules instead"
+
+_CHILD = """
+import json, os, re, resource, signal, sys
+signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+os.nice(10)
+patterns, names = json.load(sys.stdin)
+def matched(pattern, whole):
+    compiled = re.compile(pattern)
+    find = compiled.fullmatch if whole else compiled.match
+    return [index for index, name in enumerate(names) if find(name)]
+print(json.dumps([matched(*pattern) for pattern in patterns]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A regex as PEFT applies it: to a whole module path, or (`rank_pattern`) to the end of one after a dot."""
+
+    text: str
+    whole: bool
+
+    @property
+    def expression(self) -> str:
+        """For `re.fullmatch` if `whole`, else for `re.match`."""
+        return self.text if self.whole else rf"(.*\.)?({self.text})$"
+
+
+def match_names(patterns: Sequence[Pattern], names: Sequence[str]) -> list[frozenset[str]]:
+    """For each pattern the names that it matches.
+
+    Raises InvalidAdapterError: not a regex, too long, too slow; AdapterUnavailableError: the machine is too busy.
+    """
+    _check(patterns)
+    distinct = dict.fromkeys(patterns)
+    found = match_literals(literals_in([pattern.text for pattern in distinct if not pattern.whole]), names)
+    left = [pattern for pattern in distinct if pattern.whole or pattern.text not in found]
+    linear = {pattern for pattern in left if is_linear(pattern.expression, names)}
+    matched = _match_linear([pattern for pattern in left if pattern in linear], names)
+    matched |= _match_in_child([pattern for pattern in left if pattern not in linear], names)
+    return [matched[pattern] if pattern in matched else found[pattern.text] for pattern in patterns]
+
+
+def _check(patterns: Sequence[Pattern]) -> None:
+    for pattern in patterns:
+        if len(pattern.text) > MAX_LENGTH:
+            raise InvalidAdapterError(
+                [f"a module pattern of {len(pattern.text)} characters: at most {MAX_LENGTH} are allowed"]
+            )
+
+
+def _match_linear(patterns: Sequence[Pattern], names: Sequence[str]) -> dict[Pattern, frozenset[str]]:
+    end, found = time.thread_time() + LINEAR_SECONDS, {}
+    for pattern in patterns:
+        expression, matched = compiled(pattern.expression), []
+        find = expression.fullmatch if pattern.whole else expression.match
+        for name in names:
+            if find(name):
+                matched.append(name)
+            if time.thread_time() > end:
+                raise InvalidAdapterError([_TOO_SLOW])
+        found[pattern] = frozenset(matched)
+    re2.purge()  # it keeps what was compiled
+    return found
+
+
+def _match_in_child(patterns: Sequence[Pattern], names: Sequence[str]) -> dict[Pattern, frozenset[str]]:
+    if not patterns:
+        return {}
+    question = json.dumps([[[pattern.expression, pattern.whole] for pattern in patterns], list(names)])
+    command = [sys.executable, "-I", "-S", "-c", _CHILD, str(CHILD_SECONDS)]
+    try:
+        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    except subprocess.TimeoutExpired:
+        raise AdapterUnavailableError("The machine is too busy to match a module pattern; try again.") from None
+    except subprocess.CalledProcessError as error:
+        if error.returncode == -signal.SIGPROF:
+            raise InvalidAdapterError([_TOO_SLOW]) from None
+        shown = ", ".join(repr(pattern.text[:100]) for pattern in patterns[:3])
+        raise InvalidAdapterError([f"a module pattern is not a regex that can be matched: {shown}"]) from None
+    matched = [frozenset(names[index] for index in indices) for indices in json.loads(done.stdout)]
+    return dict(zip(patterns, matched, strict=True))

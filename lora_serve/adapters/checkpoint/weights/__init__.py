@@ -1,0 +1,1 @@
+"""The tensors of a bound checkpoint: read, checked, converted to LoRA factors."""

@@ -1,0 +1,55 @@
+"""The base model: its name, place and form."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from lora_serve.core.setting_types import SettingsGroup
+
+_MAX_NAME = 512  # characters: of a name on the wire
+_SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of adapters
+
+
+class ServedModelSettings(SettingsGroup):
+    """What is served, and where."""
+
+    model: str = Field(description="folder or hub id of the base model")
+    served_model_name: str | None = Field(
+        None, description="name of the base model on the wire; default: the model's folder or hub id"
+    )
+    host: str = Field("127.0.0.1", max_length=253, pattern=r"^[\w.:%\[\]-]+$", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs; auto: cuda if present")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="weights; auto: the checkpoint's own where the device computes it natively, else float32"
+    )
+    task: Literal["auto", "generate", "embed", "classify"] = Field(
+        "auto", description="what the model does; auto: as its config.json and sentence-transformers files say"
+    )
+    pooling: Literal["auto", "cls", "mean", "last"] = Field(
+        "auto", description="which tokens make an embedding; auto: as the model's files say"
+    )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="quantise the base's linear weights at load; none: serve the checkpoint as it is"
+    )
+    max_model_len: int | None = Field(
+        None, ge=8, le=2**30, description="tokens, prompt and answer together; default: the model's own limit"
+    )
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _check_served_model_name(cls, value: str | None) -> str | None:
+        if value is not None and (len(value) > _MAX_NAME or any(c.isspace() or c in _SEPARATORS for c in value)):
+            raise ValueError(f"expected a name of at most {_MAX_NAME} characters without spaces, `:` and `,`")
+        return value
+
+    @model_validator(mode="after")
+    def _check_name_on_the_wire(self) -> Self:
+        if self.served_model_name is None and any(character in _SEPARATORS for character in self.model):
+            raise ValueError(
+                f"--model: {self.model[:200]!r} would be the name on the wire, where `:` and `,` separate names: "
+                "give --served-model-name"
+            )
+        return self

@@ -1,0 +1,118 @@
+"""Every replica's audit lines in Redis, so that each can show all of them.
+
+Keys: `<prefix>:audit:replicas`, a set of names, and `<prefix>:audit:<replica>`, a stream whose entry ids are
+`<time_ms>-<number>`, so that an entry that is written twice is refused the second time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import redis
+
+from lora_serve.adapters.redis_connection import connect, drop_other_type
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.tenancy.audit.journal import AuditJournal, AuditLine, Matches, first_matching
+
+MAX_LINES = 100_000  # of each replica; its own file has all
+_PAGE = 1000
+_log = logging.getLogger(__name__)
+
+
+class AuditExchange:
+    """Blocking: not for the event loop's thread. Every method raises AdapterUnavailableError while Redis is away."""
+
+    def __init__(self, url: str, prefix: str, replica: str, timeout: float = 2.0) -> None:
+        """`timeout`: seconds for connecting and for each reply. Raises ConfigError for a URL that is not one."""
+        self._redis = connect(url, timeout)
+        self._prefix = f"{prefix}:audit:"
+        self._replica = replica
+
+    def publish(self, journal: AuditJournal) -> None:
+        """Bring the lines that are not there yet."""
+        with _readable_errors():
+            drop_other_type(self._redis, f"{self._prefix}replicas", b"set")
+            self._redis.sadd(f"{self._prefix}replicas", self._replica)
+            if not self._tell(journal):  # somebody else's entry is in the way, or was and left its id
+                _log.warning("the shared audit log held what is not ours; this server's lines are told again")
+                self._redis.delete(self._prefix + self._replica)
+                self._tell(journal)
+
+    def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
+        """Of each other replica at most `limit` lines that match, newest first, whose id comes before `before`."""
+        newest = "+" if before is None else str(int(before.partition("-")[0]))
+        with _readable_errors():
+            names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
+            found: list[AuditLine] = []
+            for name in names:
+                if name != self._replica:
+                    found += first_matching(self._lines(name, newest), limit, before, matches)
+            return found
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _tell(self, journal: AuditJournal) -> bool:
+        """The lines that come after the last one there; False if what is there is no line, or keeps them out.
+
+        A line of ours that this journal does not have, or has otherwise, stays: it is the proof of that.
+        """
+        drop_other_type(self._redis, self._prefix + self._replica, b"stream")
+        last = self._last()
+        if isinstance(last, _Stranger):
+            return False
+        number = max(0, journal.num_lines - MAX_LINES) if last is None else last.number
+        while page := journal.lines(number):
+            self._write(page)
+            number = page[-1].number
+            last = self._last()
+            if not isinstance(last, AuditLine) or last.number < number:
+                return False
+        return True
+
+    def _last(self) -> AuditLine | _Stranger | None:
+        """None: there is nothing."""
+        for entry, fields in self._redis.xrevrange(self._prefix + self._replica, count=1):
+            return _line_of(self._replica, entry, fields) or _Stranger()
+        return None
+
+    def _write(self, page: list[AuditLine]) -> None:
+        name, pipe = self._prefix + self._replica, self._redis.pipeline(transaction=False)
+        for line in page:
+            fields = {"line": line.line, "digest": line.digest}
+            pipe.xadd(name, fields, id=f"{line.time_ms}-{line.number}", maxlen=MAX_LINES, approximate=True)
+        pipe.execute(raise_on_error=False)
+
+    def _lines(self, replica: str, newest: str) -> Iterator[AuditLine]:
+        """Newest first; `newest`: an entry's id, its time alone, or "+". What is no line is left out."""
+        while page := self._redis.xrevrange(self._prefix + replica, max=newest, count=_PAGE):
+            for entry, fields in page:
+                if (line := _line_of(replica, entry, fields)) is not None:
+                    yield line
+            newest = f"({page[-1][0].decode()}"
+
+
+class _Stranger:
+    """An entry that nobody of us has written."""
+
+
+def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> AuditLine | None:
+    """None: nobody of us has written it."""
+    try:
+        time_ms, number = map(int, entry.split(b"-"))
+        line = AuditLine(replica, number, time_ms, fields[b"line"].decode(), fields[b"digest"].decode())
+        is_ours = 0 < number < 2**62 and line.act["time_ms"] == time_ms
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return line if is_ours else None
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except (redis.RedisError, OSError, ValueError, KeyError) as error:
+        _log.debug("audit in redis: %r", error)
+        raise AdapterUnavailableError("The shared audit log in Redis cannot be reached at present.", 5) from None

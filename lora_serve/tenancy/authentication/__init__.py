@@ -1,0 +1,1 @@
+"""Who sent a request: API key -> Caller."""

@@ -1,0 +1,69 @@
+"""What may be done to the directory: a state goes in, changes come out. Nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lora_serve.adapters.catalog.ledger import Changes
+from lora_serve.core.errors import AuthenticationError, ConflictError
+from lora_serve.core.tenant import ApiKey, Tenant
+from lora_serve.tenancy.directory.keys import REVOKED
+from lora_serve.tenancy.directory.state import KEY, TENANT, DirectoryState, saved, saved_uses
+
+MAX_KEYS = 1000  # of one tenant that open something
+KEPT = 30 * 86400.0  # seconds for which a key that no longer opens anything is still listed
+MAX_ENDED = 1000  # of those of one tenant, or making and revoking keys would grow the directory without bound
+
+
+def with_tenant(state: DirectoryState, tenant: Tenant) -> Changes:
+    """Raises ConflictError."""
+    if tenant.name in state.tenants:
+        raise ConflictError(f"The tenant `{tenant.name}` is there already.")
+    return saved(tenant)
+
+
+def without_tenant(state: DirectoryState, name: str) -> Changes:
+    """Its keys go with it. No changes: there is neither."""
+    keys = state.keys_of(name)
+    changes: Changes = {KEY + key.id: None for key in keys}
+    changes |= saved_uses(state, {}, frozenset(key.id for key in keys))
+    return changes | ({TENANT + name: None} if name in state.tenants else {})
+
+
+def with_key(state: DirectoryState, key: ApiKey, now: float) -> Changes:
+    """Raises NotFoundError for a tenant that is not there, ConflictError if it has too many."""
+    state.tenant(key.tenant)
+    old = state.keys_of(key.tenant)
+    if sum(other.is_valid(now) for other in old) >= MAX_KEYS:
+        raise ConflictError(f"The tenant `{key.tenant}` has {MAX_KEYS} keys: revoke some first.")
+    ended = sorted((other for other in old if not other.is_valid(now)), key=lambda other: _ended(other, now))
+    late = len(ended) - MAX_ENDED
+    gone = frozenset(other.id for i, other in enumerate(ended) if i < late or _ended(other, now) + KEPT < now)
+    return {KEY + key_id: None for key_id in gone} | saved_uses(state, {}, gone) | saved(key)
+
+
+def check_maker(state: DirectoryState, maker: str, now: float) -> None:
+    """A key that has ended makes no others, or it would live on in them. Raises AuthenticationError."""
+    key = state.keys.get(maker)
+    if maker and (key is None or not key.is_valid(now)):
+        raise AuthenticationError(REVOKED)
+
+
+def revoked(state: DirectoryState, tenant: str, key_id: str, now: float) -> tuple[Changes, ApiKey]:
+    """One that is revoked stays as it is. Raises NotFoundError."""
+    key = state.key(tenant, key_id)
+    if key.revoked is not None:
+        return {}, key
+    ended = replace(key, revoked=now)
+    return saved(ended), ended
+
+
+def used(state: DirectoryState, uses: Mapping[str, float]) -> Changes:
+    """Later times only, of keys that are there."""
+    return saved_uses(state, {k: t for k, t in uses.items() if k in state.keys and t > (state.last_used(k) or 0.0)})
+
+
+def _ended(key: ApiKey, now: float) -> float:
+    """When it ceased to open anything, Unix seconds; now, if it still does."""
+    return min(time for time in (key.revoked, key.expires, now) if time is not None)

@@ -1,0 +1,1 @@
+"""Limits per minute and limits of concurrency, of tenants and of keys."""

@@ -1,0 +1,121 @@
+"""What a caller's quotas mean for one request: the permit of row 4 in docs/DESIGN.md, section 2."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from lora_serve.core.rate_limits import Unit
+from lora_serve.core.tenant import Caller, Quota
+from lora_serve.engine.queue_gate import WaitingLimit
+from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter
+from lora_serve.tenancy.quotas.rate_limiter import RateLimit, RateLimiter, Reservation
+from lora_serve.tenancy.quotas.shared_counters import SharedCounters
+
+_UNITS: tuple[tuple[Unit, str], ...] = (("requests", "requests_per_minute"), ("tokens", "tokens_per_minute"))
+_REGISTRATIONS: tuple[tuple[Unit, str], ...] = (("registrations", "registrations_per_minute"),)
+
+
+class Quotas:
+    """All on the event loop's thread. Callers without limits cost nothing."""
+
+    def __init__(self, limiter: RateLimiter | None = None, concurrency: ConcurrencyLimiter | None = None) -> None:
+        self._limiter = limiter or RateLimiter(SharedCounters(None))
+        self._acts = RateLimiter(
+            SharedCounters(None)
+        )  # of each server alone: an admin may have to act while Redis is away
+        self.concurrency = concurrency or ConcurrencyLimiter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check(self, caller: Caller) -> None:
+        """Raise RateLimitedError if the caller was refused a moment ago, before a body is read for nothing."""
+        self._limiter.check(rate_limits(caller))
+
+    async def reserve(self, caller: Caller, num_tokens: int) -> Reservation | None:
+        """One request with at most so many tokens; None: the caller has no limit per minute.
+
+        If the caller leaves meanwhile, nothing stays held. Raises RateLimitedError.
+        """
+        return await self._reserved(rate_limits(caller), num_tokens)
+
+    async def begin_registration(self, caller: Caller) -> None:
+        """One upload or registration, whatever becomes of it; before its bytes are read. Raises RateLimitedError."""
+        limits = registration_limits(caller)
+        self._limiter.check(limits)
+        await self._reserved(limits, 0)
+
+    async def begin_act(self, caller: Caller, limit: int) -> None:
+        """One change by the admin API, at most `limit` per minute and key; 0: any number. Raises RateLimitedError."""
+        if limit == 0:
+            return
+        limits = (RateLimit(f"key:{caller.key_id}", "acts", limit),)
+        self._acts.check(limits)
+        await self._acts.reserve(limits, 0)
+
+    async def _reserved(self, limits: tuple[RateLimit, ...], num_tokens: int) -> Reservation | None:
+        if not limits:
+            return None
+        task = asyncio.ensure_future(self._limiter.reserve(limits, num_tokens))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._drop)  # a command on its way to Redis is not broken off
+            raise
+
+    def settle(self, reservation: Reservation | None, num_tokens: int) -> None:
+        """The request has ended and used so many tokens. Called exactly once for each reservation; never waits."""
+        if reservation is not None and reservation.tokens:
+            task = asyncio.ensure_future(self._limiter.settle(reservation, num_tokens))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """Wait until what was settled is written."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """After the last request has ended."""
+        await self.settled()
+        await self._limiter.close()
+        await self._acts.close()
+
+    def _drop(self, task: asyncio.Task[Reservation]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.settle(task.result(), 0)
+
+
+def rate_limits(caller: Caller) -> tuple[RateLimit, ...]:
+    """The caller's limits of inference per minute, its tenant's first."""
+    return _limits(caller, _UNITS)
+
+
+def registration_limits(caller: Caller) -> tuple[RateLimit, ...]:
+    """The caller's limits of registrations per minute, its tenant's first."""
+    return _limits(caller, _REGISTRATIONS)
+
+
+def _limits(caller: Caller, units: tuple[tuple[Unit, str], ...]) -> tuple[RateLimit, ...]:
+    return tuple(
+        RateLimit(scope, unit, limit)
+        for scope, quota in _scopes(caller)
+        for unit, field in units
+        if (limit := getattr(quota, field)) is not None
+    )
+
+
+def concurrency_limits(caller: Caller) -> tuple[ConcurrencyLimit, ...]:
+    """How many of the caller's rows may run at once."""
+    return tuple(ConcurrencyLimit(scope, q.max_running) for scope, q in _scopes(caller) if q.max_running is not None)
+
+
+def waiting_limits(caller: Caller) -> tuple[WaitingLimit, ...]:
+    """How many of the caller's requests may wait."""
+    return tuple(WaitingLimit(scope, q.max_queued) for scope, q in _scopes(caller) if q.max_queued is not None)
+
+
+def _scopes(caller: Caller) -> Iterator[tuple[str, Quota]]:
+    # One that was deleted and made again does not begin with what the one before has used.
+    life = f"@{caller.since:.3f}" if caller.since else ""
+    yield f"tenant:{caller.tenant}{life}", caller.quota
+    if caller.key_id:
+        yield f"key:{caller.key_id}", caller.key_quota

@@ -1,0 +1,148 @@
+"""Requests, tokens and registrations per minute: reserved before one begins, tokens corrected when it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lora_serve.core.errors import RateLimitedError
+from lora_serve.core.rate_limits import Standing, Standings, Unit
+from lora_serve.tenancy.quotas.counters import Counts, RateCounters
+from lora_serve.tenancy.quotas.rate_window import WINDOW, WindowCount
+from lora_serve.tenancy.quotas.shared_counters import SharedCounters
+
+_REMEMBERED = 1.0  # seconds for which a refusal is repeated without asking the counters
+_AWAY = 2.0  # seconds to say when nobody can be counted
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `limit` of `unit` per minute. `scope`: `tenant:<name>` or `key:<id>`."""
+
+    scope: str
+    unit: Unit
+    limit: int
+
+    @property
+    def name(self) -> str:
+        """Of its counter."""
+        return f"{self.scope}:{self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What was taken, and from where."""
+
+    counters: RateCounters
+    minute: int
+    tokens: Mapping[str, int]  # by the counter's name
+    standings: Standings
+
+
+class RateLimiter:
+    """Nothing here is per request: what a request holds is in its Reservation."""
+
+    def __init__(self, counters: SharedCounters, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix seconds, so that replicas mean the same minute."""
+        self._counters = counters
+        self._clock = clock
+        # By the name of a limit, which is not one on tokens: until when.
+        self._refusals: dict[str, tuple[float, RateLimitedError]] = {}
+
+    def check(self, limits: Sequence[RateLimit]) -> None:
+        """Raise the refusal that a caller just got, if another request would get it too: cheap, and nothing is done."""
+        for limit in limits:
+            until, refusal = self._refusals.get(limit.name, (0.0, None))
+            if refusal is None:
+                continue
+            if until - _REMEMBERED <= self._clock() < until:  # a clock that was set back must not keep it alive
+                raise RateLimitedError(str(refusal), refusal.retry_after, refusal.reason, refusal.standings)
+            del self._refusals[limit.name]
+
+    async def reserve(self, limits: Sequence[RateLimit], num_tokens: int) -> Reservation:
+        """One request with at most `num_tokens` tokens. What is larger than a whole limit counts as that limit, or it
+        never could enter.
+
+        To be run to its end, and settled. Raises RateLimitedError, and nothing is held, if a limit does not allow it.
+        """
+        costs = {limit: max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1 for limit in limits}
+        minute, elapsed = self._now()
+        amounts = {limit.name: cost for limit, cost in costs.items()}
+        counters, counts = await self._add(amounts, minute)
+        windows = {limit: WindowCount(*counts[limit.name], elapsed) for limit in limits}
+        failing = [limit for limit in limits if not windows[limit].is_within(limit.limit)]
+        if not failing:
+            tokens = {limit.name: costs[limit] for limit in limits if limit.unit == "tokens"}
+            return Reservation(counters, minute, tokens, _standings(windows))
+        await self._try_to_add(counters, {name: -amount for name, amount in amounts.items()}, minute)
+        before = {limit: _without(windows[limit], costs[limit]) for limit in limits}
+        raise self._refusal(failing, before, costs)
+
+    async def settle(self, reservation: Reservation, num_tokens: int) -> None:
+        """The request has ended and used so many tokens: the rest is given back, and what it used beyond is taken."""
+        minute, _ = self._now()
+        beyond = {name: num_tokens - held for name, held in reservation.tokens.items() if num_tokens > held}
+        unused = {name: num_tokens - held for name, held in reservation.tokens.items() if num_tokens < held}
+        if unused and minute - reservation.minute <= 1:  # nobody looks at an older minute any more
+            await self._try_to_add(reservation.counters, unused, reservation.minute)
+        if beyond:
+            await self._try_to_add(reservation.counters, beyond, minute)
+
+    async def close(self) -> None:
+        """Give back what is held."""
+        await self._counters.close()
+
+    def _now(self) -> tuple[int, float]:
+        """The minute, and the part of it that is over."""
+        minute, seconds = divmod(self._clock(), WINDOW)
+        return int(minute), seconds / WINDOW
+
+    async def _add(self, amounts: Mapping[str, int], minute: int) -> tuple[RateCounters, Counts]:
+        for counters in self._counters.choices:
+            try:
+                counts = await counters.add(amounts, minute)
+            except OSError as error:
+                self._counters.failed(counters, error)
+            else:
+                self._counters.answered(counters)
+                return counters, counts
+        raise RateLimitedError("Your limits cannot be looked up at present; try again.", _AWAY, "limits_away")
+
+    async def _try_to_add(self, counters: RateCounters, amounts: Mapping[str, int], minute: int) -> None:
+        """If they are away, what was reserved stays charged until its minute is over: that errs on the safe side."""
+        try:
+            await counters.add(amounts, minute)
+        except OSError as error:
+            self._counters.failed(counters, error)
+
+    def _refusal(
+        self, failing: Sequence[RateLimit], windows: Mapping[RateLimit, WindowCount], costs: Mapping[RateLimit, int]
+    ) -> RateLimitedError:
+        waits = {limit: windows[limit].seconds_until(limit.limit, costs[limit]) for limit in failing}
+        limit = max(waits, key=lambda limit: waits[limit])
+        whose = "your organisation" if limit.scope.startswith("tenant:") else "this key"
+        error = RateLimitedError(
+            f"Rate limit reached for {whose} on {limit.unit} per minute: limit {limit.limit}, used "
+            f"{round(windows[limit].used)}, requested {costs[limit]}. Try again in {waits[limit]:.1f} s.",
+            waits[limit],
+            f"{limit.scope.partition(':')[0]}_{limit.unit}_per_minute",
+            _standings(windows),
+        )
+        if limit.unit != "tokens":
+            self._refusals[limit.name] = (self._clock() + min(_REMEMBERED, waits[limit]), error)
+        return error
+
+
+def _without(window: WindowCount, cost: int) -> WindowCount:
+    return WindowCount(window.previous, window.current - cost, window.elapsed)
+
+
+def _standings(windows: Mapping[RateLimit, WindowCount]) -> Standings:
+    """Of each unit the limit that leaves least."""
+    tightest: dict[Unit, Standing] = {}
+    for limit, window in windows.items():
+        standing = Standing(limit.limit, window.remaining(limit.limit), window.seconds_until_unused)
+        if limit.unit not in tightest or standing.remaining < tightest[limit.unit].remaining:
+            tightest[limit.unit] = standing
+    return tightest

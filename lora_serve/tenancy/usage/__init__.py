@@ -1,0 +1,1 @@
+"""Usage per tenant, adapter and key: counted, kept, shared among replicas."""
