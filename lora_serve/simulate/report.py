@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.engine.simulate.fairness import Fairness, fairness_of
-from lora_serve.engine.simulate.fleet import Fleet
-from lora_serve.engine.simulate.recorder import Outcome
+from lora_serve.simulate.fairness import Fairness, fairness_of
+from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.recorder import Outcome
 
 _SHARES = (50, 90, 99)
 _COLUMNS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from lora_serve.engine.simulate.routers.base import Router
+from lora_serve.simulate.routers.base import Router
 
 
 def create_router(name: str, num_replicas: int) -> Router:

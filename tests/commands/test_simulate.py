@@ -1,4 +1,4 @@
-"""`python -m lora_serve.engine.simulate`: exit codes, table, JSON."""
+"""`lora-serve simulate`: exit codes, table, JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.engine.simulate.__main__ import main
+from lora_serve.cli import main
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 TRACE = "benchmarks/traces/azure_code_2023_cut.csv"
 SMALL = ["--trace", str(ROOT / TRACE), "--requests", "60", "--replicas", "2", "--rate", "20", "--adapters", "30"]
 
@@ -21,7 +21,7 @@ def test_it_prints_a_row_per_policy_and_router_and_writes_all_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.json"
-    assert main([*SMALL, "--policy", "fcfs", "--router", "hash", "affinity", "--json", str(file)]) == 0
+    assert main(["simulate", *SMALL, "--policy", "fcfs", "--router", "hash", "affinity", "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     assert "| fcfs | hash |" in printed
     assert "| fcfs | affinity |" in printed
@@ -36,7 +36,7 @@ def test_it_prints_a_row_per_policy_and_router_and_writes_all_figures(
 )
 def test_wrong_arguments_are_named_and_exit_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code = main([*SMALL, *wrong])
+        code = main(["simulate", *SMALL, *wrong])
     except SystemExit as exit_:
         code = exit_.code
     assert code == 2
@@ -47,7 +47,7 @@ def test_two_processes_with_other_hash_seeds_agree_on_every_figure(tmp_path: Pat
     reports = []
     for seed in ("1", "2"):
         file = tmp_path / f"{seed}.json"
-        command = [sys.executable, "-m", "lora_serve.engine.simulate", *SMALL, "--policy", "fcfs", "--json", str(file)]
+        command = [sys.executable, "-m", "lora_serve", "simulate", *SMALL, "--policy", "fcfs", "--json", str(file)]
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
         subprocess.run(command, check=True, env=environment, capture_output=True, cwd=tmp_path)
         reports.append(json.loads(file.read_text()))
@@ -57,7 +57,7 @@ def test_two_processes_with_other_hash_seeds_agree_on_every_figure(tmp_path: Pat
 def test_it_needs_no_torch_and_no_plots(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules.update(torch=None, matplotlib=None, transformers=None);"
-        f"from lora_serve.engine.simulate.__main__ import main; sys.exit(main({[*SMALL, '--policy', 'fcfs']!r}))"
+        f"from lora_serve.cli import main; sys.exit(main({['simulate', *SMALL, '--policy', 'fcfs']!r}))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

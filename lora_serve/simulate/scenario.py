@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from lora_serve.core.config import BatchLimits, EngineConfig, QueueLimits
 from lora_serve.engine import policies
-from lora_serve.engine.simulate.fleet import Fleet
-from lora_serve.engine.simulate.profiles import Profile
-from lora_serve.engine.simulate.report import Summary, summarise
-from lora_serve.engine.simulate.traces import TraceRow
-from lora_serve.engine.simulate.workload import Arrival, WorkloadConfig, make_arrivals
+from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.profiles import Profile
+from lora_serve.simulate.report import Summary, summarise
+from lora_serve.simulate.traces import TraceRow
+from lora_serve.simulate.workload import Arrival, WorkloadConfig, make_arrivals
 
 
 @dataclass(frozen=True, slots=True)

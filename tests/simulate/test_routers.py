@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lora_serve.engine.simulate.report import Summary
-from lora_serve.engine.simulate.routers import create_router, router_names
-from tests.engine.simulate.small_fleet import rows, scenario
+from lora_serve.simulate.report import Summary
+from lora_serve.simulate.routers import create_router, router_names
+from tests.simulate.small_fleet import rows, scenario
 
 LENGTHS = rows((40, 6), (10, 3), (70, 4))
 

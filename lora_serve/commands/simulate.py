@@ -1,4 +1,4 @@
-"""`python -m lora_serve.engine.simulate`: policies and routers compared on a trace, without a model.
+"""`lora-serve simulate`: policies and routers compared on a trace, without a model.
 
 Prints a table; --json writes every figure. Exit codes: 0, 1 if requests never end (a bug), 2 for wrong arguments.
 """
@@ -13,24 +13,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lora_serve.core.errors import ConfigError
-from lora_serve.engine.simulate.fleet import StalledError
-from lora_serve.engine.simulate.profiles import profile_names, read_profile
-from lora_serve.engine.simulate.report import Summary, table
-from lora_serve.engine.simulate.routers import router_names
-from lora_serve.engine.simulate.scenario import Scenario, policy_names
-from lora_serve.engine.simulate.traces import read_trace
-from lora_serve.engine.simulate.workload import WorkloadConfig
+from lora_serve.simulate.fleet import StalledError
+from lora_serve.simulate.profiles import profile_names, read_profile
+from lora_serve.simulate.report import Summary, table
+from lora_serve.simulate.routers import router_names
+from lora_serve.simulate.scenario import Scenario, policy_names
+from lora_serve.simulate.traces import read_trace
+from lora_serve.simulate.workload import WorkloadConfig
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+def run(arguments: Sequence[str]) -> int:
+    """Simulates the trace once per policy and router and returns the exit code. Raises ConfigError."""
     options = build_parser().parse_args(arguments)
-    try:
-        scenario, rows = build_scenario(options), read_trace(options.trace)
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    scenario, rows = build_scenario(options), read_trace(options.trace)
     arrivals = scenario.arrivals(rows)
     summaries: list[Summary] = []
     try:
@@ -52,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Every argument with its unit."""
-    parser = argparse.ArgumentParser("python -m lora_serve.engine.simulate", description=__doc__)
+    parser = argparse.ArgumentParser("lora-serve simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", type=Path, required=True, help="Azure 2023 CSV, Mooncake JSONL, or a Vidur CSV of lengths")
     add("--profile", default="llama-8b-h100", help=f"one of {', '.join(profile_names())}, or a JSON file")
@@ -130,7 +125,3 @@ def _share(text: str) -> float:
     if not 0 <= (value := float(text)) <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

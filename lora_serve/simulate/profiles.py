@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine.simulate.costs import LearnedSteps, RooflineSteps, StepTime, TransferTime
+from lora_serve.simulate.costs import LearnedSteps, RooflineSteps, StepTime, TransferTime
 
 _FOLDER = Path(__file__).with_name("profiles")
 

@@ -11,8 +11,8 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.commands import ProbeResult
 from lora_serve.core.load_times import LoadTimes
-from lora_serve.engine.simulate.profiles import Profile
-from lora_serve.engine.simulate.timeline import Timeline, VirtualClock
+from lora_serve.simulate.profiles import Profile
+from lora_serve.simulate.timeline import Timeline, VirtualClock
 
 
 class SimulatedRunner:

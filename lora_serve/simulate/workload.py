@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
-from lora_serve.engine.simulate.traces import TraceRow
+from lora_serve.simulate.traces import TraceRow
 
 _MOONCAKE_BLOCK = 512  # tokens of one id of `TraceRow.blocks`
 FLOOD = "flood"  # groups, whose times to the first token are reported beside everybody's

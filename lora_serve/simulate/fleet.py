@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.events import StepEvent
-from lora_serve.engine.simulate.profiles import Profile
-from lora_serve.engine.simulate.recorder import Recorder
-from lora_serve.engine.simulate.replica import Replica
-from lora_serve.engine.simulate.routers import create_router
-from lora_serve.engine.simulate.timeline import Timeline
-from lora_serve.engine.simulate.workload import Arrival
+from lora_serve.simulate.profiles import Profile
+from lora_serve.simulate.recorder import Recorder
+from lora_serve.simulate.replica import Replica
+from lora_serve.simulate.routers import create_router
+from lora_serve.simulate.timeline import Timeline
+from lora_serve.simulate.workload import Arrival
 
 
 class StalledError(Exception):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, StepEvent, TokenEvent
-from lora_serve.engine.simulate.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, FairnessMeter
-from lora_serve.engine.simulate.workload import Arrival
+from lora_serve.simulate.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, FairnessMeter
+from lora_serve.simulate.workload import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from lora_serve.engine.simulate.routers import base
+from lora_serve.simulate.routers import base
 
 _BOUND = 1.25  # of the mean load
 

@@ -9,10 +9,10 @@ import pytest
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine.simulate.costs import LearnedSteps, RooflineSteps
-from lora_serve.engine.simulate.fairness import FairnessMeter, fairness_of, jain_index
-from lora_serve.engine.simulate.profiles import profile_names, read_profile
-from tests.engine.simulate.small_fleet import rows, scenario
+from lora_serve.simulate.costs import LearnedSteps, RooflineSteps
+from lora_serve.simulate.fairness import FairnessMeter, fairness_of, jain_index
+from lora_serve.simulate.profiles import profile_names, read_profile
+from tests.simulate.small_fleet import rows, scenario
 
 
 def test_a_step_is_as_long_as_its_bytes_or_its_arithmetic_whichever_takes_longer() -> None:

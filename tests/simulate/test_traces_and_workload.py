@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine.simulate.traces import TraceRow, read_trace
-from lora_serve.engine.simulate.workload import WorkloadConfig, make_arrivals
+from lora_serve.simulate.traces import TraceRow, read_trace
+from lora_serve.simulate.workload import WorkloadConfig, make_arrivals
 
-TRACES = Path(__file__).resolve().parents[3] / "benchmarks" / "traces"
+TRACES = Path(__file__).resolve().parents[2] / "benchmarks" / "traces"
 
 
 def draw(rows: list[TraceRow], **fields: object) -> list:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lora_serve.engine.simulate.routers import base
+from lora_serve.simulate.routers import base
 
 
 class Router(base.Router):
