@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.batching.step_cost import StepCost
 
 _NUM_PASSES = 4  # over the recorded steps
 

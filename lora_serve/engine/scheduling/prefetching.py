@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from lora_serve.engine.patience import ColdPatience
+from lora_serve.engine.adapters.cold_start import ColdPatience
+from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.residency import AdapterResidency
-from lora_serve.engine.step_rows import StepRows
+from lora_serve.engine.scheduling.step_rows import StepRows
 
 LOOK_AHEAD = 64  # waiting sequences whose adapters are asked for before their turn
 _PLACE_AHEAD = 2  # adapters put into free slots before their turn, in one step

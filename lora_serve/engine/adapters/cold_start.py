@@ -12,7 +12,7 @@ from typing import Any
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.request import AdapterUse, OnCold
-from lora_serve.engine.residency import AdapterResidency
+from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.sequence import Sequence
 
 

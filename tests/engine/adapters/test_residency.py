@@ -13,8 +13,8 @@ from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError, LoraServeError
 from lora_serve.core.events import FinishEvent
 from lora_serve.core.load_times import LoadTimes
+from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.messages import Command
-from lora_serve.engine.slots import SlotTable
 from tests.engine.world import World, adapter
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lora_serve.engine.block_keys import BlockKeys
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.kv.block_keys import BlockKeys
+from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.rows import wants_prompt_logprobs
 from lora_serve.engine.sequence import Sequence
 

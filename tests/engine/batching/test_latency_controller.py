@@ -12,10 +12,10 @@ import pytest
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.commands import Tune
 from lora_serve.core.config import BatchLimits
-from lora_serve.engine.latency_controller import LatencyController, Running, StepLimits
-from lora_serve.engine.latency_reason import reason_of
-from lora_serve.engine.latency_window import RecentTimes
-from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits
+from lora_serve.engine.batching.latency_reason import reason_of
+from lora_serve.engine.batching.latency_window import RecentTimes
+from lora_serve.engine.batching.step_cost import StepCost
 from tests.engine.timed_world import Arrival, FastOutputs, p95
 
 PHASES = ((0.0, 1.0), (40.0, 2.0), (80.0, 1.0))  # from when on, times the rate

@@ -15,9 +15,9 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.commands import Resize, TenantBudget
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
 from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
-from lora_serve.engine.counters import CacheCounters
-from lora_serve.engine.load_estimate import LoadEstimate
-from lora_serve.engine.slots import SlotTable
+from lora_serve.engine.adapters.counters import CacheCounters
+from lora_serve.engine.adapters.load_estimate import LoadEstimate
+from lora_serve.engine.adapters.slots import SlotTable
 
 V = TypeVar("V")
 

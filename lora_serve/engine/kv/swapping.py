@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from lora_serve.core.batch import BlockMoves
 from lora_serve.core.memory import SwapStats
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.kv.swap_space import SwapSpace
 from lora_serve.engine.sequence import Sequence, SwappedBlocks
-from lora_serve.engine.step_cost import StepCost
-from lora_serve.engine.swap_space import SwapSpace
 
 _WEIGHT = 0.1  # of the newest copies
 

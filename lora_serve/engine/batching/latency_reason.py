@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lora_serve.core.config import BatchLimits
-from lora_serve.engine.latency_controller import StepLimits
+from lora_serve.engine.batching.latency_controller import StepLimits
 
 
 def reason_of(

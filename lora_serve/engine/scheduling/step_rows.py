@@ -7,8 +7,8 @@ from dataclasses import replace
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row
 from lora_serve.core.memory import MemoryLoad, memory_load
-from lora_serve.engine.memory import MemoryGuard
 from lora_serve.engine.rows import wants_prompt_logprobs
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.sequence import Sequence
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.sequence import Sequence
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
-from lora_serve.engine.latency_window import RecentTimes
-from lora_serve.engine.step_cost import StepCost
+from lora_serve.engine.batching.latency_window import RecentTimes
+from lora_serve.engine.batching.step_cost import StepCost
 
 LATE_SHARE = 0.05  # 1 - 0.95
 _AIM = 0.97  # of a target: the quantile swings a little around where it rests

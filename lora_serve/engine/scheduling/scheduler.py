@@ -18,21 +18,21 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.events import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.answers import finish_of, pooled_events, token_events
-from lora_serve.engine.batcher import Batcher
-from lora_serve.engine.blocks import BlockManager
-from lora_serve.engine.latency_controller import StepLimits
-from lora_serve.engine.look_ahead import LOOK_AHEAD, LookAhead
-from lora_serve.engine.memory import MemoryGuard
-from lora_serve.engine.patience import ColdPatience
+from lora_serve.engine.adapters.cold_start import ColdPatience
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.batching.batcher import Batcher
+from lora_serve.engine.batching.latency_controller import StepLimits
+from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.kv.prefix_cache import PrefixCache
+from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.prefix_cache import PrefixCache
-from lora_serve.engine.residency import AdapterResidency
 from lora_serve.engine.rows import chunk_of, row_of
+from lora_serve.engine.scheduling.answers import finish_of, pooled_events, token_events
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.prefetching import LOOK_AHEAD, LookAhead
+from lora_serve.engine.scheduling.slot_turns import SlotTurns
+from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence
-from lora_serve.engine.slot_turns import SlotTurns
-from lora_serve.engine.step_rows import StepRows
-from lora_serve.engine.swapping import Swapping
 
 
 class Scheduler:
