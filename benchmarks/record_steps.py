@@ -35,9 +35,9 @@ from lora_serve.core.batch import StepLoad
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
-from lora_serve.engine.simulate.costs import LearnedSteps
 from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.model.build import build_model
+from lora_serve.simulate.costs import LearnedSteps
 
 MAX_ROWS = 16
 MAX_MODEL_LEN = 512
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"))
     parser.add_argument("--out", type=Path, help="default: the simulator's profile of that name")
     options = parser.parse_args()
-    folder = Path("lora_serve/engine/simulate/profiles")
+    folder = Path("lora_serve/simulate/profiles")
     out = options.out or folder / f"{options.model}-cpu.json"
     profile = record_profile(options.model, options.steps, options.cache)
     out.write_text(profile_text(profile))

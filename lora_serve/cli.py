@@ -25,6 +25,7 @@ COMMANDS = {
     "usage": ("[flags]", "what tenants used, as a table or CSV"),
     "audit": ("[flags]", "who did what over the admin API"),
     "bench": ("[--url URL | --spawn] [flags]", "send a load to this or another server, time every token, report"),
+    "simulate": ("--trace FILE [flags]", "compare scheduling policies and routers on a trace, without a model"),
 }
 
 

@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What makes a step long: the features of `engine/step_cost.py`."""
+    """What makes a step long: the features of `engine/batching/step_cost.py`."""
 
     num_tokens: int
     num_rows: int

@@ -11,19 +11,19 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.engine.batcher import Batcher, padded_length
-from lora_serve.engine.blocks import BlockManager
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.batching.batcher import Batcher, padded_length
+from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.engine import Engine, Runner
-from lora_serve.engine.memory import MemoryGuard
+from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.kv.prefix_cache import PrefixCache
+from lora_serve.engine.kv.swap_space import SwapSpace
+from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
-from lora_serve.engine.prefix_cache import PrefixCache
-from lora_serve.engine.residency import AdapterResidency
-from lora_serve.engine.scheduler import Scheduler
-from lora_serve.engine.slots import SlotTable
-from lora_serve.engine.step_cost import StepCost
-from lora_serve.engine.swap_space import SwapSpace
-from lora_serve.engine.swapping import Swapping
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.scheduler import Scheduler
 
 
 def build_engine(

@@ -30,13 +30,13 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.stats import BatchInfo, EngineStats
-from lora_serve.engine.blocks import BlockManager
-from lora_serve.engine.memory import MemoryGuard
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.adapters.slots import PROBE_SLOT
+from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.memory_retry import run_in_parts
 from lora_serve.engine.messages import Command, Outcome
-from lora_serve.engine.residency import AdapterResidency
-from lora_serve.engine.scheduler import Scheduler
-from lora_serve.engine.slots import PROBE_SLOT
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 _NUM_RECENT_BATCHES = 64

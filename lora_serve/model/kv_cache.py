@@ -1,4 +1,4 @@
-"""The pool of the KV cache: bytes by block index. Who owns which block is `engine/blocks.py`'s business."""
+"""The pool of the KV cache: bytes by block index. Who owns which block is `engine/kv/blocks.py`'s business."""
 
 from __future__ import annotations
 

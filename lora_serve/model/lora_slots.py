@@ -1,5 +1,5 @@
 """The pool of device slots: adapters' weights by slot index, at their true rank. Who owns which slot is decided in
-`engine/slots.py`; this file only stores bytes and refuses a row whose slot has changed under it.
+`engine/adapters/slots.py`; this file only stores bytes and refuses a row whose slot has changed under it.
 """
 
 from __future__ import annotations

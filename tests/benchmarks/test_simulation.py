@@ -10,7 +10,7 @@ import pytest
 from benchmarks.record_steps import fit, profile_text
 from benchmarks.simulation import COMPARISONS, DOCUMENT, with_tables
 from benchmarks.simulator_check import compare, figures
-from lora_serve.engine.simulate.profiles import read_profile
+from lora_serve.simulate.profiles import read_profile
 
 
 def test_a_transfer_that_grows_with_size_is_fitted_and_one_that_does_not_is_its_median() -> None:
@@ -21,7 +21,7 @@ def test_a_transfer_that_grows_with_size_is_fitted_and_one_that_does_not_is_its_
 
 
 def test_a_recorded_profile_is_read_back(tmp_path: Path) -> None:
-    facts = json.loads((DOCUMENT.parents[2] / "lora_serve/engine/simulate/profiles/demo-cpu.json").read_text())
+    facts = json.loads((DOCUMENT.parents[2] / "lora_serve/simulate/profiles/demo-cpu.json").read_text())
     file = tmp_path / "again.json"
     file.write_text(profile_text(facts))
     assert json.loads(file.read_text()) == facts

@@ -13,8 +13,8 @@ from lora_serve.core.commands import Resize, SetTenantBudgets, TenantBudget
 from lora_serve.core.errors import AdapterUnavailableError, DeviceQuotaError, LoraServeError
 from lora_serve.core.events import ErrorEvent
 from lora_serve.core.stats import EvictionReason
+from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.messages import Command
-from lora_serve.engine.slots import SlotTable
 from lora_serve.engine.standing_orders import StandingOrders
 from tests.engine.world import World, adapter
 

@@ -12,7 +12,7 @@ from lora_serve.commands.bench.plan import Plan
 from lora_serve.commands.bench.target import Target
 from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Workload
 from lora_serve.core.errors import ConfigError
-from lora_serve.engine.simulate.traces import TraceRow, read_trace
+from lora_serve.simulate.traces import TraceRow, read_trace
 
 NUM_REQUESTS = 64
 CONCURRENCY = 16  # of a closed loop

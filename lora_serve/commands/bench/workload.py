@@ -15,7 +15,7 @@ from lora_serve.commands.bench.arrivals import Arrivals
 from lora_serve.commands.bench.lengths import Lengths
 from lora_serve.commands.bench.plan import PlannedRequest
 from lora_serve.commands.bench.popularity import ZIPF_EXPONENT, draw_adapters
-from lora_serve.engine.simulate.traces import TraceRow
+from lora_serve.simulate.traces import TraceRow
 
 FIRST_TOKEN_ID = 3  # below are a tokenizer's special tokens, mostly
 TRACE_BLOCK = 512  # tokens of one id of a Mooncake trace's blocks

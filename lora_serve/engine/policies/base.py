@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.engine.aged_queue import AgedQueue
+from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.sequence import Sequence
-from lora_serve.engine.step_cost import StepCost
 
 
 def _nowhere(adapter: AdapterRef) -> bool:

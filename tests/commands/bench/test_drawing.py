@@ -16,7 +16,7 @@ from lora_serve.commands.bench.arrivals import Arrivals
 from lora_serve.commands.bench.lengths import Lengths, parse_lengths
 from lora_serve.commands.bench.popularity import draw_adapters
 from lora_serve.commands.bench.workload import Workload
-from lora_serve.engine.simulate.traces import TraceRow, read_trace
+from lora_serve.simulate.traces import TraceRow, read_trace
 
 TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
 NAMES = tuple(f"a{index}" for index in range(16))

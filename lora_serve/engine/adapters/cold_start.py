@@ -1,0 +1,167 @@
+"""Who answers when a request's adapters are cold: they themselves, once they are here, or its fallback before that.
+
+A sequence waits for its own adapters as long as its patience lasts. Then `base` answers at once; `previous` if it is
+here, else whichever of the two arrives first; and without a fallback the request ends. The loads go on in every case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
+from lora_serve.core.request import AdapterUse, OnCold
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Sequences that are choices of one answer: what the first of them got, all of them get."""
+
+    num_sequences: int = 0
+    fell_back: bool | None = None  # None: open
+
+
+class ColdPatience:
+    """Decides for sequences that have not run yet, and keeps what each of them wants of the residency in balance."""
+
+    def __init__(self, residency: AdapterResidency[Any]) -> None:
+        self._residency = residency
+        self._answers: dict[str, _Answer] = {}
+
+    # -- coming and going --------------------------------------------------------------------------------------
+
+    def join(self, sequence: Sequence, now: float) -> LoraServeError | None:
+        """A new sequence; the error if it does not even begin to wait."""
+        self._answers.setdefault(_answer_id(sequence), _Answer()).num_sequences += 1
+        self._want(sequence, sequence.refs)
+        self.is_cold(sequence, now)
+        self.settle(sequence, now)
+        ends_at = self.ends_at(sequence)
+        return self.end(sequence, now) if ends_at is not None and now >= ends_at else None
+
+    def start(self, sequence: Sequence) -> None:
+        """It runs, with the adapters it has now."""
+        answer = self._answers[_answer_id(sequence)]
+        if sequence.adapters or sequence.fell_back:
+            answer.fell_back = sequence.fell_back
+
+    def leave(self, sequence: Sequence) -> None:
+        """It has ended."""
+        self._want(sequence, ())
+        answer = self._answers[_answer_id(sequence)]
+        answer.num_sequences -= 1
+        if answer.num_sequences == 0:
+            del self._answers[_answer_id(sequence)]
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    def ends_at(self, sequence: Sequence) -> float | None:
+        """When patience ends, in seconds of time.monotonic(); None: it does not, or there is nothing to wait for."""
+        patience = sequence.request.patience
+        if patience is None or sequence.patience_is_over or _is_settled(sequence) or not self.cold(sequence.adapters):
+            return None
+        return sequence.request.arrival_time + patience
+
+    def end(self, sequence: Sequence, now: float) -> LoraServeError | None:
+        """Patience is over: another answers, or it goes on waiting for either, or this is its error."""
+        sequence.patience_is_over = True
+        if sequence.request.on_cold in (OnCold.WAIT, OnCold.FAIL):
+            self.ask(sequence)
+            return self.error(sequence)
+        if sequence.fallback is not None and self._answer(sequence).fell_back is None:
+            self._want(sequence, (*sequence.refs, *(use.ref for use in sequence.fallback)))
+        self.ask(sequence)
+        self.settle(sequence, now)
+        return None
+
+    def settle(self, sequence: Sequence, now: float) -> None:
+        """Let the fallback answer if it is its turn."""
+        if sequence.fallback is None or _is_settled(sequence):
+            return
+        fell_back = self._answer(sequence).fell_back
+        is_its_turn = sequence.patience_is_over and self.cold(sequence.adapters) and not self.cold(sequence.fallback)
+        if fell_back or (fell_back is None and is_its_turn):
+            self._fall_back(sequence, sequence.fallback, now)
+
+    def ask(self, sequence: Sequence) -> bool:
+        """Ask for the loads of all that it wants; False: the host has no room for some of it yet."""
+        asked = [self._residency.request(ref) for ref in sequence.wanted]
+        return all(asked)
+
+    def is_cold(self, sequence: Sequence, now: float) -> bool:
+        """Whether it must wait for its adapters; when it last had to is noted, for its `load` time."""
+        if self.cold(sequence.adapters):
+            sequence.was_cold, sequence.cold_until = True, None
+            return True
+        if sequence.was_cold and sequence.cold_until is None:
+            sequence.cold_until = now
+        return False
+
+    def load_failed(self, sequence: Sequence, digest: str, error: LoraServeError, now: float) -> LoraServeError | None:
+        """What it wants cannot be had; None: somebody else can still answer."""
+        fallback = sequence.fallback
+        in_own, in_fallback = _holds(sequence.adapters, digest), _holds(fallback or (), digest)
+        can_fall_back = not (fallback is None or _is_settled(sequence) or in_fallback)
+        if not in_own:
+            sequence.fallback = None
+            self._want(sequence, sequence.refs)
+            return None
+        if fallback is None or not can_fall_back or self._answer(sequence).fell_back is False:
+            return error
+        self._fall_back(sequence, fallback, now)
+        return None
+
+    def cold(self, uses: tuple[AdapterUse, ...]) -> list[AdapterRef]:
+        """Those that are neither on the device nor in host memory."""
+        return [use.ref for use in uses if not self._residency.is_here(use.ref.digest)]
+
+    def error(self, sequence: Sequence) -> AdapterUnavailableError:
+        """For a sequence that waits no longer."""
+        cold = self.cold(sequence.adapters)
+        names = ", ".join(f"`{ref.name}`" for ref in cold)
+        what = "adapter" if len(cold) == 1 else "adapters"
+        verb = "is" if len(cold) == 1 else "are"
+        message = f"The {what} {names} {verb} still being loaded; try again."
+        return AdapterUnavailableError(message, retry_after=self._residency.retry_after(cold))
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _fall_back(self, sequence: Sequence, fallback: tuple[AdapterUse, ...], now: float) -> None:
+        """From now on it is a sequence of its fallback's adapters, and nothing of it is theirs yet."""
+        self._answer(sequence).fell_back = True
+        sequence.adapters, sequence.fallback, sequence.fell_back = fallback, None, True
+        sequence.block_keys.clear()
+        self._want(sequence, sequence.refs)
+        self.ask(sequence)
+        self.is_cold(sequence, now)
+
+    def _want(self, sequence: Sequence, refs: tuple[AdapterRef, ...]) -> None:
+        """Want exactly these from now on."""
+        before = {ref.digest: ref for ref in sequence.wanted}
+        after = {ref.digest: ref for ref in refs}
+        for digest, ref in after.items():
+            if digest not in before:
+                self._residency.want(ref)
+        for digest in before:
+            if digest not in after:
+                self._residency.unwant(digest)
+        sequence.wanted = tuple(after.values())
+
+    def _answer(self, sequence: Sequence) -> _Answer:
+        return self._answers[_answer_id(sequence)]
+
+
+def _answer_id(sequence: Sequence) -> str:
+    return sequence.request.answer_id or sequence.request.request_id
+
+
+def _is_settled(sequence: Sequence) -> bool:
+    """Whether it can change its adapters no more."""
+    return sequence.fell_back or sequence.first_scheduled is not None
+
+
+def _holds(uses: tuple[AdapterUse, ...], digest: str) -> bool:
+    return any(use.ref.digest == digest for use in uses)

@@ -1,0 +1,311 @@
+"""Which adapters are on the device and in host memory, and which are under way. Never waits for a byte."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from lora_serve.adapters.host_cache import HostCache
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import SlotRef
+from lora_serve.core.commands import Resize, TenantBudget
+from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
+from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
+from lora_serve.engine.adapters.counters import CacheCounters
+from lora_serve.engine.adapters.load_estimate import LoadEstimate
+from lora_serve.engine.adapters.slots import SlotTable
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChange(Generic[V]):
+    """What the runner must do to a slot before the next batch: load `adapter`, or clear it if that is None."""
+
+    slot: SlotRef
+    adapter: V | None
+
+
+class AdapterResidency(Generic[V]):
+    """The two cache tiers of the engine. Owned by the engine loop; loaders only post `LoadFinished`.
+
+    Sequences `want` an adapter from the day they wait until they end; what is wanted is not evicted from the host
+    before it was used, and loads are started only as far as the host budget can hold what is wanted. So many more
+    adapters than memory work, and the oldest waiting sequence always gets on.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        host: HostCache[V],
+        submit: Callable[[AdapterRef], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self.slots = slots
+        self.host = host
+        self._submit = submit
+        self._wanted: Counter[str] = Counter()
+        self._favoured: frozenset[str] = frozenset()
+        self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
+        self._changes: list[SlotChange[V]] = []
+        self._counters = CacheCounters()
+        self._estimate = LoadEstimate()
+        self.num_hung_loads = 0  # since start
+        self._load_seconds: dict[str, float] = {}  # of the last load of each digest, to weigh who leaves
+
+    # -- for the scheduler -------------------------------------------------------------------------------------
+
+    def want(self, adapter: AdapterRef) -> None:
+        """One more sequence needs it; counts as a hit or a miss of each tier."""
+        self._wanted[adapter.digest] += 1
+        self._counters.wanted(
+            adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
+        )
+
+    def favour(self, adapters: Sequence[AdapterRef]) -> None:
+        """Those of the first in the queue: they stay wherever they are until it runs, and load first.
+
+        Otherwise two sets of adapters, each half here, could push one another out for ever.
+        """
+        self._favoured = frozenset(adapter.digest for adapter in adapters)
+
+    def is_favoured(self, digest: str) -> bool:
+        """Whether it would not leave its slot now, though nobody used it."""
+        return digest in self._favoured
+
+    def unwant(self, digest: str) -> None:
+        """A sequence that wanted it has ended."""
+        self._wanted[digest] -= 1
+        if self._wanted[digest] <= 0:
+            del self._wanted[digest]
+
+    def is_here(self, digest: str) -> bool:
+        """On the device or in host memory."""
+        return digest in self.slots or digest in self.host
+
+    def must_evict(self, adapters: Sequence[AdapterRef]) -> bool:
+        """Whether somebody would have to leave the device for one of these."""
+        return any(a.digest not in self.slots and not self.slots.has_free(a) for a in adapters)
+
+    def acquire(self, adapters: Sequence[AdapterRef]) -> tuple[SlotRef, ...]:
+        """A slot of each for one more row, which holds them until `release`; empty: not now, and nothing is held.
+
+        Raises AdapterUnavailableError if waiting would not help.
+        """
+        self.slots.check_possible(adapters)
+        held: list[SlotRef] = []
+        for adapter in adapters:
+            if self.slots.is_leaving(adapter.digest):
+                break
+            if adapter.digest not in self.slots and not self._to_device(adapter):
+                break
+            held.append(self.slots.acquire(adapter.digest))
+        if len(held) == len(adapters):
+            for slot in held:
+                self.slots.use(slot.digest)
+            return tuple(held)
+        for slot in held:
+            self.release(slot)
+        return ()
+
+    def release(self, slot: SlotRef) -> None:
+        """The row has ended."""
+        if self.slots.release(slot):
+            reason = EvictionReason.CORRUPT if self.slots.is_empty(slot.digest) else EvictionReason.SHRUNK
+            self._drop(self.slots.remove(slot.digest), reason)
+
+    def request(self, adapter: AdapterRef) -> bool:
+        """Start a load unless it is here or under way; False: the host has no room for it yet."""
+        digest = adapter.digest
+        if self.is_here(digest) or digest in self._in_flight:
+            return True
+        if digest not in self._favoured and not self._has_room(adapter):
+            return False
+        self._load(adapter)
+        return True
+
+    def retry_after(self, adapters: Sequence[AdapterRef]) -> float:
+        """Seconds after which these will probably be in host memory."""
+        cold = [adapter for adapter in adapters if not self.is_here(adapter.digest)]
+        return self._estimate.retry_after(cold, self._in_flight, self._clock())
+
+    def place_ahead(self, adapter: AdapterRef) -> bool:
+        """Give it a slot before it is asked for, if one is free and nobody has to go; whether it was done."""
+        is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
+        return is_possible and self._to_device(adapter)
+
+    def take_changes(self) -> tuple[SlotChange[V], ...]:
+        """What the runner must do before the next batch, in order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def load_finished(self, message: LoadFinished[V]) -> LoraServeError | None:
+        """Take in what a loader posted; the error if the adapter cannot be had.
+
+        A load that nobody here has asked for began before the tables were built anew: it is left out.
+        """
+        if message.digest not in self._in_flight:
+            return None
+        adapter, submitted = self._in_flight.pop(message.digest)
+        self.num_hung_loads += isinstance(message.error, LoadHangsError)
+        if message.adapter is None:
+            return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
+        try:
+            evicted = self.host.put(
+                message.digest,
+                message.adapter,
+                adapter.num_bytes,
+                adapter.tenant,
+                message.seconds,
+                self._reluctance,
+            )
+        except AdapterUnavailableError as error:
+            return error
+        self._estimate.learn(adapter.num_bytes, message.seconds)
+        self._load_seconds[message.digest] = message.seconds
+        self._left_host(evicted, EvictionReason.CAPACITY)
+        self._counters.arrived_on_host(message.digest, self._clock() - submitted, message.times)
+        return None
+
+    def copied(self, slot: SlotRef, seconds: float) -> None:
+        """The runner has taken an adapter into the slot."""
+        self._counters.copied(slot.digest, seconds)
+
+    def not_copied(self, slot: SlotRef) -> None:
+        """The runner could not take it in: its rows are refused, and the next request tries another slot."""
+        if self.slots.give_up(slot):
+            self._drop(self.slots.remove(slot.digest), EvictionReason.CORRUPT)
+
+    def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
+        """Towards the device; True once it is there (and pinned, if asked): a use, so the next one that is fetched does
+        not push it out as the oldest. Raises AdapterUnavailableError.
+        """
+        self.slots.check_possible([adapter])
+        if adapter.digest in self.slots:
+            self.slots.use(adapter.digest)
+        elif not self._to_device(adapter):
+            self.request(adapter)
+            return False
+        if pin:
+            self._set_pinned(adapter.digest, True)
+        return True
+
+    def prefetch_to_host(self, adapter: AdapterRef) -> bool:
+        """Towards host memory; True once it is there or already further."""
+        return adapter.digest in self.slots or self.fetched(adapter) is not None
+
+    def fetched(self, adapter: AdapterRef) -> V | None:
+        """Its weights in host memory; None, and a load under way, if they are not there."""
+        value = self.host.get(adapter.digest)
+        if value is None and adapter.digest not in self._in_flight and self._has_room(adapter):
+            self._load(adapter)
+        return value
+
+    def unpin(self, digest: str) -> None:
+        """Let it be evicted again."""
+        if digest in self.slots:
+            self._set_pinned(digest, False)
+
+    def evict(self, digest: str, *, forget: bool = False) -> bool:
+        """Out of both tiers, and its figures too if asked; False while a sequence wants it or it is under way.
+
+        What is pinned stays: another id of the same content may be pinned, or was while this waited.
+        """
+        if self.slots.is_pinned(digest):
+            return True
+        if self._wanted[digest] or digest in self._in_flight:
+            return False
+        reason = EvictionReason.DELETED if forget else EvictionReason.ADMIN
+        if self.host.drop(digest):
+            self._left_host((digest,), reason)
+        if digest in self.slots:
+            self._drop(self.slots.remove(digest), reason)
+        if forget:
+            self._counters.forget(digest)
+            self._load_seconds.pop(digest, None)
+        return True
+
+    def resize(self, command: Resize) -> None:
+        """New limits; what runs keeps its slot until it ends. Raises ConflictError, and changes nothing, if pinned
+        adapters would not fit.
+        """
+        num_slots = self.slots.num_slots if command.max_loras is None else command.max_loras
+        device_bytes = self.slots.max_bytes if command.device_bytes is None else command.device_bytes
+        host_bytes = self.host.max_bytes if command.host_bytes is None else command.host_bytes
+        host_items = self.host.max_items if command.max_cpu_loras is None else command.max_cpu_loras
+        for slot in self.slots.resize(num_slots, device_bytes):
+            self._drop(slot, EvictionReason.SHRUNK)
+        self._left_host(self.host.resize(host_bytes, host_items, self._reluctance), EvictionReason.SHRUNK)
+
+    def set_budgets(self, budgets: Sequence[TenantBudget]) -> None:
+        """What each tenant may have on the device; what is beyond that goes, at once or with its last row."""
+        for slot in self.slots.set_budgets(budgets):
+            self._drop(slot, EvictionReason.SHRUNK)
+
+    # -- figures -----------------------------------------------------------------------------------------------
+
+    @property
+    def loading_digests(self) -> tuple[str, ...]:
+        return tuple(self._in_flight)
+
+    def counters(self) -> dict[str, AdapterCounters]:
+        """Per digest."""
+        return self._counters.adapters()
+
+    def tiers(self) -> dict[str, TierStats]:
+        """Per tier."""
+        return {
+            "device": self._counters.device.frozen(len(self.slots), self.slots.num_bytes, self.slots.max_bytes),
+            "host": self._counters.host.frozen(len(self.host), self.host.num_bytes, self.host.max_bytes),
+        }
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _load(self, adapter: AdapterRef) -> None:
+        self._in_flight[adapter.digest] = (adapter, self._clock())
+        self._submit(adapter)
+
+    def _to_device(self, adapter: AdapterRef) -> bool:
+        """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""
+        if adapter.digest not in self.host:
+            return False
+        placed = self.slots.place(adapter, self._favoured, self._load_seconds.get(adapter.digest, 0.0))
+        if placed is None:
+            return False
+        slot, evicted = placed
+        for victim in evicted:
+            self._drop(victim, EvictionReason.CAPACITY)
+        self._changes.append(SlotChange(slot, self.host.get(adapter.digest)))
+        self._counters.placed_on_device()
+        return True
+
+    def _drop(self, slot: SlotRef, reason: EvictionReason) -> None:
+        self._changes.append(SlotChange(slot, None))
+        self._counters.left_device(slot.digest, reason)
+
+    def _left_host(self, digests: Sequence[str], reason: EvictionReason) -> None:
+        for _ in digests:
+            self._counters.left_host(reason)
+
+    def _set_pinned(self, digest: str, is_pinned: bool) -> None:
+        for slot in self.slots.set_pinned(digest, is_pinned):
+            self._drop(slot, EvictionReason.SHRUNK)
+
+    def _reluctance(self, digest: str) -> int:
+        """What waits for its first use leaves the host late, and what the first in the queue needs last."""
+        return 2 if digest in self._favoured else int(digest in self._wanted)
+
+    def _has_room(self, adapter: AdapterRef) -> bool:
+        """Whether the host can hold it beside everything wanted that is not on the device yet, floors kept."""
+        coming = [ref.num_bytes for ref, _ in self._in_flight.values()]
+        wanted = frozenset(digest for digest in self._wanted if digest in self.host and digest not in self.slots)
+        if not coming and not wanted:
+            return True
+        return self.host.has_room(adapter.tenant, adapter.num_bytes, wanted, sum(coming), len(coming))

@@ -1,0 +1,170 @@
+"""When a batch starts and how large it may be: the levers of dynamic batching over a continuous batch.
+
+The wait window counts from the first waiting request that could run. It ends early with `preferred_batch_size` of
+them, with as many tokens as a step takes, or with as many rows as there are places. Running rows never wait for it,
+nor do rows that had to give way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lora_serve.core.batch import StepLoad
+from lora_serve.core.commands import Tune
+from lora_serve.core.config import BatchLimits
+from lora_serve.core.stats import BatcherStats
+from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits
+from lora_serve.engine.batching.latency_reason import reason_of
+from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.sequence import Sequence
+
+_ONLY = frozenset((0,))  # the bucket of all, where there are no buckets
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Of one bucket, so far."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    first: float = math.inf  # when the first of them could run
+
+
+class Batcher:
+    """`bucket_of`: sequences of different buckets cannot share a batch (rows that are padded to one length)."""
+
+    def __init__(self, limits: BatchLimits, cost: StepCost, bucket_of: Callable[[Sequence], int] | None = None) -> None:
+        self.limits = limits
+        self.cost = cost
+        self.controller = LatencyController(cost)
+        self.is_bucketed = bucket_of is not None
+        self.bucket_of = bucket_of or (lambda sequence: 0)
+
+    # -- when ----------------------------------------------------------------------------------------------------
+
+    def open_buckets(
+        self, waiting: Iterable[Sequence], limits: StepLimits, num_running: int, budget: int, now: float
+    ) -> frozenset[int]:
+        """Those whose sequences may start now. `budget`: tokens that running rows leave of this step."""
+        if not self.is_bucketed:
+            return self._open_without_buckets(waiting, limits, num_running, budget, now)
+        return frozenset(
+            bucket
+            for bucket, gathered in self._by_bucket(waiting).items()
+            if now >= self._closes_at(gathered) or self._is_full(gathered, limits, num_running, budget)
+        )
+
+    def opens_at(self, waiting: Iterable[Sequence], after: float) -> float | None:
+        """When the next window ends by itself, of those that had not ended at `after`; None: there is none.
+
+        Seconds of time.monotonic().
+        """
+        if self.limits.batch_wait == 0:
+            return None
+        ends = (self._closes_at(gathered) for gathered in self._by_bucket(waiting).values())
+        return min((end for end in ends if end > after), default=None)
+
+    def _open_without_buckets(
+        self, waiting: Iterable[Sequence], limits: StepLimits, num_running: int, budget: int, now: float
+    ) -> frozenset[int]:
+        """Stops at the first sequence that decides: a long queue costs no more than a full batch."""
+        if self.limits.batch_wait == 0:
+            return _ONLY
+        gathered = _Gathered()
+        for sequence in waiting:
+            if self._gather(gathered, sequence) and (
+                now >= self._closes_at(gathered) or self._is_full(gathered, limits, num_running, budget)
+            ):
+                return _ONLY
+        return frozenset()
+
+    def _by_bucket(self, waiting: Iterable[Sequence]) -> dict[int, _Gathered]:
+        found: dict[int, _Gathered] = {}
+        for sequence in waiting:
+            gathered = found.setdefault(self.bucket_of(sequence), _Gathered())
+            self._gather(gathered, sequence)
+        return {bucket: gathered for bucket, gathered in found.items() if gathered.num_rows}
+
+    def _gather(self, gathered: _Gathered, sequence: Sequence) -> bool:
+        """False: it is not one that a window is for."""
+        ready_at = sequence.ready_at
+        if ready_at == math.inf or sequence.has_run:
+            return False
+        gathered.num_rows += 1
+        gathered.num_tokens += max(sequence.num_remaining, self.bucket_of(sequence))
+        gathered.first = min(gathered.first, ready_at)
+        return True
+
+    def _closes_at(self, gathered: _Gathered) -> float:
+        return gathered.first + self.controller.window(self.limits, gathered.num_rows, gathered.num_tokens)
+
+    def _is_full(self, gathered: _Gathered, limits: StepLimits, num_running: int, budget: int) -> bool:
+        preferred = self.limits.preferred_batch_size
+        return (
+            (preferred is not None and gathered.num_rows >= preferred)
+            or num_running + gathered.num_rows >= limits.max_rows
+            or gathered.num_tokens >= budget
+        )
+
+    # -- how large -----------------------------------------------------------------------------------------------
+
+    def step_limits(self, running: list[Sequence], num_waiting: int = 0) -> StepLimits:
+        """Of the next step, in which all `running` ones have a row."""
+        is_sized = self.limits.itl_target is not None or self.limits.prompt_stretch is not None
+        load = running_of(running, num_waiting) if is_sized else Running(len(running))
+        return self.controller.step_limits(self.limits, load)
+
+    def tune(self, command: Tune) -> None:
+        """New limits, all or none. Raises InvalidRequestError for what cannot be in force together."""
+        self.limits = command.applied_to(self.limits)
+
+    # -- what has been measured ----------------------------------------------------------------------------------
+
+    def observe_step(self, load: StepLoad, seconds: float) -> None:
+        """A step of this load took `seconds`."""
+        self.controller.observe_step(load, seconds, self.limits)
+        self.cost.observe(load, seconds)
+
+    def observe_first_token(self, seconds: float) -> None:
+        """Of a request, since it could run."""
+        self.controller.observe_first_token(seconds, self.limits)
+
+    def observe_token(self, seconds: float) -> None:
+        """Since the same request's token before."""
+        self.controller.observe_token(seconds, self.limits)
+
+    def stats(self, running: list[Sequence]) -> BatcherStats:
+        """A snapshot."""
+        step, window = self.step_limits(running), self.controller.window(self.limits, 1, 1)
+        ttft, itl = self.controller.ttft.p95(), self.controller.itl.p95()
+        return BatcherStats(
+            self.limits,
+            step.max_rows,
+            step.max_tokens,
+            window,
+            ttft,
+            itl,
+            self.cost.coefficients,
+            self.cost.relative_error,
+            reason_of(self.limits, step, window, ttft, itl),
+        )
+
+
+def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
+    """What the step that comes must run."""
+    under_way = [sequence.num_computed for sequence in running if sequence.num_remaining > 1]
+    return Running(
+        len(running),
+        len(running) - len(under_way),
+        sum(sequence.num_computed for sequence in running),
+        max(under_way, default=0),
+        len({ref.digest for sequence in running for ref in sequence.refs}),
+        num_waiting,
+    )
+
+
+def padded_length(sequence: Sequence) -> int:
+    """The bucket of a row that is padded: the next power of two, 16 at least."""
+    return max(16, 1 << (sequence.num_remaining - 1).bit_length())

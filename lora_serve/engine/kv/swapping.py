@@ -1,0 +1,105 @@
+"""Whether a preempted sequence's K and V are moved to host memory or computed again, and its way back.
+
+Learned costs decide: seconds per block copied, both ways, against seconds per token computed (`step_cost.py`); vLLM
+left the choice to a flag (Kwon et al., SOSP 2023, section 4.5).
+"""
+
+from __future__ import annotations
+
+from lora_serve.core.batch import BlockMoves
+from lora_serve.core.memory import SwapStats
+from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.kv.swap_space import SwapSpace
+from lora_serve.engine.sequence import Sequence, SwappedBlocks
+
+_WEIGHT = 0.1  # of the newest copies
+
+
+class Swapping:
+    """Sequences meet the table of host blocks here."""
+
+    def __init__(self, space: SwapSpace, blocks: BlockManager, cost: StepCost, seconds_per_block: float) -> None:
+        """`seconds_per_block`: of one copy, as far as it is known at start."""
+        self._space = space
+        self._blocks = blocks
+        self._cost = cost
+        self._seconds_per_block = seconds_per_block
+        self._returning: list[Sequence] = []  # their blocks are on the way back
+        self._num_swapped = 0
+        self._num_recomputed = 0
+
+    def leave(self, sequence: Sequence) -> None:
+        """It is preempted and its blocks will be freed: keep what is cheaper to copy than to compute.
+
+        Blocks at its beginning that others read too are not copied: it finds them again while they are known.
+        """
+        if sequence in self._returning:
+            assert sequence.swapped is not None
+            self._returning.remove(sequence)
+            self._space.stay(sequence.swapped.host_blocks)
+            self._num_swapped += 1
+            return
+        num_shared = self._blocks.num_shared_of(sequence.blocks)
+        own = sequence.blocks[num_shared : self._blocks.num_needed(sequence.num_computed)]
+        if not own or not self._is_worth_it(len(own), sequence.num_computed - num_shared * self._blocks.block_size):
+            self._num_recomputed += 1
+            return
+        sequence.swapped = SwappedBlocks(num_shared, self._space.move_out(own), sequence.num_computed)
+        self._num_swapped += 1
+
+    def come_back(self, sequence: Sequence) -> None:
+        """It runs again, and holds what the prefix cache found of it: the rest comes from host memory.
+
+        If less was found than when it left, what is on the host does not fit behind it and is given up.
+        """
+        swapped, size = sequence.swapped, self._blocks.block_size
+        if swapped is None:
+            return
+        num_found = len(sequence.blocks) - swapped.first
+        if num_found < 0 or sequence.num_computed >= swapped.num_tokens:
+            self.drop(sequence)
+            return
+        found, rest = swapped.host_blocks[:num_found], swapped.host_blocks[num_found:]
+        self._space.release(found)
+        assert sequence.num_computed == len(sequence.blocks) * size, "only full blocks are found"
+        sequence.swapped = SwappedBlocks(swapped.first + num_found, rest, swapped.num_tokens)
+        blocks = self._blocks.allocate(len(rest), is_filled=True)
+        self._space.move_back(rest, blocks)
+        sequence.blocks.extend(blocks)
+        sequence.num_computed = swapped.num_tokens
+        self._returning.append(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """It ends, or has no use for its host blocks."""
+        if sequence.swapped is None:
+            return
+        if sequence in self._returning:
+            self._returning.remove(sequence)
+        self._space.release(sequence.swapped.host_blocks)
+        sequence.swapped = None
+
+    def take_moves(self) -> BlockMoves:
+        """The copies that are due before the step that is composed."""
+        moves = self._space.take_moves()
+        for sequence in list(self._returning):
+            self.drop(sequence)
+        return moves
+
+    def observe(self, num_blocks: int, seconds: float) -> None:
+        """So many blocks were copied in `seconds`."""
+        self._seconds_per_block += _WEIGHT * (seconds / num_blocks - self._seconds_per_block)
+
+    def stats(self) -> SwapStats:
+        return SwapStats(
+            self._num_swapped,
+            self._num_recomputed,
+            self._space.num_blocks,
+            self._space.num_used,
+            self._seconds_per_block,
+        )
+
+    def _is_worth_it(self, num_blocks: int, num_tokens: int) -> bool:
+        if num_blocks > self._space.num_free:
+            return False
+        return 2 * num_blocks * self._seconds_per_block < num_tokens * self._cost.seconds_per_token

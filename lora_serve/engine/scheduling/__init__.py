@@ -1,0 +1,1 @@
+"""The rows of each step: the scheduler and what it asks while it composes a batch."""

@@ -1,0 +1,346 @@
+"""Who runs in the next step, and what became of those who ran: continuous batching (Orca, Yu et al., OSDI 2022)
+with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption, and adapter slots.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import islice
+from typing import Any
+
+from lora_serve.core.batch import Batch, RowOutput
+from lora_serve.core.config import EngineConfig
+from lora_serve.core.errors import (
+    AdapterUnavailableError,
+    LoraServeError,
+    RequestTimeoutError,
+)
+from lora_serve.core.events import ErrorEvent, Event, StartedEvent, StepEvent
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.adapters.cold_start import ColdPatience
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.batching.batcher import Batcher
+from lora_serve.engine.batching.latency_controller import StepLimits
+from lora_serve.engine.kv.blocks import BlockManager
+from lora_serve.engine.kv.prefix_cache import PrefixCache
+from lora_serve.engine.kv.swapping import Swapping
+from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.rows import chunk_of, row_of
+from lora_serve.engine.scheduling.answers import finish_of, pooled_events, token_events
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.prefetching import LOOK_AHEAD, LookAhead
+from lora_serve.engine.scheduling.slot_turns import SlotTurns
+from lora_serve.engine.scheduling.step_rows import StepRows
+from lora_serve.engine.sequence import Sequence
+
+
+class Scheduler:
+    """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps slots."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        prefix_cache: PrefixCache,
+        residency: AdapterResidency[Any],
+        policy: Policy,
+        batcher: Batcher,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        memory: MemoryGuard,
+        swapping: Swapping,
+    ) -> None:
+        self._blocks = blocks
+        self.prefix_cache = prefix_cache
+        self._residency = residency
+        self._patience = ColdPatience(residency)
+        self._policy = policy
+        self.batcher = batcher
+        self._eos_token_ids = eos_token_ids
+        self._max_model_len = max_model_len
+        self._memory = memory
+        self.swapping = swapping
+        self._random = random.Random(config.seed)
+        self._num_added = 0
+        self._by_request: dict[str, Sequence] = {}
+        self.waiting: list[Sequence] = []  # in no order: that is the policy's
+        self.running: list[Sequence] = []  # in order of admission: the last is the youngest
+        self.num_preemptions = 0
+        self._look_ahead = LookAhead(policy, self._patience, residency)
+        self._scheduled_at = -math.inf
+
+    # -- coming and going --------------------------------------------------------------------------------------
+
+    def add(self, request: InferenceRequest) -> list[Event]:
+        """Take a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
+        seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
+        sequence = Sequence(
+            self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback
+        )
+        self._num_added += 1
+        self._by_request[request.request_id] = sequence
+        self._enqueue(sequence, request.arrival_time)
+        error = self._patience.join(sequence, request.arrival_time)
+        return [] if error is None else [self._fail(sequence, error)]
+
+    def abort(self, request_id: str) -> None:
+        """End a request nobody waits for; an unknown id ended meanwhile."""
+        sequence = self._by_request.get(request_id)
+        if sequence is not None:
+            self._release(sequence)
+
+    def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
+        """End every waiting request of an adapter that cannot be had, unless somebody else may answer it."""
+        self._look_ahead.is_due = True
+        return [
+            self._fail(sequence, final)
+            for sequence in self._waiting_for(digest)
+            if (final := self._patience.load_failed(sequence, digest, error, now)) is not None
+        ]
+
+    def adapter_arrived(self, digest: str, now: float) -> None:
+        """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
+        self._look_ahead.is_due = True
+        for sequence in self._waiting_for(digest):
+            self._patience.settle(sequence, now)
+            self._patience.is_cold(sequence, now)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of all that were added and have not ended."""
+        return tuple(self._by_request)
+
+    def fail_all(self, error: LoraServeError) -> list[Event]:
+        """End every request: the engine stops, or failed in a way that leaves no block to be trusted."""
+        self.prefix_cache.clear()
+        return [self._fail(sequence, error) for sequence in list(self._by_request.values())]
+
+    def expire(self, now: float) -> list[Event]:
+        """End requests whose deadline, or whose patience with a cold adapter, is over."""
+        return [
+            self._fail(sequence, error)
+            for sequence in list(self._by_request.values())
+            if (error := self._lateness(sequence, now)) is not None
+        ]
+
+    def next_deadline(self, now: float) -> float | None:
+        """When a step must be tried even if nothing happens, in seconds of time.monotonic()."""
+        sequences = self._by_request.values()
+        times = [time for s in sequences for time in (s.request.deadline, self._patience.ends_at(s))]
+        times.append(self.batcher.opens_at(self.waiting, after=min(now, self._scheduled_at)))
+        return min((time for time in times if time is not None), default=None)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> tuple[Batch | None, list[StepEvent]]:
+        """The next batch, None if nobody can run now; and who started, or was refused, on the way."""
+        self._scheduled_at = now
+        limits = self.batcher.step_limits(self.running, len(self.waiting))
+        rows = StepRows(limits.max_tokens, now, self._memory)
+        preempted = self.num_preemptions
+        self._schedule_running(rows)
+        nearest = islice(self._policy.order(now), LOOK_AHEAD)
+        first = next((sequence for sequence in nearest if sequence.adapters), None)
+        self._residency.favour(() if first is None else first.refs)
+        events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
+        self._look_ahead.look(rows, now)
+        if not rows:
+            return None, events
+        self._memory.composed(rows.load)
+        return Batch(rows.rows(), self._blocks.take_fresh(), self.swapping.take_moves()), events
+
+    def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
+        """Take in one step's results: tokens, ends, errors."""
+        events: list[Event] = []
+        sequences = {sequence.sequence_id: sequence for sequence in self.running}
+        for row, output in zip(batch.rows, outputs, strict=True):
+            sequence = sequences[row.sequence_id]
+            if output.error is not None:
+                self.prefix_cache.distrust(sequence)
+                events.append(self._fail(sequence, output.error))
+                continue
+            sequence.add_prompt_logprobs(row.start, output.prompt_logprobs)
+            sequence.num_computed += len(row.token_ids)
+            self.prefix_cache.publish(sequence)
+            self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))
+            events.extend(self._take_output(sequence, output, now))
+        return events
+
+    def _schedule_running(self, rows: StepRows) -> None:
+        """Rows of running sequences, in turn."""
+        for sequence in sorted(self.running, key=lambda s: s.turn):
+            count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
+            if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
+                rows.add(row_of(sequence, count, self._eos_token_ids), count)
+
+    def _admit(self, rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
+        """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
+        events: list[StepEvent] = []
+        horizon = now - self._policy.view.max_wait
+        turns = SlotTurns(self._residency, self._policy, self.running, limits.max_rows, horizon)
+        buckets = self.batcher.open_buckets(self.waiting, limits, len(self.running), rows.budget, now)
+        for sequence in self._policy.order(now):
+            if not rows.has_room_for(sequence):
+                break
+            bucket = self.batcher.bucket_of(sequence)
+            if bucket not in buckets and not sequence.has_run:
+                continue
+            if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
+                break
+            self._patience.settle(sequence, now)
+            if not self._has_room(sequence, limits) and self._policy.victim(self.running, sequence) is None:
+                break
+            if sequence.adapters and not self._take_slots(sequence, turns, rows, events, now):
+                continue
+            if not self._make_way(sequence, limits, rows):
+                self._give_back(sequence)
+                break
+            turns.started(sequence)
+            if sequence.first_scheduled is None:
+                events.append(StartedEvent(sequence.request.request_id))
+            self._start(sequence, now)
+            if count := rows.fitting(sequence, chunk_of(sequence, rows.budget)):
+                self._reserve(sequence, count, rows)
+                rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
+            if self.batcher.is_bucketed:
+                buckets = frozenset((bucket,))
+        return events
+
+    def _take_slots(
+        self, sequence: Sequence, turns: SlotTurns, rows: StepRows, events: list[StepEvent], now: float
+    ) -> bool:
+        """Slots of all its adapters; False: not now, or never, and then `events` says so."""
+        if self._patience.is_cold(sequence, now) or not turns.allows(sequence):
+            return False
+        try:
+            has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
+        except AdapterUnavailableError as error:
+            events.append(self._fail(sequence, error))
+            return False
+        if not has_slots:
+            turns.passed_over(sequence)
+        return has_slots
+
+    def _has_room(self, newcomer: Sequence, limits: StepLimits) -> bool:
+        """A place, and blocks."""
+        has_place = len(self.running) < limits.max_rows
+        return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
+
+    def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
+        """Preempt whom the policy names until there is room; False: they were not enough."""
+        while not self._has_room(newcomer, limits):
+            victim = self._policy.victim(self.running, newcomer)
+            if victim is None:
+                return False
+            self._preempt(victim, rows)
+        return True
+
+    def _waiting_for(self, digest: str) -> list[Sequence]:
+        return [s for s in self.waiting if any(ref.digest == digest for ref in s.wanted)]
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        self._patience.start(sequence)
+        self._look_ahead.is_due = True
+        self._dequeue(sequence)
+        sequence.waited = now - sequence.waiting_since
+        self.running.append(sequence)
+        self.prefix_cache.attach(sequence)
+        self.swapping.come_back(sequence)
+        if sequence.first_scheduled is None:
+            sequence.first_scheduled = now
+
+    def _reserve(self, sequence: Sequence, count: int, rows: StepRows) -> bool:
+        """Blocks for `count` more tokens; others are preempted for them, at last the sequence itself (False)."""
+        if sequence.is_pooling:
+            return True
+        missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
+        while missing > self._blocks.num_free:
+            victim = self._policy.victim(self.running, None)
+            assert victim is not None, "when memory is short, the policy names somebody"
+            self._preempt(victim, rows)
+            if victim is sequence:
+                return False
+        sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
+        return True
+
+    def _take_output(self, sequence: Sequence, output: RowOutput, now: float) -> list[Event]:
+        if output.pooled is not None:
+            self._note_time(sequence, now)
+            events = pooled_events(sequence, output.pooled, now)
+            self._release(sequence)
+            return events
+        if output.token_id is None:
+            return []
+        self._note_time(sequence, now)
+        events = token_events(sequence, output.token_id, output.logprobs, now)
+        finish = finish_of(sequence, output.token_id, self._eos_token_ids, self._max_model_len)
+        if finish is not None:
+            self._release(sequence)
+            events.append(finish)
+        return events
+
+    def _note_time(self, sequence: Sequence, now: float) -> None:
+        if sequence.last_token_at is None:
+            self.batcher.observe_first_token(now - sequence.ready_at)
+        else:
+            self.batcher.observe_token(now - sequence.last_token_at)
+        sequence.last_token_at = now
+
+    # -- the one release path ----------------------------------------------------------------------------------
+
+    def _fail(self, sequence: Sequence, error: LoraServeError) -> ErrorEvent:
+        self._release(sequence)
+        return ErrorEvent(sequence.request.request_id, error)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Finish, abort, error, timeout and disconnect all end here."""
+        self._give_back(sequence)
+        self.swapping.drop(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self._dequeue(sequence)
+        self._patience.leave(sequence)
+        self._look_ahead.is_due = True
+        del self._by_request[sequence.request.request_id]
+
+    def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
+        """Back to waiting with its tokens; K and V that were not kept are computed again later."""
+        rows.drop(sequence.sequence_id)
+        self.swapping.leave(sequence)
+        self._give_back(sequence)
+        sequence.num_computed = sequence.num_published = 0
+        self.running.remove(sequence)
+        self._enqueue(sequence, rows.now)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._blocks.free(sequence.blocks)
+        sequence.blocks.clear()
+        for slot in sequence.slots:
+            self._residency.release(slot)
+        sequence.slots = ()
+
+    def _enqueue(self, sequence: Sequence, now: float) -> None:
+        sequence.waiting_since = now - sequence.waited
+        self.waiting.append(sequence)
+        self._policy.add(sequence)
+        self._look_ahead.is_due = True
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._policy.remove(sequence)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
+        """Why the request ends now, if it does. A patience that is over may also make another answer it."""
+        if sequence.first_scheduled is None and (refusal := self._policy.refusal(sequence, now)) is not None:
+            return refusal
+        deadline = sequence.request.deadline
+        if deadline is not None and now >= deadline:
+            return RequestTimeoutError("The request's timeout_ms passed before it was done.")
+        ends_at = self._patience.ends_at(sequence)
+        return self._patience.end(sequence, now) if ends_at is not None and now >= ends_at else None

@@ -1,0 +1,93 @@
+"""Whose turn it is for a device slot, within one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lora_serve.engine.adapters.residency import AdapterResidency
+from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.sequence import Sequence
+
+
+class SlotTurns:
+    """A row whose adapters are on the device costs one that waits for a slot nothing, and may pass it; not for ever.
+
+    Slots are owed to the first of those that were passed by `max_passes` rows, or wait since before `horizon`:
+    nobody behind it puts another adapter on the device, nor starts on those that are done soonest, until they have
+    left for its own. All other rows go on. So it waits for as many steps as the soonest rows have left, at most.
+    """
+
+    def __init__(
+        self,
+        residency: AdapterResidency[Any],
+        policy: Policy,
+        running: list[Sequence],
+        max_passes: int,
+        horizon: float,
+    ) -> None:
+        """`running` is the scheduler's own list, as it changes. `horizon`: seconds of time.monotonic()."""
+        self._residency = residency
+        self._policy = policy
+        self._running = running
+        self._max_passes = max_passes
+        self._horizon = horizon
+        self._passed: list[Sequence] = []
+        self._leaving: frozenset[str] | None = None  # None: nothing is owed
+
+    def allows(self, sequence: Sequence) -> bool:
+        """Whether it may try to have its slots."""
+        refs = sequence.refs
+        if self._leaving is not None and not all(
+            ref.digest in self._residency.slots and ref.digest not in self._leaving for ref in refs
+        ):
+            return False
+        return not self._residency.must_evict(refs) or self._policy.may_take_slot(sequence, self._running)
+
+    def acquire(self, sequence: Sequence, preempt: Callable[[Sequence], None]) -> bool:
+        """Slots for all of its adapters, those of others if the policy says so; False: not now.
+
+        Raises AdapterUnavailableError if waiting would not help.
+        """
+        sequence.slots = self._residency.acquire(sequence.refs)
+        for _ in sequence.refs:
+            if self._residency.slots.must_make_room_itself(sequence.refs):
+                break
+            if sequence.slots or (victim := self._victim(sequence)) is None:
+                break
+            preempt(victim)
+            sequence.slots = self._residency.acquire(sequence.refs)
+        return bool(sequence.slots)
+
+    def passed_over(self, sequence: Sequence) -> None:
+        """Its adapters are here, and there is no slot for them."""
+        if self._residency.slots.must_make_room_itself(sequence.refs):
+            return  # it waits for its owner's rows: others owe it nothing
+        self._passed.append(sequence)
+        waited_long = sequence.num_passed_over >= self._max_passes or sequence.waiting_since <= self._horizon
+        if waited_long and self._leaving is None:
+            self._leaving = self._residency.slots.soonest(sequence.refs, self._num_steps_left())
+
+    def started(self, sequence: Sequence) -> None:
+        """It has its slots, ahead of those that were passed over."""
+        if sequence.adapters:
+            for older in self._passed:
+                older.num_passed_over += 1
+
+    def _victim(self, newcomer: Sequence) -> Sequence | None:
+        """Who gives its slots to a newcomer, if the policy says so: somebody who alone keeps them from leaving."""
+        if self._policy.victim(self._running, newcomer) is None:
+            return None
+        alone = [sequence for sequence in self._running if sequence.slots and self._keeps_alone(sequence)]
+        return self._policy.victim(alone, newcomer) if alone else None
+
+    def _keeps_alone(self, sequence: Sequence) -> bool:
+        digests = [slot.digest for slot in sequence.slots]
+        return all(self._residency.slots.num_rows(d) == 1 and not self._residency.is_favoured(d) for d in digests)
+
+    def _num_steps_left(self) -> dict[str, int]:
+        left: dict[str, int] = {}
+        for sequence in self._running:
+            for slot in sequence.slots:
+                left[slot.digest] = max(left.get(slot.digest, 0), sequence.num_steps_left)
+        return left

@@ -1,0 +1,95 @@
+"""The forward pass and the loads, as time that passes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+
+from lora_serve.adapters.loader import LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.commands import ProbeResult
+from lora_serve.core.load_times import LoadTimes
+from lora_serve.simulate.profiles import Profile
+from lora_serve.simulate.timeline import Timeline, VirtualClock
+
+
+class SimulatedRunner:
+    """See `engine.Runner`. Its clock goes on by what a step or a copy would take; every token is 0."""
+
+    def __init__(self, profile: Profile, clock: VirtualClock) -> None:
+        self._profile = profile
+        self._clock = clock
+        self.num_steps = 0
+        self.num_tokens = 0
+
+    def load_slot(self, slot: SlotRef, adapter: AdapterRef) -> None:
+        """See `Runner.load_slot`."""
+        self._clock.now += self._profile.copy.seconds(adapter.num_bytes)
+
+    def clear_slot(self, index: int) -> None:
+        """See `Runner.clear_slot`."""
+
+    def run(self, batch: Batch) -> list[RowOutput]:
+        """See `Runner.run`."""
+        load = batch.load
+        self.num_steps += 1
+        self.num_tokens += load.num_tokens
+        self._clock.now += self._profile.steps.seconds(load)
+        return [_output(row) for row in batch.rows]
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """See `Runner.move_blocks`: there is no swap space in a simulation, so nothing moves."""
+
+    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+        """See `Runner.probe`."""
+        return ProbeResult(1.0, 0.0, 1.0)
+
+
+class SimulatedLoader:
+    """As many loads at a time as there are threads, first come, first served; the local disk keeps what was fetched.
+
+    How threads rest while steps run (`adapters.loader.Pace`), and what they take from steps, is left out.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        clock: VirtualClock,
+        timeline: Timeline,
+        post: Callable[[LoadFinished[AdapterRef]], None],
+    ) -> None:
+        self._profile = profile
+        self._clock = clock
+        self._timeline = timeline
+        self._post = post
+        self._free_at = [0.0] * profile.load_threads  # a heap
+        self._on_disk: OrderedDict[str, int] = OrderedDict()  # bytes, the longest unused first
+        self._disk_bytes = 0
+        self.num_remote = 0
+
+    def submit(self, adapter: AdapterRef) -> None:
+        """Its end is posted when it is due."""
+        tier = "disk" if adapter.digest in self._on_disk else "remote"
+        transfer = self._profile.disk if tier == "disk" else self._profile.remote
+        seconds = transfer.seconds(adapter.num_bytes)
+        end = max(self._clock.now, heapq.heappop(self._free_at)) + seconds
+        heapq.heappush(self._free_at, end)
+        self._keep(adapter)
+        message = LoadFinished(adapter.digest, adapter, None, seconds, LoadTimes(tier, fetch=seconds))
+        self._timeline.at(end, lambda: self._post(message))
+
+    def _keep(self, adapter: AdapterRef) -> None:
+        if adapter.digest not in self._on_disk:
+            self._disk_bytes += adapter.num_bytes
+            self.num_remote += 1
+        self._on_disk[adapter.digest] = adapter.num_bytes
+        self._on_disk.move_to_end(adapter.digest)
+        while self._disk_bytes > self._profile.disk_bytes and len(self._on_disk) > 1:
+            _, num_bytes = self._on_disk.popitem(last=False)
+            self._disk_bytes -= num_bytes
+
+
+def _output(row: Row) -> RowOutput:
+    return RowOutput(row.sequence_id, None if row.sample is None else 0)
