@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import machine
-from lora_serve.core.events import PromptEvent
+from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.demo import DATA
