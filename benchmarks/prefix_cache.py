@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.report import machine
 from lora_serve.commands.demo import DATA
-from lora_serve.core.events import PromptEvent
+from lora_serve.core.messages import PromptEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine

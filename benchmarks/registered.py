@@ -27,7 +27,7 @@ from lora_serve.adapters.catalog.state import saved
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings

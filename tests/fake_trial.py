@@ -11,7 +11,7 @@ from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.examination import undo_start, weigh
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.messages import ProbeResult
 
 
 @dataclass

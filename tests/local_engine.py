@@ -17,7 +17,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
-from lora_serve.core.events import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
+from lora_serve.core.messages import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, PoolingParams, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine

@@ -6,8 +6,8 @@ import math
 import random
 
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 
 MAX_PROBE_TOKENS = 128

@@ -8,7 +8,7 @@ from typing import Any
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.core.adapter import AdapterTraits
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 
 MAX_SHOWN = 100  # settings without effect, and characters of each: the card goes into the catalog and every listing

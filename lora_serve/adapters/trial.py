@@ -12,7 +12,7 @@ from typing import Protocol
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.examination_budget import ExaminationBudget, unlimited
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 
 

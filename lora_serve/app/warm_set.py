@@ -17,9 +17,9 @@ from lora_serve.adapters.regular_file import open_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Prefetch
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import Prefetch
 from lora_serve.core.stats import EngineStats
 
 FILE_NAME = "hot.json"

@@ -18,8 +18,8 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.errors import ConfigError, LoraServeError, StoreUnwritableError
+from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages

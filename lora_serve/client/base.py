@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from lora_serve.core.commands import AdapterCommand, ProbeResult
-from lora_serve.core.events import Event
+from lora_serve.core.messages import AdapterCommand, Event, ProbeResult
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.queue_gate import QueueGate

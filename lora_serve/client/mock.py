@@ -14,10 +14,26 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
 from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import LoraServeError, NotReadyError
-from lora_serve.core.events import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
+from lora_serve.core.messages import (
+    AdapterCommand,
+    Event,
+    Evict,
+    FinishEvent,
+    Pin,
+    PooledEvent,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    PromptEvent,
+    Resize,
+    Timings,
+    TokenEvent,
+    TokenLogprobs,
+    Tune,
+    Unpin,
+)
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.core.stats import AdapterCounters, BatcherStats, EngineStats, SlotInfo
 from lora_serve.engine.queue_gate import QueueGate

@@ -12,7 +12,7 @@ from lora_serve.client.wire import (
     DoTune,
     DoUnpin,
 )
-from lora_serve.core.commands import (
+from lora_serve.core.messages import (
     AdapterCommand,
     Evict,
     Pin,

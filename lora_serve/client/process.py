@@ -34,9 +34,8 @@ from lora_serve.client.wire import (
     Weigh,
     Weighed,
 )
-from lora_serve.core.commands import AdapterCommand, Evict, ProbeResult, Unpin
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
-from lora_serve.core.events import ErrorEvent, Event, StepEvent
+from lora_serve.core.messages import AdapterCommand, ErrorEvent, Event, Evict, ProbeResult, StepEvent, Unpin
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.queue_gate import QueueGate
 

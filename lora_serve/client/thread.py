@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from lora_serve.client.streams import EventStreams
-from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.events import Event, StepEvent
+from lora_serve.core.messages import AdapterCommand, Event, ProbeResult, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.engine import Engine

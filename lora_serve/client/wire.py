@@ -8,9 +8,23 @@ from __future__ import annotations
 
 from lora_serve.client.faults import Fault
 from lora_serve.client.record import Record
-from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, ProbeResult, Resize, SetTenantBudgets, Tune, Unpin
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
-from lora_serve.core.events import FinishEvent, PooledEvent, PromptEvent, StartedEvent, TokenEvent
+from lora_serve.core.messages import (
+    Evict,
+    FinishEvent,
+    Pin,
+    PooledEvent,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    PromptEvent,
+    Resize,
+    SetTenantBudgets,
+    StartedEvent,
+    TokenEvent,
+    Tune,
+    Unpin,
+)
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats

@@ -26,8 +26,8 @@ from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model

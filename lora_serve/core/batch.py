@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import TokenLogprobs
 from lora_serve.core.request import PoolingParams, SamplingParams
 
 BASE_SLOT = -1  # the slot of rows without an adapter

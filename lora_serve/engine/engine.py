@@ -10,17 +10,6 @@ from typing import Any, Protocol
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import (
-    AdapterCommand,
-    Pin,
-    Prefetch,
-    Probe,
-    ProbeResult,
-    Resize,
-    SetTenantBudgets,
-    Tune,
-    Unpin,
-)
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     ConflictError,
@@ -28,7 +17,19 @@ from lora_serve.core.errors import (
     InternalError,
     LoraServeError,
 )
-from lora_serve.core.events import Event, StepEvent
+from lora_serve.core.messages import (
+    AdapterCommand,
+    Event,
+    Pin,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    Resize,
+    SetTenantBudgets,
+    StepEvent,
+    Tune,
+    Unpin,
+)
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import PROBE_SLOT

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.core.commands import AdapterCommand, Evict, Unpin
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
-from lora_serve.core.events import ErrorEvent, Event, StepEvent
+from lora_serve.core.messages import AdapterCommand, ErrorEvent, Event, Evict, StepEvent, Unpin
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Abort, Command, Message, Outcome, Ping, StatsQuery, Stop, Submit
 from lora_serve.engine.standing_orders import StandingOrders

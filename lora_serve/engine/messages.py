@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.core.commands import AdapterCommand, ProbeResult
 from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import AdapterCommand, ProbeResult
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.events import Timings, TokenLogprobs
+from lora_serve.core.messages import Timings, TokenLogprobs
 from lora_serve.core.request import AdapterUse, InferenceRequest
 
 

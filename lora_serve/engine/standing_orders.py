@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Resize, SetTenantBudgets, Tune, Unpin
+from lora_serve.core.messages import AdapterCommand, Evict, Pin, Prefetch, Resize, SetTenantBudgets, Tune, Unpin
 
 C = TypeVar("C", Resize, Tune)
 

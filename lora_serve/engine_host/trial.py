@@ -9,8 +9,8 @@ from typing import Protocol
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Probe, ProbeResult
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.messages import Probe, ProbeResult
 
 _TIMEOUT = 120.0  # seconds; a probe waits for one step, one load and room in host memory
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import TokenLogprobs
 from lora_serve.model.sampler import draw, draw_again, logprob_columns, logprobs_from
 from lora_serve.model.transfer import to_device, to_host
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import (
     InternalError,
     InvalidRequestError,
     LoraServeError,
     NumericalError,
 )
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import ProbeResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.choosing import Choice, choose
 from lora_serve.model.decode_graphs import DecodeGraphs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import TokenLogprobs
 from lora_serve.model.transfer import to_device, to_host
 
 _COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from lora_serve.core.events import Timings
+from lora_serve.core.messages import Timings
 from lora_serve.core.rate_limits import Standings
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import Caller

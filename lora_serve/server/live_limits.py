@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from lora_serve.core.commands import Resize
 from lora_serve.core.config import AdapterConfig
+from lora_serve.core.messages import Resize
 
 
 class LiveLimits:

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from lora_serve.core.events import Timings
+from lora_serve.core.messages import Timings
 
 MAX_TENANT_LABELS = 200
 OTHER_TENANTS = "other"

@@ -11,8 +11,8 @@ import logging
 
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Unpin
 from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import AdapterCommand, Evict, Pin, Unpin
 from lora_serve.server.background import kept_going
 from lora_serve.server.services import Services
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from lora_serve.core.events import Timings
+from lora_serve.core.messages import Timings
 
 
 @dataclass(frozen=True, slots=True)

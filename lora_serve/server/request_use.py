@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from lora_serve.core.events import Timings
+from lora_serve.core.messages import Timings
 from lora_serve.core.request import InferenceRequest
 from lora_serve.tenancy.usage.figures import UsageFigures
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from lora_serve.core.commands import SetTenantBudgets, TenantBudget
 from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import SetTenantBudgets, TenantBudget
 from lora_serve.server.background import kept_going
 from lora_serve.server.services import SERVICES, Services
 

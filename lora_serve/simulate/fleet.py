@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lora_serve.core.config import EngineConfig
-from lora_serve.core.events import StepEvent
+from lora_serve.core.messages import StepEvent
 from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.recorder import Recorder
 from lora_serve.simulate.replica import Replica

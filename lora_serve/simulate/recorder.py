@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lora_serve.core.events import ErrorEvent, FinishEvent, PromptEvent, StepEvent, TokenEvent
+from lora_serve.core.messages import ErrorEvent, FinishEvent, PromptEvent, StepEvent, TokenEvent
 from lora_serve.simulate.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, FairnessMeter
 from lora_serve.simulate.workload import Arrival
 

@@ -12,7 +12,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.errors import CapacityError
-from lora_serve.core.events import ErrorEvent, Event, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, StepEvent
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.build import build_engine

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.load_times import LoadTimes
+from lora_serve.core.messages import ProbeResult
 from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.timeline import Timeline, VirtualClock
 

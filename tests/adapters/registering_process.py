@@ -31,8 +31,8 @@ from lora_serve.adapters.stores.redis import RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.adapters.trial import AdapterSize, Candidate
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 
 NUM_IDS = 40

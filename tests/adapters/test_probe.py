@@ -18,9 +18,9 @@ from lora_serve.adapters.probe import MAX_PROBE_TOKENS, check_probe, probe_promp
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 from tests.catalog_versions import held
 from tests.fake_trial import FakeTrial

@@ -17,9 +17,9 @@ from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.registry import Registration, Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, QuotaExceededError
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import Quota
 from tests.adapters.test_registry import leftovers, staged

@@ -13,9 +13,9 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.app import warm_up
 from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Evict, Pin
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
 from lora_serve.core.settings import Settings

@@ -16,9 +16,8 @@ import pytest
 
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
-from lora_serve.core.commands import Evict, Pin, Resize, Tune, Unpin
 from lora_serve.core.errors import EngineLostError, ModelError, NotReadyError
-from lora_serve.core.events import TokenEvent
+from lora_serve.core.messages import Evict, Pin, Resize, TokenEvent, Tune, Unpin
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.process import configure_of
 from tests.engine.fake_runner import next_token

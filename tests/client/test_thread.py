@@ -15,7 +15,6 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.commands import Evict, Pin, Probe, Unpin
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -24,7 +23,7 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.messages import Evict, FinishEvent, Pin, Probe, PromptEvent, TokenEvent, Unpin
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate

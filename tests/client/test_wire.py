@@ -18,15 +18,22 @@ from lora_serve.client.frames import MAX_FRAME_BYTES, FrameSplitter, frame_of, f
 from lora_serve.client.orders import order_of
 from lora_serve.core import errors
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
-from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
-from lora_serve.core.events import (
+from lora_serve.core.messages import (
+    Evict,
     FinishEvent,
+    Pin,
     PooledEvent,
+    Prefetch,
+    Probe,
+    ProbeResult,
     PromptEvent,
+    Resize,
     StartedEvent,
     Timings,
     TokenEvent,
     TokenLogprobs,
+    Tune,
+    Unpin,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
 from lora_serve.core.request import (

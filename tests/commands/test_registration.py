@@ -12,7 +12,7 @@ import pytest
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.commands.adapters import deletion, upload_files
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.messages import ProbeResult
 from tests.commands.conftest import Adapters
 from tests.commands.stub_server import StubServer
 

@@ -12,7 +12,6 @@ import pytest
 
 from lora_serve.client.base import EngineClient
 from lora_serve.client.mock import MockEngineClient
-from lora_serve.core.commands import Evict, Pin, Prefetch, Probe, Resize, Tune, Unpin
 from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -21,7 +20,18 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.messages import (
+    Evict,
+    FinishEvent,
+    Pin,
+    Prefetch,
+    Probe,
+    PromptEvent,
+    Resize,
+    TokenEvent,
+    Tune,
+    Unpin,
+)
 from lora_serve.core.request import FinishReason
 from lora_serve.engine.queue_gate import QueueGate
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token

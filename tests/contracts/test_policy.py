@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import lora_serve.engine.policies as package
 from lora_serve.core.batch import Batch
 from lora_serve.core.errors import CapacityError, RequestTimeoutError
-from lora_serve.core.events import ErrorEvent, FinishEvent
+from lora_serve.core.messages import ErrorEvent, FinishEvent
 from lora_serve.core.request import AdapterUse, OnCold
 from lora_serve.core.settings import Settings
 from lora_serve.engine.policies.base import Policy

@@ -26,7 +26,7 @@ from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Evict
+from lora_serve.core.messages import Evict
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message

@@ -11,9 +11,8 @@ import struct
 from dataclasses import dataclass, field
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import ProbeResult, TokenLogprobs
 from lora_serve.core.request import PoolingParams
 
 POISON = 666  # a prompt token that makes its row's logits not a number

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
-from lora_serve.core.commands import Pin
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
-from lora_serve.core.events import ErrorEvent
+from lora_serve.core.messages import ErrorEvent, Pin
 from lora_serve.core.request import AdapterUse, OnCold
 from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter

@@ -10,7 +10,7 @@ import pytest
 
 from lora_serve.core.batch import Batch
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, NumericalError, RequestTimeoutError
-from lora_serve.core.events import ErrorEvent, FinishEvent
+from lora_serve.core.messages import ErrorEvent, FinishEvent
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.core.request import AdapterUse, FinishReason, OnCold, PoolingParams, Task
 from lora_serve.engine.batching.batcher import padded_length

@@ -11,9 +11,8 @@ import pytest
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
-from lora_serve.core.commands import Evict, Pin, Resize
 from lora_serve.core.errors import DeviceMemoryError, InternalError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent
+from lora_serve.core.messages import ErrorEvent, Event, Evict, FinishEvent, Pin, Resize
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
 from lora_serve.core.errors import ConflictError
-from lora_serve.core.events import FinishEvent
+from lora_serve.core.messages import (
+    AdapterCommand,
+    Evict,
+    FinishEvent,
+    Pin,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    Resize,
+    Unpin,
+)
 from lora_serve.engine.adapters.slots import PROBE_SLOT, SlotTable
 from lora_serve.engine.messages import Command, Outcome
 from tests.engine.world import World, adapter

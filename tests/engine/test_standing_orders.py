@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.core.commands import Evict, Pin, Prefetch, Resize, Tune, Unpin
+from lora_serve.core.messages import Evict, Pin, Prefetch, Resize, Tune, Unpin
 from lora_serve.engine.standing_orders import StandingOrders
 from tests.engine.world import adapter
 

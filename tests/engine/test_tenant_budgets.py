@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Resize, SetTenantBudgets, TenantBudget
 from lora_serve.core.errors import AdapterUnavailableError, DeviceQuotaError, LoraServeError
-from lora_serve.core.events import ErrorEvent
+from lora_serve.core.messages import ErrorEvent, Resize, SetTenantBudgets, TenantBudget
 from lora_serve.core.stats import EvictionReason
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.messages import Command

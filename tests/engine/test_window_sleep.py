@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.core.events import Event, FinishEvent
+from lora_serve.core.messages import Event, FinishEvent
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.engine.loop import EngineLoop
 from lora_serve.engine.messages import Message, Stop, Submit

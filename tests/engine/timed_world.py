@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput, StepLoad
-from lora_serve.core.events import Event, FinishEvent, TokenEvent
+from lora_serve.core.messages import Event, FinishEvent, TokenEvent
 from tests.engine.world import World
 
 

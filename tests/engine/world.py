@@ -10,8 +10,8 @@ from typing import Any
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
 from lora_serve.core.memory import MemoryPlan
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings

@@ -13,8 +13,8 @@ import lora_serve.engine_host.trial as module
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import Probe
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
+from lora_serve.core.messages import Probe
 from lora_serve.engine_host.examiner import AdaptersAtHand, LocalExaminer
 from lora_serve.engine_host.trial import EngineTrial
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta

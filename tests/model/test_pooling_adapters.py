@@ -16,8 +16,8 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.commands.adapter_check import check_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, SlotRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import NumericalError
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.request import PoolingParams
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lora_serve.core.commands import Resize
+from lora_serve.core.messages import Resize
 from lora_serve.engine.messages import Command, Outcome
 from tests.kind_matrix import Found, mismatches
 from tests.local_engine import LocalEngine

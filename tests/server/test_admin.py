@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from lora_serve.client.mock import MockReply
-from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.config import AttemptLimits, ServerConfig
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.server.app import build_app
 
 BASE = "tiny-base"

@@ -10,9 +10,9 @@ import pytest
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
 from lora_serve.client.mock import MockEngineClient
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.load_times import LoadTimes
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.stats import AdapterCounters
 from lora_serve.server.admin.card import adapter_card
 

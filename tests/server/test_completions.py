@@ -252,7 +252,7 @@ async def test_impossible_tokens_have_a_finite_logprob(http: aiohttp.ClientSessi
     """JSON knows no -Infinity."""
 
     def infinite(request: Any, token_id: int) -> Any:
-        from lora_serve.core.events import TokenLogprobs
+        from lora_serve.core.messages import TokenLogprobs
 
         return TokenLogprobs(token_id, float("-inf"), 9, ())
 

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.core.commands import Resize, Tune
 from lora_serve.core.errors import ConflictError
+from lora_serve.core.messages import Resize, Tune
 from lora_serve.server.app import build_app
 from tests.server.conftest import ADMIN
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NotReadyError, NumericalError
-from lora_serve.core.events import Timings
+from lora_serve.core.messages import Timings
 from lora_serve.core.stats import BatchInfo, EngineStats, EvictionReason, TierStats
 from lora_serve.server.engine_metrics import engine_families, tier_families
 from lora_serve.server.metrics import Metrics

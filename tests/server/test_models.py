@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-from lora_serve.core.commands import Evict
+from lora_serve.core.messages import Evict
 
 BASE = "tiny-base"
 

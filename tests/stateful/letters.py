@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.messages import ProbeResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.model.build import ModelParts
 from lora_serve.text.tokenizer import TextModel

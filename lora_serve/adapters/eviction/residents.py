@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
 from lora_serve.adapters.eviction.departures import Amount, Departures, Resident
-from lora_serve.core.commands import TenantBudget
+from lora_serve.core.messages import TenantBudget
 
 Reluctance = Callable[[str], int | None]  # 0: may go; 1: rather not; 2: only if nothing else is left; None: never
 

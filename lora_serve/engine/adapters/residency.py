@@ -12,8 +12,8 @@ from lora_serve.adapters.host_cache import HostCache
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.commands import Resize, TenantBudget
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
+from lora_serve.core.messages import Resize, TenantBudget
 from lora_serve.core.stats import AdapterCounters, EvictionReason, TierStats
 from lora_serve.engine.adapters.counters import CacheCounters
 from lora_serve.engine.adapters.load_estimate import LoadEstimate

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.core.commands import Tune
 from lora_serve.core.config import BatchLimits
+from lora_serve.core.messages import Tune
 from lora_serve.core.stats import BatcherStats
 from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits
 from lora_serve.engine.batching.latency_reason import reason_of

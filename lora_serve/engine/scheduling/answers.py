@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.core.events import Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
+from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
 from lora_serve.engine.sequence import Sequence
 

@@ -16,7 +16,7 @@ from lora_serve.core.errors import (
     LoraServeError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import ErrorEvent, Event, StartedEvent, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.adapters.cold_start import ColdPatience
 from lora_serve.engine.adapters.residency import AdapterResidency

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import ProbeResult
 from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
+from lora_serve.core.messages import ProbeResult
 from lora_serve.model.device_memory import within_memory
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.lora_slots import LoraSlots

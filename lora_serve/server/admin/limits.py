@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.commands import Resize, Tune
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.messages import Resize, Tune
 from lora_serve.server.admin.listing import get_engine
 from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields

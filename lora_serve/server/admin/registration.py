@@ -14,8 +14,8 @@ from lora_serve.adapters.catalog.entry import tenant_of
 from lora_serve.adapters.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.commands import Pin
 from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError, RateLimitedError
+from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.listing import card_of
 from lora_serve.server.admin.residency import set_pinned

@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.core.commands import Evict, Pin, Prefetch, Unpin
 from lora_serve.core.errors import ConflictError, LoraServeError
+from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.server.admin.listing import card_response
 from lora_serve.server.admin.ownership import own_name_in
 from lora_serve.server.admin.tenant_rules import pinnable_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.core.events import FinishEvent, Timings, TokenEvent, TokenLogprobs
+from lora_serve.core.messages import FinishEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason, InferenceRequest
 from lora_serve.text.detokenizer import Detokenizer
 from lora_serve.text.stop import StopMatcher

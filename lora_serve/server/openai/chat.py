@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import TokenLogprobs
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.json_answer import json_answer
 from lora_serve.server.json_body import check_fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import TokenLogprobs
 from lora_serve.core.request import FinishReason
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, num_values, prompt_logprobs

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from lora_serve.core.errors import AdapterUnavailableError, InternalError
-from lora_serve.core.events import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.server.context import RequestContext
 from lora_serve.server.metrics import SequenceTimer

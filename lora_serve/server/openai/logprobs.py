@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lora_serve.core.events import TokenLogprobs
+from lora_serve.core.messages import TokenLogprobs
 from lora_serve.text.tokenizer import TextModel
 
 _MANY = 100

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import cast
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.core.events import Event, FinishEvent, TokenEvent, TokenLogprobs
+from lora_serve.core.messages import Event, FinishEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import InferenceRequest, SamplingParams
 from lora_serve.server.openai.answer import Answer, StopRules
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs

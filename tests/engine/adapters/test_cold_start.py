@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
-from lora_serve.core.events import FinishEvent
+from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, OnCold
 from lora_serve.core.stats import EvictionReason
 from tests.engine.world import World, adapter

@@ -9,9 +9,9 @@ import pytest
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.batch import Batch
-from lora_serve.core.commands import Tune
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.messages import Tune
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.batching.batcher import Batcher, padded_length
 from lora_serve.engine.batching.latency_controller import StepLimits

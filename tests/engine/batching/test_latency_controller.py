@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.core.commands import Tune
 from lora_serve.core.config import BatchLimits
+from lora_serve.core.messages import Tune
 from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits
 from lora_serve.engine.batching.latency_reason import reason_of
 from lora_serve.engine.batching.latency_window import RecentTimes

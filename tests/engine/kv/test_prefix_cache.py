@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import InternalError, NumericalError
-from lora_serve.core.events import FinishEvent
+from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse
 from lora_serve.engine.kv.block_keys import BlockKeys, acting_in
 from tests.engine.fake_runner import EXPLOSION, POISON

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lora_serve.core.batch import BlockCopy, BlockMoves, StepLoad
 from lora_serve.core.errors import InternalError
-from lora_serve.core.events import FinishEvent
 from lora_serve.core.memory import MemoryPlan
+from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager

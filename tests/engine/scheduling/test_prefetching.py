@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lora_serve.core.commands import Prefetch
 from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import Prefetch
 from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter
 

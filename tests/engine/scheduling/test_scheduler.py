@@ -14,7 +14,7 @@ from lora_serve.core.errors import (
     NumericalError,
     RequestTimeoutError,
 )
-from lora_serve.core.events import ErrorEvent, FinishEvent, StartedEvent
+from lora_serve.core.messages import ErrorEvent, FinishEvent, StartedEvent
 from lora_serve.core.request import FinishReason, OnCold
 from tests.engine.fake_runner import EXPLOSION, POISON, next_token
 from tests.engine.world import World, adapter

@@ -8,8 +8,8 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from lora_serve.core.commands import SetTenantBudgets, TenantBudget
 from lora_serve.core.errors import QuotaExceededError
+from lora_serve.core.messages import SetTenantBudgets, TenantBudget
 from lora_serve.core.tenant import Quota
 from tests.server.accounting.conftest import NewKey
 from tests.server.conftest import House

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.events import FinishEvent, TokenEvent
+from lora_serve.core.messages import FinishEvent, TokenEvent
 from lora_serve.core.request import FinishReason, InferenceRequest, SamplingParams
 from lora_serve.server.openai.answer import Answer, Piece, StopRules
 from lora_serve.text.tokenizer import TextModel
