@@ -171,7 +171,7 @@ def _build_services(
     monitor.start()  # what could not be opened is known now
     base_tokens = BaseTokens(text.vocabulary())
     quota_of = keys.directory.quota_of
-    registry = Registry(config, model.spec, weights.catalog, weights.store, model.trial, base_tokens, quota_of)
+    registry = Registry(config, model.spec, weights.catalog, weights.store, model.verifier, base_tokens, quota_of)
     registry.sweep()
     return Services(
         client=model.client,

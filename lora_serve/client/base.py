@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from lora_serve.core.commands import AdapterCommand, ProbeResult
+from lora_serve.core.commands import AdapterCommand, SmokeTestResult
 from lora_serve.core.events import Event
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
@@ -31,8 +31,8 @@ class EngineClient(Protocol):
         TenantQueueFullError.
         """
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
-        """Run a command about an adapter; returns when it is done, a Probe with its result.
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
+        """Run a command about an adapter; returns when it is done, a SmokeTest with its result.
 
         Raises AdapterUnavailableError, InvalidAdapterError.
         """

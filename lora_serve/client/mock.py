@@ -14,7 +14,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Tune, Unpin
+from lora_serve.core.commands import (
+    AdapterCommand,
+    Evict,
+    Pin,
+    Prefetch,
+    Resize,
+    SmokeTest,
+    SmokeTestResult,
+    Tune,
+    Unpin,
+)
 from lora_serve.core.config import BatchLimits, QueueLimits
 from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.events import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
@@ -87,7 +97,7 @@ class MockEngineClient:
         self._rows[request.request_id] = _Row(request)
         return self._events(request, self.script(request))
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         self.commands.append(command)
         if self.command_error is not None:
             raise self.command_error
@@ -105,8 +115,8 @@ class MockEngineClient:
                 self.max_loras = max_loras or self.max_loras
             case Tune():
                 self.limits = command.applied_to(self.limits)
-            case Probe():
-                return ProbeResult(1.0, 0.0, 1.0)
+            case SmokeTest():
+                return SmokeTestResult(1.0, 0.0, 1.0)
         return None
 
     async def stats(self) -> EngineStats:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from lora_serve.client.streams import EventStreams
-from lora_serve.core.commands import AdapterCommand, ProbeResult
+from lora_serve.core.commands import AdapterCommand, SmokeTestResult
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
 from lora_serve.core.events import Event, StepEvent
 from lora_serve.core.request import InferenceRequest
@@ -70,7 +70,7 @@ class ThreadEngineClient:
         """See `EngineClient.infer`."""
         return self._streams.events(self.gate, request, self._submit, self._abort)
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`."""
 
         def message(reply: Callable[[Outcome], None]) -> Command:

@@ -93,7 +93,7 @@ class AdapterConfig:
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
     unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
     load_timeout: float = 60.0  # seconds after which a load hangs
-    registration_seconds: float = 300.0  # of the processor, for the examination of one adapter
+    registration_seconds: float = 300.0  # of the processor, for the validation of one adapter
 
 
 @dataclass(frozen=True, slots=True)

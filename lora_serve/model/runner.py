@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.commands import SmokeTestResult
 from lora_serve.core.errors import (
     InternalError,
     InvalidRequestError,
@@ -81,7 +81,7 @@ class ModelRunner:
         return [outputs[row.sequence_id] for row in batch.rows]
 
     @torch.inference_mode()
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """The prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
         self._slots.check(adapter.slot)
         blocks = self._cache.spare_blocks(3, len(token_ids))
@@ -94,7 +94,7 @@ class ModelRunner:
         known = self._slots.vocab_size(adapter.slot.index) or self._model.spec.vocab_size
         logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # what both can say
         base, changed, again = logits.reshape(3, len(token_ids), -1)
-        return ProbeResult(
+        return SmokeTestResult(
             (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
         )
 

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.commands import ProbeResult
+from lora_serve.core.commands import SmokeTestResult
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
 from lora_serve.core.events import TokenLogprobs
 from lora_serve.core.request import PoolingParams
@@ -83,10 +83,10 @@ class FakeRunner:
             for offset, content in self.host.pop(copy.host_block).items():
                 self.cache[copy.block, offset] = content
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         slot, digest = self.slots[adapter.slot.index]
         assert slot == adapter.slot
-        return ProbeResult(0.0 if digest.endswith("noop") else 1.0, 0.0, 1.0)
+        return SmokeTestResult(0.0 if digest.endswith("noop") else 1.0, 0.0, 1.0)
 
     def _row(self, row: Row) -> RowOutput:
         for adapter in row.adapters:

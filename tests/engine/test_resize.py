@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Probe, ProbeResult, Resize, Unpin
+from lora_serve.core.commands import AdapterCommand, Evict, Pin, Prefetch, Resize, SmokeTest, SmokeTestResult, Unpin
 from lora_serve.core.errors import ConflictError
 from lora_serve.core.events import FinishEvent
 from lora_serve.engine.messages import Command, Outcome
-from lora_serve.engine.slots import PROBE_SLOT, SlotTable
+from lora_serve.engine.slots import SMOKE_TEST_SLOT, SlotTable
 from tests.engine.world import World, adapter
 
 
@@ -39,7 +39,7 @@ def test_indices_begin_after_the_probes_own_and_are_the_lowest_that_are_free() -
     table = SlotTable(3)
     slots = [placed[0] for name in "abc" if (placed := table.place(adapter(name)))]
     assert [slot.index for slot in slots] == [1, 2, 3]
-    assert PROBE_SLOT not in {slot.index for slot in slots}
+    assert SMOKE_TEST_SLOT not in {slot.index for slot in slots}
     table.remove("sha256:b")
     table.remove("sha256:a")
     placed = table.place(adapter("d"))
@@ -203,10 +203,10 @@ def test_probe_runs_in_its_own_slot_while_all_others_are_in_use() -> None:
     world.step()
     world.step()
     assert world.tokens["r"], "it runs"
-    replies = command(world, Probe(adapter("b"), (1, 2)))
+    replies = command(world, SmokeTest(adapter("b"), (1, 2)))
     world.step()
-    assert isinstance(replies[0], ProbeResult)
-    assert PROBE_SLOT not in world.runner.slots
+    assert isinstance(replies[0], SmokeTestResult)
+    assert SMOKE_TEST_SLOT not in world.runner.slots
     world.run()
     world.check_answers()
     assert isinstance(world.ends["r"], FinishEvent)
