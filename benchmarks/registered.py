@@ -27,7 +27,7 @@ from lora_serve.adapters.catalog.state import saved
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
@@ -55,8 +55,8 @@ class InstantRunner:
     def run(self, batch: Batch) -> list[RowOutput]:
         return [RowOutput(row.sequence_id, 7 if row.sample is not None else None) for row in batch.rows]
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
-        return ProbeResult(1.0, 0.0, 1.0)
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        return SmokeTestResult(1.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.weights.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.adapters.summary import traits_of
@@ -136,7 +136,7 @@ class LocalEngine:
         copy.mkdir(exist_ok=True)
         for file in (CONFIG_NAME, WEIGHTS_NAME):
             shutil.copyfile(folder / file, copy / file)
-        make_plain(copy, artifact, self.parts.spec, self.parts.undo)
+        convert_to_plain_lora(copy, artifact, self.parts.spec, self.parts.undo)
         return copy
 
     def _ref(self, name: str, folder: Path) -> AdapterRef:

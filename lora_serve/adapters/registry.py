@@ -1,11 +1,11 @@
 """Registers and removes adapters. Registrations run side by side on a few threads, the short edits beside them.
 
-Order of a registration: private copy, checks, a hold of its blob, store (flushed), probe, catalog commit. So whoever
-got an answer finds the adapter again after a crash, and whoever got none finds nothing after `sweep`.
+Order of a registration: private copy, validation, a hold of its blob, store (flushed), smoke test, catalog commit. So
+whoever got an answer finds the adapter again after a crash, and whoever got none finds nothing after `sweep`.
 
 Until the hold a registration touches nothing but its private folder. What is shared has one owner each: the catalog
 commits one edit after another, and numbers of versions, limits and whether an id may change are decided in that edit;
-the store may be given the same content twice at once, and its bytes go only when nobody holds them; the engine probes
+the store may be given the same content twice at once, and its bytes go only when nobody holds them; the engine tries
 one adapter after another.
 """
 
@@ -27,13 +27,13 @@ from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.catalog.tenant_removal import Removal
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.examination_budget import ExaminationBudget
-from lora_serve.adapters.probe import check_probe, probe_prompt
+from lora_serve.adapters.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import new_folder
 from lora_serve.adapters.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.sweeping import sweep_store
-from lora_serve.adapters.trial import AdapterSize, Candidate, Trial
+from lora_serve.adapters.validation_budget import ValidationBudget
+from lora_serve.adapters.verification import AdapterSize, AdapterVerifier, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
@@ -65,17 +65,17 @@ class Registry:
         spec: ModelSpec,
         catalog: Catalog,
         store: AdapterStore,
-        trial: Trial,
+        verifier: AdapterVerifier,
         base_tokens: BaseTokens | None = None,
         quota_of: Callable[[str], Quota] = lambda tenant: NO_LIMITS,
     ) -> None:
-        """`trial`: how an adapter shows what it needs and does, before it is taken in. `base_tokens`: None: adapters'
+        """`verifier`: shows what an adapter needs and does before it is taken in. `base_tokens`: None: adapters'
         tokenizers are not looked at. `quota_of`: a tenant's, as it is now.
         """
         self._base_tokens = base_tokens
         self._quota_of = quota_of
         self._config = config
-        self._trial = trial
+        self._verifier = verifier
         self._spec = spec
         self._catalog = catalog
         self._store = store
@@ -217,7 +217,7 @@ class Registry:
         may_change: bool = True,
         wanted: str | None = None,
     ) -> Registration:
-        budget = ExaminationBudget(self._config.registration_seconds)
+        budget = ValidationBudget(self._config.registration_seconds)
         sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
         budget.check()
         only = None if may_change else sent.digest
@@ -230,14 +230,14 @@ class Registry:
         with self._blobs.held(digest) as holder:
             if known and not self._store.has(digest):  # it was deleted before the hold
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
-            version = known or self._examined(name, folder, source, tenant, artifact, origin, allow_noop, budget)
+            version = known or self._verified(name, folder, source, tenant, artifact, origin, allow_noop, budget)
             quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
             entry, added, created = self._catalog.add(
                 name, version, tenant, pin, metadata, activate, holder, quota, only
             )
         return Registration(entry, entry.ref(added), created)
 
-    def _examined(
+    def _verified(
         self,
         name: str,
         folder: Path,
@@ -246,7 +246,7 @@ class Registry:
         artifact: Artifact,
         origin: Mapping[str, Any],
         allow_noop: bool,
-        budget: ExaminationBudget,
+        budget: ValidationBudget,
     ) -> VersionEntry:
         """Check it, store it, and try it on the engine."""
         size = self._check(folder, artifact, allow_noop, budget)
@@ -254,9 +254,11 @@ class Registry:
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
         self._store.put(artifact.digest, folder)
-        probe = self._trial.probe(ref, probe_prompt(artifact.config, self._spec, artifact.bound.vocab_size))
-        check_probe(probe, allow_noop)
-        summary = summary_of(artifact, traits, probe, (self._spec.name, self._config.base_name))
+        tested = self._verifier.smoke_test(
+            ref, smoke_test_prompt(artifact.config, self._spec, artifact.bound.vocab_size)
+        )
+        check_smoke_test(tested, allow_noop)
+        summary = summary_of(artifact, traits, tested, (self._spec.name, self._config.base_name))
         return VersionEntry(0, ref.digest, ref.rank, ref.num_bytes, {**summary, **origin}, source, time.time())
 
     def _check_allowance(self, name: str, tenant: str | None, digest: str = "", num_bytes: int = 0) -> None:
@@ -275,12 +277,12 @@ class Registry:
                 return version
         return None
 
-    def _plain(self, folder: Path, sent: Artifact, budget: ExaminationBudget) -> tuple[Artifact, dict[str, Any]]:
+    def _plain(self, folder: Path, sent: Artifact, budget: ValidationBudget) -> tuple[Artifact, dict[str, Any]]:
         """The folder as it will be stored, and what its card says of that."""
         if not sent.config.init:
             return sent, {}
         started = time.perf_counter()
-        self._trial.make_plain(self._candidate(folder, sent, budget))
+        self._verifier.convert(self._staged(folder, sent, budget))
         plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
         _log.info(
             "%s undone for %d modules in %.1f s",
@@ -290,14 +292,14 @@ class Registry:
         )
         return plain, {"converted_from": origin_of(sent, self._spec)}
 
-    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ExaminationBudget) -> AdapterSize:
+    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:
         """As it will be served."""
-        size = self._trial.weigh(self._candidate(folder, artifact, budget), allow_noop=allow_noop)
+        size = self._verifier.validate(self._staged(folder, artifact, budget), allow_noop=allow_noop)
         if size.num_bytes > self._config.host_bytes:
             raise InvalidAdapterError(
                 [f"it needs {size.num_bytes} bytes; --adapter-host-memory allows {self._config.host_bytes}"]
             )
         return size
 
-    def _candidate(self, folder: Path, artifact: Artifact, budget: ExaminationBudget) -> Candidate:
-        return Candidate(folder, artifact, self._spec, self._config.max_lora_rank, budget)
+    def _staged(self, folder: Path, artifact: Artifact, budget: ValidationBudget) -> StagedAdapter:
+        return StagedAdapter(folder, artifact, self._spec, self._config.max_lora_rank, budget)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.core.adapter import AdapterTraits
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
 MAX_SHOWN = 100  # settings without effect, and characters of each: the card goes into the catalog and every listing
@@ -28,7 +28,7 @@ def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
 
 
 def summary_of(
-    artifact: Artifact, traits: AdapterTraits, probe: ProbeResult, base_names: Iterable[str]
+    artifact: Artifact, traits: AdapterTraits, tested: SmokeTestResult, base_names: Iterable[str]
 ) -> dict[str, Any]:
     """JSON values. `base_names`: what the served base model is called."""
     config, bound = artifact.config, artifact.bound
@@ -44,7 +44,7 @@ def summary_of(
         "base_model": _without_folder(config.base_model),
         "ignored_settings": [key[:MAX_SHOWN] for key in config.ignored[:MAX_SHOWN]],
         "traits": dataclasses.asdict(traits),
-        "probe": {"max_logit_change": round(probe.logit_change, 6), "max_logit": round(probe.logit_scale, 6)},
+        "probe": {"max_logit_change": round(tested.logit_change, 6), "max_logit": round(tested.logit_scale, 6)},
         "warnings": base_warnings(artifact, base_names),
     }
 

@@ -172,7 +172,7 @@ def _build_services(
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary())
     quota_of = keys.directory.quota_of
-    registry = Registry(config, model.spec, storage.catalog, storage.store, model.trial, base_tokens, quota_of)
+    registry = Registry(config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of)
     registry.sweep()
     return Services(
         client=model.client,

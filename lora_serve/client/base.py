@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from lora_serve.core.messages import AdapterCommand, Event, ProbeResult
+from lora_serve.core.messages import AdapterCommand, Event, SmokeTestResult
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.queue_gate import QueueGate
@@ -30,8 +30,8 @@ class EngineClient(Protocol):
         TenantQueueFullError.
         """
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
-        """Run a command about an adapter; returns when it is done, a Probe with its result.
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
+        """Run a command about an adapter; returns when it is done, a SmokeTest with its result.
 
         Raises AdapterUnavailableError, InvalidAdapterError.
         """

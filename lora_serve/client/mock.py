@@ -24,10 +24,10 @@ from lora_serve.core.messages import (
     Pin,
     PooledEvent,
     Prefetch,
-    Probe,
-    ProbeResult,
     PromptEvent,
     Resize,
+    SmokeTest,
+    SmokeTestResult,
     Timings,
     TokenEvent,
     TokenLogprobs,
@@ -103,7 +103,7 @@ class MockEngineClient:
         self._rows[request.request_id] = _Row(request)
         return self._events(request, self.script(request))
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         self.commands.append(command)
         if self.command_error is not None:
             raise self.command_error
@@ -121,8 +121,8 @@ class MockEngineClient:
                 self.max_loras = max_loras or self.max_loras
             case Tune():
                 self.limits = command.applied_to(self.limits)
-            case Probe():
-                return ProbeResult(1.0, 0.0, 1.0)
+            case SmokeTest():
+                return SmokeTestResult(1.0, 0.0, 1.0)
         return None
 
     async def stats(self) -> EngineStats:

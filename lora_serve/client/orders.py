@@ -6,9 +6,9 @@ from lora_serve.client.wire import (
     DoEvict,
     DoPin,
     DoPrefetch,
-    DoProbe,
     DoResize,
     DoSetTenantBudgets,
+    DoSmokeTest,
     DoTune,
     DoUnpin,
 )
@@ -17,14 +17,14 @@ from lora_serve.core.messages import (
     Evict,
     Pin,
     Prefetch,
-    Probe,
     Resize,
     SetTenantBudgets,
+    SmokeTest,
     Tune,
     Unpin,
 )
 
-Written = DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoProbe | DoTune
+Written = DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoSmokeTest | DoTune
 
 
 def order_of(command: AdapterCommand) -> Written:
@@ -41,7 +41,7 @@ def order_of(command: AdapterCommand) -> Written:
             return DoResize(command)
         case SetTenantBudgets():
             return DoSetTenantBudgets(command)
-        case Probe():
-            return DoProbe(command)
+        case SmokeTest():
+            return DoSmokeTest(command)
         case Tune():
             return DoTune(command)

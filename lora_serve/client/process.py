@@ -17,25 +17,33 @@ from lora_serve.client.wire import (
     Answer,
     CallFailed,
     CloseBlob,
+    Convert,
     Errand,
     Events,
     Failed,
     Figures,
     FromEngine,
     KeepBeside,
-    MakePlain,
     Nothing,
     OpenBlob,
     Order,
     Ping,
-    Probed,
+    SmokeTested,
     Stats,
     Submit,
-    Weigh,
-    Weighed,
+    Validate,
+    Validated,
 )
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
-from lora_serve.core.messages import AdapterCommand, ErrorEvent, Event, Evict, ProbeResult, StepEvent, Unpin
+from lora_serve.core.messages import (
+    AdapterCommand,
+    ErrorEvent,
+    Event,
+    Evict,
+    SmokeTestResult,
+    StepEvent,
+    Unpin,
+)
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
@@ -46,7 +54,7 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER = 5.0  # seconds
 STOP_SECONDS = 10.0  # that the child may take to end
 RELOAD_SECONDS = 30.0  # that a new engine's readiness waits for the adapters of the last one
-Call = Order | Stats | Ping | MakePlain | Weigh
+Call = Order | Stats | Ping | Convert | Validate
 
 
 class ProcessEngineClient:
@@ -116,13 +124,13 @@ class ProcessEngineClient:
         """See `EngineClient.infer`."""
         return self._streams.events(self.gate, request, self._submit, self._abort)
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`."""
         if isinstance(command, Unpin | Evict):  # whoever hears of it: the next engine is not told otherwise
             self._orders.note(command)
         answer = await self._ask(lambda call: Order(call, order_of(command)))
         self._orders.note(command)
-        return answer.value if isinstance(answer, Probed) else None
+        return answer.value if isinstance(answer, SmokeTested) else None
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""
@@ -134,14 +142,16 @@ class ProcessEngineClient:
         """Returns between two steps."""
         await self._ask(Ping)
 
-    async def make_plain(self, folder: str, digest: str, max_rank: int | None, seconds: float) -> None:
-        """See `Trial.make_plain`."""
-        await self._ask(lambda call: MakePlain(call, folder, digest, max_rank, seconds))
+    async def convert(self, folder: str, digest: str, max_rank: int | None, seconds: float) -> None:
+        """See `AdapterVerifier.convert`."""
+        await self._ask(lambda call: Convert(call, folder, digest, max_rank, seconds))
 
-    async def weigh(self, folder: str, digest: str, max_rank: int | None, allow_noop: bool, seconds: float) -> Weighed:
-        """See `Trial.weigh`."""
-        answer = await self._ask(lambda call: Weigh(call, folder, digest, max_rank, allow_noop, seconds))
-        assert isinstance(answer, Weighed)
+    async def validate(
+        self, folder: str, digest: str, max_rank: int | None, allow_noop: bool, seconds: float
+    ) -> Validated:
+        """See `AdapterVerifier.validate`."""
+        answer = await self._ask(lambda call: Validate(call, folder, digest, max_rank, allow_noop, seconds))
+        assert isinstance(answer, Validated)
         return answer
 
     def tell(self, record: Record) -> None:
@@ -230,7 +240,7 @@ class ProcessEngineClient:
             self._streams.deliver(self.gate, map(_event_of, record.events))
         elif isinstance(record, OpenBlob | CloseBlob | KeepBeside):
             self._errand(record, process.send)
-        elif isinstance(record, Nothing | Probed | Figures | Weighed | CallFailed):
+        elif isinstance(record, Nothing | SmokeTested | Figures | Validated | CallFailed):
             answer = self._calls.get(record.call)
             if answer is not None and not answer.done():
                 answer.set_result(record)

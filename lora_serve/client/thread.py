@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from lora_serve.client.streams import EventStreams
 from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.messages import AdapterCommand, Event, ProbeResult, StepEvent
+from lora_serve.core.messages import AdapterCommand, Event, SmokeTestResult, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.engine import Engine
@@ -69,7 +69,7 @@ class ThreadEngineClient:
         """See `EngineClient.infer`."""
         return self._streams.events(self.gate, request, self._submit, self._abort)
 
-    async def adapters(self, command: AdapterCommand) -> ProbeResult | None:
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
         """See `EngineClient.adapters`."""
 
         def message(reply: Callable[[Outcome], None]) -> Command:

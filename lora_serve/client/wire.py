@@ -15,11 +15,11 @@ from lora_serve.core.messages import (
     Pin,
     PooledEvent,
     Prefetch,
-    Probe,
-    ProbeResult,
     PromptEvent,
     Resize,
     SetTenantBudgets,
+    SmokeTest,
+    SmokeTestResult,
     StartedEvent,
     TokenEvent,
     Tune,
@@ -77,8 +77,8 @@ class DoSetTenantBudgets(Record, frozen=True):
     command: SetTenantBudgets
 
 
-class DoProbe(Record, frozen=True):
-    command: Probe
+class DoSmokeTest(Record, frozen=True):
+    command: SmokeTest
 
 
 class DoTune(Record, frozen=True):
@@ -86,10 +86,10 @@ class DoTune(Record, frozen=True):
 
 
 class Order(Record, frozen=True):
-    """A command about adapters; answered by Nothing, Probed or CallFailed."""
+    """A command about adapters; answered by Nothing, SmokeTested or CallFailed."""
 
     call: int
-    what: DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoProbe | DoTune
+    what: DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoSmokeTest | DoTune
 
 
 class Stats(Record, frozen=True):
@@ -104,8 +104,8 @@ class Ping(Record, frozen=True):
     call: int
 
 
-class MakePlain(Record, frozen=True):
-    """See `Trial.make_plain`; answered by Nothing or CallFailed."""
+class Convert(Record, frozen=True):
+    """See `AdapterVerifier.convert`; answered by Nothing or CallFailed."""
 
     call: int
     folder: str
@@ -114,8 +114,8 @@ class MakePlain(Record, frozen=True):
     seconds: float  # of the processor that it may take
 
 
-class Weigh(Record, frozen=True):
-    """See `Trial.weigh`; answered by Weighed or CallFailed."""
+class Validate(Record, frozen=True):
+    """See `AdapterVerifier.validate`; answered by Validated or CallFailed."""
 
     call: int
     folder: str
@@ -167,8 +167,8 @@ ToEngine = (
     | Order
     | Stats
     | Ping
-    | MakePlain
-    | Weigh
+    | Convert
+    | Validate
     | Forget
     | Settle
     | Stop
@@ -231,9 +231,9 @@ class Nothing(Record, frozen=True):
     call: int
 
 
-class Probed(Record, frozen=True):
+class SmokeTested(Record, frozen=True):
     call: int
-    value: ProbeResult
+    value: SmokeTestResult
 
 
 class Figures(Record, frozen=True):
@@ -241,7 +241,7 @@ class Figures(Record, frozen=True):
     value: EngineStats
 
 
-class Weighed(Record, frozen=True):
+class Validated(Record, frozen=True):
     call: int
     rank: int
     num_bytes: int
@@ -274,8 +274,18 @@ class KeepBeside(Record, frozen=True):
     path: str
 
 
-Answer = Nothing | Probed | Figures | Weighed | CallFailed
+Answer = Nothing | SmokeTested | Figures | Validated | CallFailed
 Errand = OpenBlob | CloseBlob | KeepBeside
 FromEngine = (
-    Ready | Refused | Events | Nothing | Probed | Figures | Weighed | CallFailed | OpenBlob | CloseBlob | KeepBeside
+    Ready
+    | Refused
+    | Events
+    | Nothing
+    | SmokeTested
+    | Figures
+    | Validated
+    | CallFailed
+    | OpenBlob
+    | CloseBlob
+    | KeepBeside
 )

@@ -18,16 +18,16 @@ from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
-from lora_serve.adapters.checkpoint.weights.plain_lora import make_plain
+from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values
-from lora_serve.adapters.probe import check_probe, probe_prompt
 from lora_serve.adapters.regular_file import copy_regular
+from lora_serve.adapters.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.errors import InvalidAdapterError
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
@@ -40,14 +40,14 @@ class Verdict:
 
     reasons: tuple[str, ...]  # of a refusal; empty: it would be accepted
     artifact: Artifact | None = None  # None: its files could not be read
-    probe: ProbeResult | None = None
+    smoke_test: SmokeTestResult | None = None
     num_bytes: int = 0  # of host memory
     warnings: tuple[str, ...] = ()
-    origin: Mapping[str, Any] = field(default_factory=dict)  # what it was converted from (`plain_lora.make_plain`)
+    origin: Mapping[str, Any] = field(default_factory=dict)  # what it was converted from (`plain_lora`)
 
 
 def run(folder: Path, settings: Settings) -> int:
-    """Prints verdict, modules and probe; returns the exit code. Raises ConfigError, ModelError."""
+    """Prints verdict, modules and smoke test; returns the exit code. Raises ConfigError, ModelError."""
     configure_logging(settings.log_format, level=logging.WARNING)
     verdict = check_adapter(folder, settings, build_model(settings.model_slice(), settings.engine_slice(), num_slots=1))
     _print(folder, verdict, Console(highlight=False, soft_wrap=True))
@@ -62,14 +62,14 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
         artifact = _with_tokens(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
         check_values(folder, artifact)
         with _served(folder, artifact, parts, settings.max_lora_rank) as (stored, artifact, origin):
-            probe, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
+            tested, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
         warnings = tuple(base_warnings(artifact, (parts.spec.name, settings.base_name)))
-        check_probe(probe)
+        check_smoke_test(tested)
     except InvalidAdapterError as error:
         return Verdict(tuple(error.reasons), artifact, origin=origin)
     except OSError as error:
         return Verdict((f"{folder} cannot be read: {error.strerror}",))
-    return Verdict((), artifact, probe, num_bytes, warnings, origin)
+    return Verdict((), artifact, tested, num_bytes, warnings, origin)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _served(
         copy = Path(name)
         for file in (CONFIG_NAME, WEIGHTS_NAME):
             copy_regular(folder / file, copy / file)
-        plain, origin = make_plain(copy, artifact, parts.spec, parts.undo, max_rank)
+        plain, origin = convert_to_plain_lora(copy, artifact, parts.spec, parts.undo, max_rank)
         yield copy, replace(plain, added_tokens=artifact.added_tokens), origin
 
 
@@ -96,14 +96,14 @@ def _with_tokens(folder: Path, artifact: Artifact, settings: Settings, parts: Mo
     return replace(artifact, added_tokens=find_added_tokens(folder, artifact.bound, parts.spec, base))
 
 
-def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> tuple[ProbeResult, int]:
+def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> tuple[SmokeTestResult, int]:
     host = parts.fold(read_weights(folder, artifact, max_rank=max_rank))
     traits = traits_of(artifact, parts.spec)
     ref = AdapterRef("", folder.name, 1, artifact.digest, host.rank, host.num_bytes, traits)
     slot = SlotRef(0, 1, ref.digest)
-    tokens = probe_prompt(artifact.config, parts.spec, traits.vocab_size)
+    tokens = smoke_test_prompt(artifact.config, parts.spec, traits.vocab_size)
     parts.runner.load_slot(slot, host)
-    return parts.runner.probe(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
+    return parts.runner.smoke_test(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
 
 
 def _print(folder: Path, verdict: Verdict, console: Console) -> None:
@@ -114,8 +114,8 @@ def _print(folder: Path, verdict: Verdict, console: Console) -> None:
             init, rank = verdict.origin["init"], verdict.origin["r"]
             console.print(f"converted: from {init} of rank {rank} to plain LoRA of twice the rank", markup=False)
         console.print(f"digest: {verdict.artifact.digest}", markup=False)
-    if verdict.probe is not None:
-        change, scale = verdict.probe.logit_change, verdict.probe.logit_scale
+    if verdict.smoke_test is not None:
+        change, scale = verdict.smoke_test.logit_change, verdict.smoke_test.logit_scale
         console.print(f"host memory: {verdict.num_bytes} bytes")
         console.print(f"probe: it changes a logit by up to {change:.4g} (the largest logit is {scale:.4g})")
     for text in (*(f"warning: {warning}" for warning in verdict.warnings), *verdict.reasons):

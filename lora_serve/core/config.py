@@ -92,7 +92,7 @@ class AdapterConfig:
     urls: tuple[str, ...] = ()  # beginnings of http(s) URLs that may be registered
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
     unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
-    registration_seconds: float = 300.0  # of the processor, for the examination of one adapter
+    registration_seconds: float = 300.0  # of the processor, for the validation of one adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

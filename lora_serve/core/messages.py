@@ -70,15 +70,15 @@ class SetTenantBudgets:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Run a prompt with the base model and with the adapter, to see what it changes; answered by a ProbeResult."""
+class SmokeTest:
+    """Run a prompt with the base model and with the adapter, to see what it changes; answered by a SmokeTestResult."""
 
     adapter: AdapterRef
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeResult:
+class SmokeTestResult:
     """The largest differences between two runs' logits."""
 
     logit_change: float  # base against adapter; NaN if the adapter gives no numbers
@@ -116,7 +116,7 @@ class Tune:
         return new
 
 
-AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | SetTenantBudgets | Probe | Tune
+AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | SetTenantBudgets | SmokeTest | Tune
 
 # -- events: what the engine tells its client, one list of these per step -----------------------------------------
 

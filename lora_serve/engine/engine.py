@@ -22,17 +22,17 @@ from lora_serve.core.messages import (
     Event,
     Pin,
     Prefetch,
-    Probe,
-    ProbeResult,
     Resize,
     SetTenantBudgets,
+    SmokeTest,
+    SmokeTestResult,
     StepEvent,
     Tune,
     Unpin,
 )
 from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
-from lora_serve.engine.adapters.slots import PROBE_SLOT
+from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.memory_retry import run_in_parts
 from lora_serve.engine.messages import Command, Outcome
@@ -61,7 +61,7 @@ class Runner(Protocol):
     def move_blocks(self, moves: BlockMoves) -> None:
         """Copy KV blocks to host memory, then others back; done when it returns."""
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """A prompt with the base model and with the adapter in a slot, side by side; holds no block afterwards."""
 
 
@@ -86,7 +86,7 @@ class Engine:
         self._commands: list[Command] = []  # that wait for something
         self._settled: list[tuple[Command, Outcome]] = []  # that are answered once the slots are loaded
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
-        self._num_probes = 0
+        self._num_smoke_tests = 0
         self._num_steps = 0
         self._step_seconds = 0.0
 
@@ -121,7 +121,8 @@ class Engine:
         failed = [
             waiting
             for waiting in self._commands
-            if isinstance(waiting.command, Prefetch | Pin | Probe) and waiting.command.adapter.digest == message.digest
+            if isinstance(waiting.command, Prefetch | Pin | SmokeTest)
+            and waiting.command.adapter.digest == message.digest
         ]
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
@@ -262,8 +263,8 @@ class Engine:
                 is_done = self.residency.prefetch_to_host(command.adapter)
             elif isinstance(command, Prefetch | Pin):
                 is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
-            elif isinstance(command, Probe):
-                outcome = self._probe(command)
+            elif isinstance(command, SmokeTest):
+                outcome = self._smoke_test(command)
                 is_done = outcome is not None
             elif isinstance(command, Unpin):
                 self.residency.unpin(command.digest)
@@ -285,17 +286,19 @@ class Engine:
             self._settled.append((message, outcome))
         return is_done
 
-    def _probe(self, command: Probe) -> ProbeResult | None:
-        """In a slot that is kept for probes, so that no adapter has to leave for one; None: it is being loaded."""
+    def _smoke_test(self, command: SmokeTest) -> SmokeTestResult | None:
+        """In a slot that is kept for smoke tests, so that no adapter has to leave for one; None: it is being loaded."""
         ref = command.adapter
         adapter = self.residency.fetched(ref)
         if adapter is None:
             return None
-        self._num_probes += 1
-        spare = SlotRef(PROBE_SLOT, self._num_probes, ref.digest)
+        self._num_smoke_tests += 1
+        spare = SlotRef(SMOKE_TEST_SLOT, self._num_smoke_tests, ref.digest)
         self._runner.load_slot(spare, adapter)
         try:
-            return self._runner.probe(RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids)
+            return self._runner.smoke_test(
+                RowAdapter(spare, start=ref.start_in(command.token_ids) or 0), command.token_ids
+            )
         except LoraServeError:
             raise
         except Exception:  # nobody else's rows are in this pass

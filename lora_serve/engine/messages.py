@@ -8,11 +8,11 @@ from typing import Any
 
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.messages import AdapterCommand, ProbeResult
+from lora_serve.core.messages import AdapterCommand, SmokeTestResult
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
 
-Outcome = LoraServeError | ProbeResult | None
+Outcome = LoraServeError | SmokeTestResult | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command about an adapter; `reply` is called once when it is done: None, a probe's result, or the error."""
+    """A command about an adapter; `reply` is called once when it is done: None, a smoke test's result, or the error."""
 
     command: AdapterCommand
     reply: Callable[[Outcome], None]

@@ -1,4 +1,4 @@
-"""An engine with everything that must be in one process with it: model, loader threads, what examines adapters."""
+"""An engine with everything that must be in one process with it: model, loader threads, what validates adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine_host.adapter_source import AdapterSource
-from lora_serve.engine_host.examiner import AdaptersAtHand, LocalExaminer
+from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.threads import use_one_core
@@ -32,7 +32,7 @@ class LocalEngine:
         self._configs = engine, adapters
         self._is_settled = False
         at_hand = AdaptersAtHand()
-        self.examiner = LocalExaminer(parts.fold, parts.undo, at_hand)
+        self.validator = LocalValidator(parts.fold, parts.undo, at_hand)
         source = AdapterSource(blobs, parts, at_hand.take)
         self._loader: Loader[HostAdapter] = Loader(
             source.load,

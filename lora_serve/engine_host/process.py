@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
-from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
 from lora_serve.client.wire import Configure, Forget, Settle
@@ -22,7 +22,7 @@ from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine.standing_orders import StandingOrders
 from lora_serve.engine_host.base import EngineHost, HostedModel
 from lora_serve.engine_host.errands import Errands
-from lora_serve.engine_host.trial import EngineTrial
+from lora_serve.engine_host.verifier import EngineVerifier
 
 COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class ProcessHost:
     async def load(self) -> HostedModel:
         """See `EngineHost.load`."""
         spec, loop = await self._client.load(), asyncio.get_running_loop()
-        return HostedModel(spec, self._client, EngineTrial(RemoteExaminer(self._client, loop), self._client, loop))
+        return HostedModel(spec, self._client, EngineVerifier(RemoteValidator(self._client, loop), self._client, loop))
 
     def settle(self) -> None:
         """See `EngineHost.settle`."""
@@ -91,27 +91,27 @@ class ProcessHost:
         self._client.kill(reason)
 
 
-class RemoteExaminer:
-    """See `Examiner`: the engine's process reads the folder, which both see."""
+class RemoteValidator:
+    """See `WeightsValidator`: the engine's process reads the folder, which both see."""
 
     def __init__(self, client: ProcessEngineClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
         self._loop = loop
 
-    def make_plain(self, candidate: Candidate) -> None:
-        """See `Trial.make_plain`."""
-        folder, digest = str(candidate.folder.absolute()), candidate.artifact.digest
-        self._await(self._client.make_plain(folder, digest, candidate.max_rank, candidate.budget.left))
+    def convert(self, staged: StagedAdapter) -> None:
+        """See `AdapterVerifier.convert`."""
+        folder, digest = str(staged.folder.absolute()), staged.artifact.digest
+        self._await(self._client.convert(folder, digest, staged.max_rank, staged.budget.left))
 
-    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
-        """See `Trial.weigh`."""
-        folder, digest = str(candidate.folder.absolute()), candidate.artifact.digest
-        seconds = candidate.budget.left
-        found = self._await(self._client.weigh(folder, digest, candidate.max_rank, allow_noop, seconds))
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        """See `AdapterVerifier.validate`."""
+        folder, digest = str(staged.folder.absolute()), staged.artifact.digest
+        seconds = staged.budget.left
+        found = self._await(self._client.validate(folder, digest, staged.max_rank, allow_noop, seconds))
         return AdapterSize(found.rank, found.num_bytes)
 
     def forget(self) -> None:
-        """See `Examiner.forget`."""
+        """See `WeightsValidator.forget`."""
         self._loop.call_soon_threadsafe(self._client.tell, Forget())
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.examination_budget import ExaminationBudget
-from lora_serve.adapters.trial import Candidate
+from lora_serve.adapters.validation_budget import ValidationBudget
+from lora_serve.adapters.verification import StagedAdapter
 from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
@@ -23,8 +23,8 @@ from lora_serve.core.messages import (
     ErrorEvent,
     FinishEvent,
     PooledEvent,
-    ProbeResult,
     PromptEvent,
+    SmokeTestResult,
     StartedEvent,
     StepEvent,
     TokenEvent,
@@ -34,7 +34,7 @@ from lora_serve.engine import messages
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import EngineLoop
 from lora_serve.engine_host.fatal import run_fatally
-from lora_serve.engine_host.trial import Examiner
+from lora_serve.engine_host.verifier import WeightsValidator
 
 _log = logging.getLogger(__name__)
 Written = wire.Token | wire.Started | wire.Prompt | wire.Pooled | wire.Finish | wire.Failed
@@ -47,7 +47,7 @@ class HostedEngine(Protocol):
     engine: Engine
 
     @property
-    def examiner(self) -> Examiner: ...
+    def validator(self) -> WeightsValidator: ...
 
     @property
     def mailbox(self) -> queue.SimpleQueue[messages.Message]: ...
@@ -63,11 +63,11 @@ class EngineService:
     def __init__(
         self, hosted: HostedEngine, send: Callable[[Record], None], on_thread: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_thread`: called first on each thread that examines adapters."""
+        """`on_thread`: called first on each thread that validates adapters."""
         self._hosted = hosted
         self._send = send
         # as many as the registry's threads will ever be: these take turns there, by tenant
-        self._examining = ThreadPoolExecutor(MAX_REGISTRATIONS, "examiner", initializer=on_thread)
+        self._validating = ThreadPoolExecutor(MAX_REGISTRATIONS, "validator", initializer=on_thread)
         loop = EngineLoop(hosted.engine, hosted.mailbox, self._emit, hosted.rebuild)
         self.thread = threading.Thread(target=run_fatally("the engine's loop", loop.run), name="engine")
         self.thread.start()
@@ -86,10 +86,10 @@ class EngineService:
                 put(messages.StatsQuery(lambda stats: self._send(wire.Figures(call, stats))))
             case wire.Ping(call):
                 put(messages.Ping(lambda: self._send(wire.Nothing(call))))
-            case wire.MakePlain() | wire.Weigh():
-                self._examining.submit(self._examine, record)
+            case wire.Convert() | wire.Validate():
+                self._validating.submit(self._validate, record)
             case wire.Forget():
-                self._examining.submit(self._hosted.examiner.forget)
+                self._validating.submit(self._hosted.validator.forget)
             case wire.Settle():
                 self._hosted.settle()
 
@@ -97,35 +97,35 @@ class EngineService:
         """End the engine's thread after its step; requests that still run get NotReadyError."""
         self._hosted.mailbox.put(messages.Stop())
         self.thread.join()
-        self._examining.shutdown(cancel_futures=True)
+        self._validating.shutdown(cancel_futures=True)
 
     def _emit(self, events: Sequence[StepEvent]) -> None:
         self._send(wire.Events([_written(event) for event in events]))
 
-    def _examine(self, record: wire.MakePlain | wire.Weigh) -> None:
+    def _validate(self, record: wire.Convert | wire.Validate) -> None:
         try:
-            self._send(contained(lambda: self._examined(record)))
+            self._send(contained(lambda: self._validated(record)))
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
-                _log.exception("an adapter could not be examined")
+                _log.exception("an adapter could not be validated")
             self._send(wire.CallFailed(record.call, fault_of(error)))
 
-    def _examined(self, record: wire.MakePlain | wire.Weigh) -> wire.Answer:
-        folder, spec, examiner = Path(record.folder), self._hosted.spec, self._hosted.examiner
-        budget = ExaminationBudget(record.seconds)
+    def _validated(self, record: wire.Convert | wire.Validate) -> wire.Answer:
+        folder, spec, validator = Path(record.folder), self._hosted.spec, self._hosted.validator
+        budget = ValidationBudget(record.seconds)
         artifact = read_artifact(folder, spec, record.max_rank, digest=record.digest)
-        candidate = Candidate(folder, artifact, spec, record.max_rank, budget)
-        if isinstance(record, wire.MakePlain):
-            examiner.make_plain(candidate)
+        staged = StagedAdapter(folder, artifact, spec, record.max_rank, budget)
+        if isinstance(record, wire.Convert):
+            validator.convert(staged)
             return wire.Nothing(record.call)
-        size = examiner.weigh(candidate, allow_noop=record.allow_noop)
-        return wire.Weighed(record.call, size.rank, size.num_bytes)
+        size = validator.validate(staged, allow_noop=record.allow_noop)
+        return wire.Validated(record.call, size.rank, size.num_bytes)
 
 
 def _outcome_of(call: int, outcome: messages.Outcome) -> wire.Answer:
     if isinstance(outcome, LoraServeError):
         return wire.CallFailed(call, fault_of(outcome))
-    return wire.Probed(call, outcome) if isinstance(outcome, ProbeResult) else wire.Nothing(call)
+    return wire.SmokeTested(call, outcome) if isinstance(outcome, SmokeTestResult) else wire.Nothing(call)
 
 
 def _written(event: StepEvent) -> Written:

@@ -13,7 +13,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.base import EngineHost, HostedModel
 from lora_serve.engine_host.local import LocalEngine, build_parts
-from lora_serve.engine_host.trial import EngineTrial
+from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.logs import timed
 from lora_serve.model.threads import use_one_core
 
@@ -51,7 +51,7 @@ class ThreadHost:
         client = self._client = ThreadEngineClient(
             local.engine, local.mailbox, QueueGate(configs[0].queue), local.rebuild
         )
-        return HostedModel(local.spec, client, EngineTrial(local.examiner, client, asyncio.get_running_loop()))
+        return HostedModel(local.spec, client, EngineVerifier(local.validator, client, asyncio.get_running_loop()))
 
     def settle(self) -> None:
         """See `EngineHost.settle`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.probe import MAX_PROBE_TOKENS
+from lora_serve.adapters.smoke_test import MAX_SMOKE_TEST_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
@@ -31,7 +31,7 @@ from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingRunner
 from lora_serve.model.runner import ModelRunner
 
-_PROBE_ROWS = 3  # see ModelRunner.probe
+_SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ def build_model(
     probe = probe_tokens(loaded.spec.vocab_size)
     expected = plain_logprobs(loaded, probe)
     spec, size = loaded.spec, engine_config.block_size
-    cache = KVCache(loaded.observation.kv_shape, 1, size, loaded.device, _PROBE_ROWS * -(-MAX_PROBE_TOKENS // size))
+    cache = KVCache(
+        loaded.observation.kv_shape, 1, size, loaded.device, _SMOKE_TEST_ROWS * -(-MAX_SMOKE_TEST_TOKENS // size)
+    )
     slots = _slots(loaded, num_slots)
     base = BaseModel(loaded, cache, slots, model_config)
     return_freed_memory()  # the weights as they were loaded, of which `base` has laid out its own
@@ -102,5 +104,5 @@ def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int)
 
 
 def _slots(loaded: LoadedModel, num_slots: int) -> LoraSlots:
-    """One more for probes."""
+    """One more for smoke tests."""
     return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))

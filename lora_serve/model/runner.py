@@ -15,7 +15,7 @@ from lora_serve.core.errors import (
     LoraServeError,
     NumericalError,
 )
-from lora_serve.core.messages import ProbeResult, TokenLogprobs
+from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.choosing import Choice, choose
 from lora_serve.model.decode_graphs import DecodeGraphs
@@ -80,7 +80,7 @@ class ModelRunner:
         return [outputs[row.sequence_id] for row in batch.rows]
 
     @torch.inference_mode()
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """The prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
         self._slots.check(adapter.slot)
         blocks = self._cache.spare_blocks(3, len(token_ids))
@@ -93,7 +93,7 @@ class ModelRunner:
         known = self._slots.vocab_size(adapter.slot.index) or self._model.spec.vocab_size
         logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # what both can say
         base, changed, again = logits.reshape(3, len(token_ids), -1)
-        return ProbeResult(
+        return SmokeTestResult(
             (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
         )
 

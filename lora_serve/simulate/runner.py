@@ -10,7 +10,7 @@ from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.load_times import LoadTimes
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.timeline import Timeline, VirtualClock
 
@@ -42,9 +42,9 @@ class SimulatedRunner:
     def move_blocks(self, moves: BlockMoves) -> None:
         """See `Runner.move_blocks`: there is no swap space in a simulation, so nothing moves."""
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
-        """See `Runner.probe`."""
-        return ProbeResult(1.0, 0.0, 1.0)
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        """See `Runner.smoke_test`."""
+        return SmokeTestResult(1.0, 0.0, 1.0)
 
 
 class SimulatedLoader:

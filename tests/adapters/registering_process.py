@@ -23,32 +23,32 @@ import redis
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.examination import weigh
 from lora_serve.adapters.registry import Registry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
-from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.adapters.validation import validate
+from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 
 NUM_IDS = 40
 
 
-class Trial:
+class Verifier:
     """No base model here: every adapter has an effect."""
 
-    def make_plain(self, candidate: Candidate) -> None:
+    def convert(self, staged: StagedAdapter) -> None:
         raise AssertionError("nothing here is to be converted")
 
-    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
-        return weigh(candidate, _num_bytes, allow_noop=allow_noop)
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        return validate(staged, _num_bytes, allow_noop=allow_noop)
 
-    def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
-        return ProbeResult(1.0, 0.0, 1.0)
+    def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        return SmokeTestResult(1.0, 0.0, 1.0)
 
 
 def _num_bytes(saved: SavedAdapter) -> int:
@@ -65,7 +65,7 @@ def open_registry(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Re
         max_upload_bytes=10**7,
     )
     catalog, kept = open_catalog(store, config.redis_url), _store_of(config)
-    registry = Registry(config, spec, catalog, kept, Trial())
+    registry = Registry(config, spec, catalog, kept, Verifier())
     registry.sweep()
     return registry, catalog, kept
 

@@ -26,7 +26,7 @@ from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
 from tests import registries
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 
 CATALOG = "catalog.sqlite3"
 
@@ -137,7 +137,7 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
     before = blobs_in(filled.store)
     damage(filled.store)
     with closing(open_catalog(filled.store)) as catalog:
-        registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeTrial())
+        registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
         assert blobs_in(filled.store) == before
         catalog.holds.forget(catalog.holds.take("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
@@ -159,7 +159,7 @@ def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpe
         catalog.holds.take(coming)
         (filled.store / "blobs" / ("7" * 64)).mkdir()
     with closing(open_catalog(filled.store)) as catalog:
-        registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeTrial())
+        registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
     left = blobs_in(filled.store)
     assert not {deleted.removeprefix("sha256:"), "7" * 64} & left
@@ -177,7 +177,7 @@ def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: A
         registries.put(place, "initech/z", "five")
     os.replace(filled.store / "older", filled.store / CATALOG)
     with closing(open_catalog(filled.store)) as catalog:
-        Registry(filled, spec, catalog, DiskStore(filled.store), FakeTrial()).sweep()
+        Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
         assert [found for found, _ in DiskStore(filled.store).unnamed.all()] == [digest]
 
 
@@ -185,7 +185,7 @@ def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, sp
     with closing(sqlite3.connect(filled.store / CATALOG)) as database, database:
         database.execute("UPDATE records SET text = '{' WHERE key = 'adapter:initech/z'")
     with open_storage(filled) as storage:
-        Registry(filled, spec, storage.catalog, storage.store, FakeTrial()).sweep()
+        Registry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
         (aside,) = storage.disk.unnamed.all()
     assert list(record_files.read_records(aside[1])) == [key_of("initech/z")]
 
@@ -298,5 +298,5 @@ def test_start_writes_the_records_of_a_store_that_has_none(filled: AdapterConfig
     for path in filled.store.glob("blobs/*/named-*"):
         path.unlink()
     with open_storage(filled) as storage:
-        Registry(filled, spec, storage.catalog, storage.store, FakeTrial()).sweep()
+        Registry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
         assert_newest_records_say_what_the_catalog_does(storage.catalog, filled.store)

@@ -13,17 +13,17 @@ import pytest
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import OtherContentError
-from lora_serve.adapters.examination_budget import ExaminationBudget
 from lora_serve.adapters.registry import Registration, Registry
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.validation_budget import ValidationBudget
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, QuotaExceededError
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import Quota
 from tests.adapters.test_registry import leftovers, staged
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 PATIENCE = 60.0  # seconds, of a test that fails
 
 
-class MeetingTrial(FakeTrial):
-    """Everybody's bytes are in the store before anybody's probe ends; then `refuse` says whose fails, and they go on
-    one after another in the order of `refuse`.
+class MeetingVerifier(FakeVerifier):
+    """Everybody's bytes are in the store before anybody's smoke test ends; then `refuse` says whose fails, and they go
+    on one after another in the order of `refuse`.
     """
 
     def __init__(self, refuse: dict[str, bool]) -> None:
@@ -43,14 +43,14 @@ class MeetingTrial(FakeTrial):
         self._met = threading.Barrier(len(refuse), timeout=PATIENCE)
         self.ended = {name: threading.Event() for name in refuse}
 
-    def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
         self._met.wait()
         names = list(self._refuse)
         for name in names[: names.index(adapter.name)]:
             assert self.ended[name].wait(PATIENCE)
         if self._refuse[adapter.name]:
             raise AdapterUnavailableError("refused")
-        return super().probe(adapter, token_ids)
+        return super().smoke_test(adapter, token_ids)
 
 
 @pytest.fixture
@@ -61,25 +61,25 @@ def quota() -> Quota:
 @pytest.fixture
 def build(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore
-) -> Callable[[FakeTrial, Quota], Registry]:
-    return lambda trial, quota: Registry(config, spec, catalog, store, trial, quota_of=lambda tenant: quota)
+) -> Callable[[FakeVerifier, Quota], Registry]:
+    return lambda verifier, quota: Registry(config, spec, catalog, store, verifier, quota_of=lambda tenant: quota)
 
 
-Build = Callable[[FakeTrial, Quota], Registry]
+Build = Callable[[FakeVerifier, Quota], Registry]
 
 
 def at_once(
     build: Build, folders: dict[str, Path], refuse: tuple[str, ...] = (), quota: Quota | None = None
 ) -> dict[str, Future[Registration]]:
     """All of them, which end in this order."""
-    trial = MeetingTrial({name: name in refuse for name in folders})
-    registry = build(trial, quota or Quota())
+    verifier = MeetingVerifier({name: name in refuse for name in folders})
+    registry = build(verifier, quota or Quota())
 
     def register(name: str) -> Registration:
         try:
             return registry.register_staged(name, staged(registry, folders[name]))
         finally:
-            trial.ended[name].set()
+            verifier.ended[name].set()
 
     with ThreadPoolExecutor(len(folders)) as threads:
         return {name: threads.submit(register, name) for name in folders}
@@ -95,10 +95,10 @@ def assert_clean(catalog: Catalog, store: DiskStore, config: AdapterConfig) -> N
 def same_id_at_once(registry_of: Build, folders: list[Path], may_change: bool = True) -> list[Future[Registration]]:
     met = threading.Barrier(len(folders), timeout=PATIENCE)
 
-    class Meeting(FakeTrial):
-        def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
+    class Meeting(FakeVerifier):
+        def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
             met.wait()
-            return super().probe(adapter, token_ids)
+            return super().smoke_test(adapter, token_ids)
 
     registry = registry_of(Meeting(), Quota())
     with ThreadPoolExecutor(len(folders)) as threads:
@@ -174,7 +174,7 @@ def test_of_two_ids_where_one_is_allowed_the_other_is_refused(
 def test_converted_adapter_that_is_deleted_while_it_is_registered_again_is_not_named_without_its_bytes(
     build: Build, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, folder = build(FakeTrial(), Quota()), make_adapter(settings={"init_lora_weights": "pissa"})
+    registry, folder = build(FakeVerifier(), Quota()), make_adapter(settings={"init_lora_weights": "pissa"})
     first = registry.register_folder("a", folder)
     take = catalog.holds.take
 
@@ -201,7 +201,7 @@ class Ticks:
 
 
 def test_examination_beyond_its_budget_is_refused_in_words() -> None:
-    budget = ExaminationBudget(2.5, Ticks())
+    budget = ValidationBudget(2.5, Ticks())
     budget.check()
     budget.check()
     with pytest.raises(InvalidAdapterError, match=r"more than 2.5 s of the processor \(--registration-seconds\)"):
@@ -221,15 +221,15 @@ def test_adapter_that_costs_more_than_its_budget_is_refused_wherever_it_costs(
 ) -> None:
     """At any look at the clock: those at tensors, those at layers, those between the parts."""
     folder = make_adapter(settings={"init_lora_weights": init})
-    registry = Registry(dataclasses.replace(config, registration_seconds=1e9), spec, catalog, store, FakeTrial())
+    registry = Registry(dataclasses.replace(config, registration_seconds=1e9), spec, catalog, store, FakeVerifier())
     ticks = Ticks()
-    monkeypatch.setattr("lora_serve.adapters.registry.ExaminationBudget", lambda s: ExaminationBudget(s, ticks))
+    monkeypatch.setattr("lora_serve.adapters.registry.ValidationBudget", lambda s: ValidationBudget(s, ticks))
     registry.register_folder("a", folder)
     looks = int(ticks.now)
     assert looks > 10
     registry.delete("a")
     for seconds in range(1, looks - 1, 5):
-        slow = Registry(dataclasses.replace(config, registration_seconds=seconds), spec, catalog, store, FakeTrial())
+        slow = Registry(dataclasses.replace(config, registration_seconds=seconds), spec, catalog, store, FakeVerifier())
         with pytest.raises(InvalidAdapterError, match="--registration-seconds"):
             slow.register_folder("a", folder)
     assert leftovers(config) == []

@@ -25,7 +25,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.model_spec import ModelSpec
 from tests.catalog_versions import held
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def registry(config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore) -> Registry:
-    return Registry(config, spec, catalog, store, FakeTrial())
+    return Registry(config, spec, catalog, store, FakeVerifier())
 
 
 def staged(registry: Registry, folder: Path) -> Path:
@@ -57,7 +57,7 @@ def test_registered_folder_can_be_resolved_and_loaded(
     assert (done.ref.label, done.ref.tenant, done.ref.rank) == ("acme/support@1", "acme", 4)
     shutil.rmtree(folder)  # our copy is our own
     assert catalog.resolve("acme/support").ref == done.ref
-    assert FakeTrial().num_bytes(fetch_adapter(store, spec, done.ref)) == done.ref.num_bytes
+    assert FakeVerifier().num_bytes(fetch_adapter(store, spec, done.ref)) == done.ref.num_bytes
     summary = catalog.entry("acme/support").default.summary
     assert (summary["r"], summary["targets"], summary["num_modules"]) == (4, ["down_proj", "q_proj"], 4)
     assert catalog.entry("acme/support").pinned
@@ -106,7 +106,7 @@ def test_adapter_that_changes_nothing_can_be_allowed(registry: Registry, make_ad
 def test_adapter_larger_than_host_memory_is_refused_at_the_door(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, host_bytes=100), spec, catalog, store, FakeTrial())
+    small = Registry(dataclasses.replace(config, host_bytes=100), spec, catalog, store, FakeVerifier())
     with pytest.raises(InvalidAdapterError, match="--adapter-host-memory allows 100"):
         small.register_folder("a", make_adapter())
 
@@ -114,7 +114,7 @@ def test_adapter_larger_than_host_memory_is_refused_at_the_door(
 def test_folder_larger_than_the_limit_is_refused(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    small = Registry(dataclasses.replace(config, max_upload_bytes=1000), spec, catalog, store, FakeTrial())
+    small = Registry(dataclasses.replace(config, max_upload_bytes=1000), spec, catalog, store, FakeVerifier())
     with pytest.raises(PayloadTooLargeError):
         small.register_folder("a", make_adapter())
     assert leftovers(config) == []
@@ -158,7 +158,7 @@ def test_outside_and_not_there_are_told_in_the_same_words(
 def test_without_roots_nothing_can_be_registered_by_path(
     config: AdapterConfig, spec: ModelSpec, catalog: Catalog, store: DiskStore, make_adapter: MakeAdapter
 ) -> None:
-    closed = Registry(dataclasses.replace(config, roots=()), spec, catalog, store, FakeTrial())
+    closed = Registry(dataclasses.replace(config, roots=()), spec, catalog, store, FakeVerifier())
     folder = make_adapter()
     with pytest.raises(InvalidRequestError):
         closed.register_folder("a", folder)
@@ -214,7 +214,7 @@ def test_pickle_beside_safetensors_is_passed_over(registry: Registry, make_adapt
 def test_file_exchanged_after_the_copy_cannot_slip_in(
     registry: Registry, make_adapter: MakeAdapter, store: DiskStore, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lora_serve.adapters import examination as module
+    from lora_serve.adapters import validation as module
 
     folder, evil = make_adapter("good"), make_adapter("evil", seed=9)
     check = module.check_values
@@ -345,7 +345,7 @@ def test_store_that_fails_half_way_leaves_no_version_behind(
             raise AdapterUnavailableError("the far store is away")
 
     with pytest.raises(AdapterUnavailableError, match="far store"):
-        Registry(config, spec, catalog, Failing(config.store), FakeTrial()).register_folder("a", make_adapter())
+        Registry(config, spec, catalog, Failing(config.store), FakeVerifier()).register_folder("a", make_adapter())
     assert catalog.entries() == ()
     assert store.digests() == frozenset()
     assert held(catalog) == set()
@@ -383,7 +383,7 @@ def test_sweep_leaves_what_other_replicas_keep_in_the_far_store_but_not_our_own_
     far = DiskStore(tmp_path / "far")
     theirs, ours = make_adapter("theirs", seed=1), make_adapter("ours", seed=2)
     far.put(adapter_digest(theirs), theirs)
-    registry = Registry(config, spec, catalog, TieredStore(store, far), FakeTrial())
+    registry = Registry(config, spec, catalog, TieredStore(store, far), FakeVerifier())
     digest = registry.register_folder("a", ours).ref.digest
     registry.delete("a")  # and the server dies before it collects
     registry.sweep()

@@ -23,7 +23,7 @@ from lora_serve.core.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from lora_serve.core.messages import Evict, FinishEvent, Pin, Probe, PromptEvent, TokenEvent, Unpin
+from lora_serve.core.messages import Evict, FinishEvent, Pin, PromptEvent, SmokeTest, TokenEvent, Unpin
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate
@@ -151,19 +151,19 @@ async def test_after_stop_waiting_callers_and_new_ones_are_refused() -> None:
 
 
 async def test_probe_is_answered_with_what_the_runner_saw(client: ThreadEngineClient) -> None:
-    found = await client.adapters(Probe(adapter("a"), (1, 2, 3)))
+    found = await client.adapters(SmokeTest(adapter("a"), (1, 2, 3)))
     assert found is not None
     assert not found.is_noop
-    nothing = await client.adapters(Probe(adapter("noop"), (1, 2, 3)))
+    nothing = await client.adapters(SmokeTest(adapter("noop"), (1, 2, 3)))
     assert nothing is not None
     assert nothing.is_noop
     stats = await client.stats()
-    assert stats.slots == (), "a probe takes no slot of the table"
+    assert stats.slots == (), "a smoke test takes no slot of the table"
 
 
 async def test_probe_of_an_adapter_that_cannot_be_had_is_an_error(client: ThreadEngineClient) -> None:
     with pytest.raises(AdapterUnavailableError, match="broken"):
-        await client.adapters(Probe(adapter("broken"), (1,)))
+        await client.adapters(SmokeTest(adapter("broken"), (1,)))
 
 
 async def test_a_full_queue_refuses_in_the_middle_of_a_step(

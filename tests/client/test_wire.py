@@ -24,10 +24,10 @@ from lora_serve.core.messages import (
     Pin,
     PooledEvent,
     Prefetch,
-    Probe,
-    ProbeResult,
     PromptEvent,
     Resize,
+    SmokeTest,
+    SmokeTestResult,
     StartedEvent,
     Timings,
     TokenEvent,
@@ -86,7 +86,7 @@ SPEC = ModelSpec(
 LOGPROBS = TokenLogprobs(5, -0.25, 1, ((5, -0.25), (6, -math.inf)))
 COMMANDS = (
     Prefetch(REF, "host"), Pin(REF), Unpin("sha256:a"), Evict("sha256:a", forget=True), Resize(1, None, 3, 4),
-    Probe(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None),
+    SmokeTest(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None),
 )  # fmt: skip
 EVENTS = [
     wire.Started(StartedEvent("r")),
@@ -103,7 +103,7 @@ SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/
     "record",
     [
         configure_of(SETTINGS), wire.Submit(REQUEST), wire.Abort("r"), wire.Stats(1), wire.Ping(2), wire.Forget(),
-        wire.MakePlain(3, "/f", "sha256:a", None, 1.5), wire.Weigh(4, "/f", "sha256:a", 8, True, 2.0),
+        wire.Convert(3, "/f", "sha256:a", None, 1.5), wire.Validate(4, "/f", "sha256:a", 8, True, 2.0),
         wire.Settle(), wire.Stop(),
         wire.BlobGiven(1, "/b", "redis", 0.5, 0.25), wire.ErrandDone(2),
         *(wire.Order(5, order_of(command)) for command in COMMANDS),
@@ -118,8 +118,8 @@ def test_what_the_engine_is_told_arrives_as_it_was(record: Any) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        wire.Ready(SPEC), wire.Events(EVENTS), wire.Nothing(1), wire.Probed(2, ProbeResult(1.0, 0.5, 2.0)),
-        wire.Weighed(3, 8, 2**40), wire.OpenBlob(1, "sha256:a", True), wire.CloseBlob(1),
+        wire.Ready(SPEC), wire.Events(EVENTS), wire.Nothing(1), wire.SmokeTested(2, SmokeTestResult(1.0, 0.5, 2.0)),
+        wire.Validated(3, 8, 2**40), wire.OpenBlob(1, "sha256:a", True), wire.CloseBlob(1),
         wire.KeepBeside(2, "sha256:a", "/f"),
     ],
     ids=lambda record: type(record).__name__,
@@ -130,9 +130,9 @@ def test_what_the_engine_says_arrives_as_it_was(record: Any) -> None:
 
 
 def test_a_probe_without_numbers_is_one_without_numbers() -> None:
-    (frame,) = FrameSplitter().feed(frame_of(wire.Probed(1, ProbeResult(math.nan, 0.0, 1.0))))
+    (frame,) = FrameSplitter().feed(frame_of(wire.SmokeTested(1, SmokeTestResult(math.nan, 0.0, 1.0))))
     found = from_engine(frame)
-    assert isinstance(found, wire.Probed)
+    assert isinstance(found, wire.SmokeTested)
     assert math.isnan(found.value.logit_change)
 
 

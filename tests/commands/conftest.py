@@ -25,7 +25,7 @@ from tests.server.conftest import (  # noqa: F401 (fixtures)
     sources,
     spec,
     text_model,
-    trial,
+    verifier,
 )
 
 

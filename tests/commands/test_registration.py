@@ -12,7 +12,7 @@ import pytest
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.commands.adapters import deletion, upload_files
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from tests.commands.conftest import Adapters
 from tests.commands.stub_server import StubServer
 
@@ -43,7 +43,7 @@ async def test_what_the_server_warns_of_goes_to_standard_error(ask: Adapters, ho
 
 
 async def test_what_changes_nothing_is_refused_unless_asked_for(ask: Adapters, house: Any) -> None:
-    house.trial.result = ProbeResult(0.0, 0.0, 1.0)
+    house.verifier.result = SmokeTestResult(0.0, 0.0, 1.0)
     folder = str(house.make_adapter("a", 1))
     refused = await ask("register", "acme/a", folder)
     assert (refused.code, refused.out) == (1, "")

@@ -25,9 +25,9 @@ from lora_serve.core.messages import (
     FinishEvent,
     Pin,
     Prefetch,
-    Probe,
     PromptEvent,
     Resize,
+    SmokeTest,
     TokenEvent,
     Tune,
     Unpin,
@@ -127,7 +127,7 @@ async def test_pinned_adapters_are_resident_until_they_are_not(client: EngineCli
 
 
 async def test_a_probe_is_answered_with_its_result(client: EngineClient) -> None:
-    found = await client.adapters(Probe(adapter("a"), (1, 2, 3)))
+    found = await client.adapters(SmokeTest(adapter("a"), (1, 2, 3)))
     assert found is not None
     assert not found.is_noop
 
@@ -166,7 +166,7 @@ async def test_leaving_the_loop_is_the_abort(engine: EngineClient) -> None:
 async def test_error_of_an_adapter_is_raised_to_its_caller_alone(engine: EngineClient) -> None:
     with pytest.raises(AdapterUnavailableError, match="broken"):
         await tokens_of(engine, request("r", adapter("broken")))
-    for command in (Pin(adapter("broken")), Prefetch(adapter("broken"), to="host"), Probe(adapter("broken"), (1,))):
+    for command in (Pin(adapter("broken")), Prefetch(adapter("broken"), to="host"), SmokeTest(adapter("broken"), (1,))):
         with pytest.raises(AdapterUnavailableError, match="broken"):
             await engine.adapters(command)
     assert len(await tokens_of(engine, request("s"))) == 4

@@ -31,8 +31,8 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.examiner import LocalExaminer
-from lora_serve.engine_host.trial import EngineTrial
+from lora_serve.engine_host.validator import LocalValidator
+from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
@@ -125,8 +125,8 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             mailbox,
             QueueGate(slices[0].queue),
         )
-        trial = EngineTrial(LocalExaminer(parts.fold, parts.undo), client, asyncio.get_running_loop())
-        registry = Registry(slices[1], parts.spec, catalog, store, trial, BaseTokens(text.vocabulary()))
+        verifier = EngineVerifier(LocalValidator(parts.fold, parts.undo), client, asyncio.get_running_loop())
+        registry = Registry(slices[1], parts.spec, catalog, store, verifier, BaseTokens(text.vocabulary()))
         services = Services(
             client=client,
             catalog=catalog,

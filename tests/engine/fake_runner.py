@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
-from lora_serve.core.messages import ProbeResult, TokenLogprobs
+from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.core.request import PoolingParams
 
 POISON = 666  # a prompt token that makes its row's logits not a number
@@ -82,10 +82,10 @@ class FakeRunner:
             for offset, content in self.host.pop(copy.host_block).items():
                 self.cache[copy.block, offset] = content
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         slot, digest = self.slots[adapter.slot.index]
         assert slot == adapter.slot
-        return ProbeResult(0.0 if digest.endswith("noop") else 1.0, 0.0, 1.0)
+        return SmokeTestResult(0.0 if digest.endswith("noop") else 1.0, 0.0, 1.0)
 
     def _row(self, row: Row) -> RowOutput:
         for adapter in row.adapters:

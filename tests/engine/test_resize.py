@@ -17,12 +17,12 @@ from lora_serve.core.messages import (
     FinishEvent,
     Pin,
     Prefetch,
-    Probe,
-    ProbeResult,
     Resize,
+    SmokeTest,
+    SmokeTestResult,
     Unpin,
 )
-from lora_serve.engine.adapters.slots import PROBE_SLOT, SlotTable
+from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT, SlotTable
 from lora_serve.engine.messages import Command, Outcome
 from tests.engine.world import World, adapter
 
@@ -48,7 +48,7 @@ def test_indices_begin_after_the_probes_own_and_are_the_lowest_that_are_free() -
     table = SlotTable(3)
     slots = [placed[0] for name in "abc" if (placed := table.place(adapter(name)))]
     assert [slot.index for slot in slots] == [1, 2, 3]
-    assert PROBE_SLOT not in {slot.index for slot in slots}
+    assert SMOKE_TEST_SLOT not in {slot.index for slot in slots}
     table.remove("sha256:b")
     table.remove("sha256:a")
     placed = table.place(adapter("d"))
@@ -212,10 +212,10 @@ def test_probe_runs_in_its_own_slot_while_all_others_are_in_use() -> None:
     world.step()
     world.step()
     assert world.tokens["r"], "it runs"
-    replies = command(world, Probe(adapter("b"), (1, 2)))
+    replies = command(world, SmokeTest(adapter("b"), (1, 2)))
     world.step()
-    assert isinstance(replies[0], ProbeResult)
-    assert PROBE_SLOT not in world.runner.slots
+    assert isinstance(replies[0], SmokeTestResult)
+    assert SMOKE_TEST_SLOT not in world.runner.slots
     world.run()
     world.check_answers()
     assert isinstance(world.ends["r"], FinishEvent)

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lora_serve.adapters.loader import LoadFinished
-from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.core.adapter import AdapterRef
@@ -63,13 +63,13 @@ class FaultyRunner(FakeRunner):
         super().clear_slot(index)
 
 
-class FakeExaminer:
+class FakeValidator:
     """Knows no tensors."""
 
-    def make_plain(self, candidate: Candidate) -> None:
+    def convert(self, staged: StagedAdapter) -> None:
         """Nothing is done."""
 
-    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         return AdapterSize(1, 100)
 
     def forget(self) -> None:
@@ -84,7 +84,7 @@ class FakeHosted:
         self._runner = FaultyRunner(self._world.settings.block_size)
         self.spec = wire_spec()
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.examiner = FakeExaminer()
+        self.validator = FakeValidator()
         self.is_settled = False
         self.engine = self.rebuild()
 

@@ -13,7 +13,7 @@ import torch
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.engine.scheduling.scheduler import Scheduler
-from lora_serve.engine_host.examiner import LocalExaminer
+from lora_serve.engine_host.validator import LocalValidator
 from tests.canary.asking import Canaries
 from tests.canary.figures import at_rest, settled
 from tests.canary.house import House
@@ -233,14 +233,14 @@ def test_registration_for_which_there_is_no_memory_is_refused_and_leaves_nothing
     house: House, canaries: Canaries, world: World, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_adapter(world.model, world.root / "adapters" / "large", seed=79, std=0.2, r=4)
-    sound, left = LocalExaminer.num_bytes, [error]
+    sound, left = LocalValidator.num_bytes, [error]
 
     def num_bytes(*arguments: Any) -> int:
         if left:
             raise left.pop()
         return sound(*arguments)
 
-    monkeypatch.setattr(LocalExaminer, "num_bytes", num_bytes)
+    monkeypatch.setattr(LocalValidator, "num_bytes", num_bytes)
     body = {"id": "large/x", "source": str(folder)}
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["registering"]

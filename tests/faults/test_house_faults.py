@@ -174,7 +174,7 @@ def test_probe_that_fails_refuses_the_adapter_and_leaves_nothing(
         raise RuntimeError("injected")
 
     before = sorted((house.store / "blobs").iterdir())
-    monkeypatch.setattr(house.parts.runner.__class__, "probe", broken)
+    monkeypatch.setattr(house.parts.runner.__class__, "smoke_test", broken)
     with watching(house, canaries) as watch:
         watch.expected_in_log = ["injected", "Command", "request"]
         assert as_admin(house, "POST", "/admin/adapters", {"id": "victim/x", "source": str(folder)}).status in (

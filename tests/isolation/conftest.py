@@ -17,7 +17,7 @@ from tests.server.conftest import (
     sources,
     spec,
     text_model,
-    trial,
+    verifier,
 )
 
 __all__ = [
@@ -35,5 +35,5 @@ __all__ = [
     "sources",
     "spec",
     "text_model",
-    "trial",
+    "verifier",
 ]

@@ -1,4 +1,4 @@
-"""Adapters of pooling models beside the plain case: their names, heads, faults and probes."""
+"""Adapters of pooling models beside the plain case: their names, heads, faults and smoke tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.commands.adapter_check import check_adapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, SlotRef
 from lora_serve.core.errors import NumericalError
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.request import PoolingParams
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model
@@ -51,8 +51,8 @@ def load(parts: ModelParts, folder: Path, slot: int = 0) -> RowAdapter:
     return RowAdapter(ref)
 
 
-def probe(parts: ModelParts, folder: Path) -> ProbeResult:
-    return parts.runner.probe(load(parts, folder), (5, 6, 7, 8))
+def smoke_test(parts: ModelParts, folder: Path) -> SmokeTestResult:
+    return parts.runner.smoke_test(load(parts, folder), (5, 6, 7, 8))
 
 
 # -- names of adapters ---------------------------------------------------------------------------------------------
@@ -206,16 +206,16 @@ def test_row_of_a_slot_with_another_adapter_is_refused(tmp_path: Path) -> None:
     assert "no longer holds" in str(output.error)
 
 
-# -- probes --------------------------------------------------------------------------------------------------------
+# -- smoke tests ---------------------------------------------------------------------------------------------------
 
 
 def test_probe_sees_what_an_adapter_changes_and_what_changes_nothing(tmp_path: Path) -> None:
     model = save_pooling_model("bert", "embed", tmp_path / "model")
     parts = build(model)
-    assert not probe(parts, save_pooling_adapter(model, tmp_path / "a", "embed")).is_noop
+    assert not smoke_test(parts, save_pooling_adapter(model, tmp_path / "a", "embed")).is_noop
     idle = save_pooling_adapter(model, tmp_path / "idle", "embed")
     _fill(idle, "lora_B", 0.0)
-    assert probe(parts, idle).is_noop
+    assert smoke_test(parts, idle).is_noop
 
 
 def test_own_head_is_an_effect_by_itself_unless_it_is_all_zeros(tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_own_head_is_an_effect_by_itself_unless_it_is_all_zeros(tmp_path: Path) 
     parts = build(model)
     folder = save_pooling_adapter(model, tmp_path / "a", "classify", num_labels=5)
     _fill(folder, "lora_B", 0.0)
-    assert not probe(parts, folder).is_noop
+    assert not smoke_test(parts, folder).is_noop
     _fill(folder, "classifier", 0.0)
-    assert probe(parts, folder).is_noop
+    assert smoke_test(parts, folder).is_noop
 
 
 def _fill(folder: Path, part: str, value: float) -> None:
@@ -241,7 +241,7 @@ def test_check_command_tries_adapters_of_classifiers(tmp_path: Path) -> None:
     settings = Settings(model=str(model))
     verdict = check_adapter(folder, settings, build(model))
     assert verdict.reasons == ()
-    assert verdict.probe is not None
+    assert verdict.smoke_test is not None
     _rename_head(folder)
     assert "head.weight" in str(check_adapter(folder, settings, build(model)).reasons)
 

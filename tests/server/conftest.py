@@ -38,7 +38,7 @@ from lora_serve.tenancy.authentication.key_table import KeyTable
 from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 settings.register_profile(
@@ -98,7 +98,7 @@ class House:
 
     services: Services
     engine: MockEngineClient
-    trial: FakeTrial
+    verifier: FakeVerifier
     url: str
     root: Path
     store: Path
@@ -147,8 +147,8 @@ def adapter_config(tmp_path: Path) -> AdapterConfig:
 
 
 @pytest.fixture
-def trial() -> FakeTrial:
-    return FakeTrial()
+def verifier() -> FakeVerifier:
+    return FakeVerifier()
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def services(
     spec: ModelSpec,
     catalog: Catalog,
     directory: Directory,
-    trial: FakeTrial,
+    verifier: FakeVerifier,
     adapter_config: AdapterConfig,
     server_config: ServerConfig,
     auth_required: bool,
@@ -173,7 +173,7 @@ async def services(
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
     base_tokens = BaseTokens(text_model.vocabulary())
-    registry = Registry(config, spec, catalog, DiskStore(config.store), trial, base_tokens, directory.quota_of)
+    registry = Registry(config, spec, catalog, DiskStore(config.store), verifier, base_tokens, directory.quota_of)
     made = Services(
         client=engine,
         catalog=catalog,
@@ -196,7 +196,7 @@ async def services(
 
 @pytest.fixture
 async def house(
-    services: Services, trial: FakeTrial, tmp_path: Path, make_adapter: Callable[..., Path]
+    services: Services, verifier: FakeVerifier, tmp_path: Path, make_adapter: Callable[..., Path]
 ) -> AsyncIterator[House]:
     runner = HttpRunner(build_app(services), shutdown_timeout=1.0)
     await runner.setup()
@@ -204,7 +204,7 @@ async def house(
     port = runner.addresses[0][1]
     assert isinstance(services.client, MockEngineClient)
     url = f"http://127.0.0.1:{port}"
-    yield House(services, services.client, trial, url, tmp_path / "root", tmp_path / "store", make_adapter)
+    yield House(services, services.client, verifier, url, tmp_path / "root", tmp_path / "store", make_adapter)
     await runner.cleanup()
 
 

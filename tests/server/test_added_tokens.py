@@ -20,7 +20,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec
 from lora_serve.server.services import Services
 from lora_serve.text.tokenizer import TextModel
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 from tests.server.conftest import ADMIN, BASE, HIDDEN
 
 
@@ -64,7 +64,7 @@ async def tickets(services: Services, folder: Path, text_model: TextModel) -> Ad
     """That adapter, registered."""
     config = services.adapter_config
     tokens = BaseTokens(text_model.vocabulary())
-    registry = Registry(config, services.spec, services.catalog, DiskStore(config.store), FakeTrial(), tokens)
+    registry = Registry(config, services.spec, services.catalog, DiskStore(config.store), FakeVerifier(), tokens)
     done = await services.registrations.run(lambda: registry.register_folder("acme/tickets", folder))
     return done.ref
 

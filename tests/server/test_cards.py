@@ -12,11 +12,11 @@ from lora_serve.adapters.catalog.entry import CatalogEntry, Route, VersionEntry
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.load_times import LoadTimes
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.stats import AdapterCounters
 from lora_serve.server.admin.card import adapter_card
 
-NOTHING = ProbeResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)
+NOTHING = SmokeTestResult(logit_change=1e-9, noise=1e-9, logit_scale=4.0)
 
 
 async def sent(
@@ -28,7 +28,7 @@ async def sent(
 
 
 async def test_card_shows_probe_kinds_warnings_and_base(admin: aiohttp.ClientSession, house: Any) -> None:
-    house.trial.result = ProbeResult(logit_change=0.25, noise=0.0, logit_scale=4.0)
+    house.verifier.result = SmokeTestResult(logit_change=0.25, noise=0.0, logit_scale=4.0)
     settings = {"use_dora": True, "base_model_name_or_path": "somewhere/Other-Base", "inference_mode": True}
     body = {"id": "a", "source": str(house.make_adapter("a", **settings))}
     status, card = await sent(admin, "POST", "/admin/adapters", body)
@@ -46,7 +46,7 @@ async def test_card_shows_probe_kinds_warnings_and_base(admin: aiohttp.ClientSes
 
 async def test_each_version_has_its_own_facts(admin: aiohttp.ClientSession, house: Any) -> None:
     await house.register("a", seed=1)
-    house.trial.result = ProbeResult(logit_change=0.5, noise=0.0, logit_scale=2.0)
+    house.verifier.result = SmokeTestResult(logit_change=0.5, noise=0.0, logit_scale=2.0)
     await house.register("a", seed=2, settings={"alora_invocation_tokens": [5, 6]})
     _, card = await sent(admin, "GET", "/admin/adapters/a")
     old, new = card["versions"]
@@ -82,7 +82,7 @@ def upload_of(folder: Any, **fields: str) -> aiohttp.FormData:
 async def test_adapter_that_changes_nothing_needs_allow_noop(
     admin: aiohttp.ClientSession, house: Any, way: str
 ) -> None:
-    house.trial.result = NOTHING
+    house.verifier.result = NOTHING
     folder = house.make_adapter("a")
 
     async def register(**allow: Any) -> tuple[int, Any]:
@@ -108,7 +108,7 @@ async def test_adapter_that_changes_nothing_needs_allow_noop(
 
 
 async def test_adapter_that_gives_no_numbers_is_refused_even_so(admin: aiohttp.ClientSession, house: Any) -> None:
-    house.trial.result = ProbeResult(float("nan"), 0.0, 4.0)
+    house.verifier.result = SmokeTestResult(float("nan"), 0.0, 4.0)
     body = {"id": "a", "source": str(house.make_adapter("a")), "allow_noop": True}
     status, answer = await sent(admin, "POST", "/admin/adapters", body)
     assert (status, answer["error"]["type"]) == (422, "invalid_adapter")

@@ -23,7 +23,7 @@ from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, ConfigError, ConflictError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from tests.adapters.registering_process import Trial, spec_from
+from tests.adapters.registering_process import Verifier, spec_from
 
 STATUSES = {AdapterNotFoundError: 404, ConflictError: 409, InvalidRequestError: 400}
 
@@ -118,7 +118,7 @@ def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None
     print(f"alive {os.getpid()}", flush=True)
     try:
         with open_storage(config) as storage:
-            registry = Registry(config, spec, storage.catalog, storage.store, Trial())
+            registry = Registry(config, spec, storage.catalog, storage.store, Verifier())
             registry.sweep()
             print(f"ready {len(list(storage.disk.unnamed.all()))}", flush=True)
             life = Life(registry, storage.catalog, folders)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.model.build import ModelParts
 from lora_serve.text.tokenizer import TextModel
@@ -85,8 +85,8 @@ class LetterRunner:
             threading.Event().wait(_PAUSE)
         return [self._row(row) for row in batch.rows]
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
-        return ProbeResult(1.0, 0.0, 1.0)
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        return SmokeTestResult(1.0, 0.0, 1.0)
 
     def _row(self, row: Row) -> RowOutput:
         letter = self.slots.get(row.adapters[0].slot.index, EMPTY) if row.adapters else BASE_LETTER

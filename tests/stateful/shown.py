@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lora_serve.engine.adapters.slots import PROBE_SLOT
+from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from tests.stateful.expected import Expected
 from tests.stateful.program import Program
 
@@ -43,7 +43,7 @@ def wrong_tiers(program: Program, letters: Mapping[str, str], named: set[str], p
     strays = (slots | set(engine["host_digests"])) - named - held
     marked = {slot["digest"] for slot in engine["slots"] if slot["pinned"]}
     on_device = sorted(letters[digest] for digest in slots)
-    in_pool = sorted(letter for index, letter in list(program.runner.slots.items()) if index != PROBE_SLOT)
+    in_pool = sorted(letter for index, letter in list(program.runner.slots.items()) if index != SMOKE_TEST_SLOT)
     if strays or marked != pinned or in_pool != on_device:
         return f"strays {strays}; pinned {marked}, not {pinned}; in the pool {in_pool}, not {on_device}"
     return ""

@@ -15,7 +15,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConflictError, Devic
 from lora_serve.core.messages import TenantBudget
 from lora_serve.core.stats import SlotInfo
 
-PROBE_SLOT = 0  # the probes' own, so that no adapter has to leave for one; adapters have 1, 2, 3, ...
+SMOKE_TEST_SLOT = 0  # the smoke tests' own, so that no adapter has to leave for one; adapters have 1, 2, 3, ...
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class SlotTable:
         self._entries: dict[str, _Entry] = {}  # by digest
         self._evictable: set[str] = set()  # of those: each of many waiting rows asks at every step whether there is one
         self._free: list[int] = []  # a heap of indices that were given back
-        self._generations: list[int] = [0]  # by index; PROBE_SLOT's is not used
+        self._generations: list[int] = [0]  # by index; SMOKE_TEST_SLOT's is not used
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._entries
@@ -63,7 +63,7 @@ class SlotTable:
 
     @property
     def num_indices(self) -> int:
-        """Indices ever given out, the probes' own among them."""
+        """Indices ever given out, the smoke tests' own among them."""
         return len(self._generations)
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.model.device_memory import within_memory
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.model.lora_slots import LoraSlots
@@ -56,7 +56,7 @@ class PoolingRunner:
             outputs.update({row.sequence_id: _output(row, own) for row, own in zip(rows, answers, strict=True)})
         return [outputs[row.sequence_id] for row in batch.rows]
 
-    def probe(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """The prompt as three rows of one batch: base, adapter, base again.
 
         A head of its own is an effect by itself, and says nothing about the same labels as the base's: then the
@@ -66,8 +66,8 @@ class PoolingRunner:
         base, changed, again = self._answers([PoolingRow(token_ids, (), use) for use in ((), (adapter,), ())])
         if self._own_width(adapter.slot.index):
             scale = changed.abs().max().item()
-            return ProbeResult(scale, 0.0, scale)
-        return ProbeResult(
+            return SmokeTestResult(scale, 0.0, scale)
+        return SmokeTestResult(
             (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
         )
 

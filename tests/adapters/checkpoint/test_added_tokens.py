@@ -35,7 +35,7 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 V, GROWN, DIM = 32, 36, 4
@@ -168,7 +168,7 @@ def test_the_list_is_found_behind_any_other_value(tmp_path: Path) -> None:
 
 @pytest.fixture
 def registry(config: AdapterConfig, catalog: Catalog) -> Registry:
-    return Registry(config, SPEC, catalog, DiskStore(config.store), FakeTrial(), BASE)
+    return Registry(config, SPEC, catalog, DiskStore(config.store), FakeVerifier(), BASE)
 
 
 def make(folder: Path, rows: int = GROWN, tokens: Any = (NEW,), **tensors: torch.Tensor) -> Path:

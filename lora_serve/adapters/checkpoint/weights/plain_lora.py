@@ -30,7 +30,7 @@ from lora_serve.core.model_spec import ModelSpec
 Undo: TypeAlias = Callable[[SavedAdapter, str, Callable[[], None]], SavedAdapter]
 
 
-def make_plain(
+def convert_to_plain_lora(
     folder: Path,
     artifact: Artifact,
     spec: ModelSpec,

@@ -23,7 +23,7 @@ def check_values(
 ) -> None:
     """Every value is finite, copies agree and, unless `allow_noop`, some delta is not zero.
 
-    What it really changes in the model's answers is the probe's part. `check`: called at every tensor. Raises
+    What it really changes in the model's answers is the smoke test's part. `check`: called at every tensor. Raises
     InvalidAdapterError naming the tensors, OSError, what `check` raises.
     """
     file = open_storage(folder, check)
@@ -48,7 +48,7 @@ def _is_finite(file: WeightsFile, name: str) -> bool:
 
 
 def _is_noop(file: WeightsFile, bound: BoundAdapter) -> bool:
-    """Only for adapters of nothing but low-rank deltas; of others the probe has the say."""
+    """Only for adapters of nothing but low-rank deltas; of others the smoke test has the say."""
     if (
         not bound.is_additive
         or bound.conversions is not None

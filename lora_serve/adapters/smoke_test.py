@@ -7,22 +7,22 @@ import random
 
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.core.errors import InvalidAdapterError
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
-MAX_PROBE_TOKENS = 128
-_NUM_RANDOM = 8  # the probe is a step that the other rows wait for
+MAX_SMOKE_TEST_TOKENS = 128
+_NUM_RANDOM = 8  # the smoke test is a step that the other rows wait for
 _NUM_TRAINED = 16  # of the tokens whose embeddings were trained
 _NUM_NEW = 4  # of the tokens that the base model does not have
 
 
-def probe_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) -> tuple[int, ...]:
+def smoke_test_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) -> tuple[int, ...]:
     """Arbitrary tokens, the same ones for every adapter, and those without which this one would not act.
 
     `vocab_size`: the adapter's own; 0: the base's.
     """
     size = vocab_size or spec.vocab_size
-    limit = min(MAX_PROBE_TOKENS, spec.max_model_len)
+    limit = min(MAX_SMOKE_TEST_TOKENS, spec.max_model_len)
     numbers = random.Random(0)
     tokens = [numbers.randrange(spec.vocab_size) % size for _ in range(_NUM_RANDOM)]
     trained = [token for _, ids in config.trained_tokens for token in ids[:_NUM_TRAINED]]
@@ -31,11 +31,11 @@ def probe_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) -> tu
     return tuple([*needed, *tokens][:limit] if len(needed) >= limit else [*tokens[: limit - len(needed)], *needed])
 
 
-def check_probe(probe: ProbeResult, allow_noop: bool = False) -> None:
+def check_smoke_test(result: SmokeTestResult, allow_noop: bool = False) -> None:
     """Raises InvalidAdapterError if the adapter gives no numbers, or (unless `allow_noop`) changes no logit."""
-    if not math.isfinite(probe.logit_change):
+    if not math.isfinite(result.logit_change):
         raise InvalidAdapterError(["with it the base model's logits are no finite numbers"])
-    if probe.is_noop and not allow_noop:
+    if result.is_noop and not allow_noop:
         raise InvalidAdapterError(
-            [f"it changes nothing: no logit moves by more than {probe.logit_change:.3g} (allow_noop takes it anyway)"]
+            [f"it changes nothing: no logit moves by more than {result.logit_change:.3g} (allow_noop takes it anyway)"]
         )

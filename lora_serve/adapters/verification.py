@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
-from lora_serve.adapters.examination_budget import ExaminationBudget, unlimited
+from lora_serve.adapters.validation_budget import ValidationBudget, unlimited
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class StagedAdapter:
     """An adapter in a private folder. Its files fit the base model; nobody has looked at its values yet."""
 
     folder: Path
     artifact: Artifact
     spec: ModelSpec
     max_rank: int | None
-    budget: ExaminationBudget = field(default_factory=unlimited)
+    budget: ValidationBudget = field(default_factory=unlimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class AdapterSize:
     num_bytes: int  # of host memory
 
 
-class Trial(Protocol):
+class AdapterVerifier(Protocol):
     """Called on the registry's threads, several at once. Every method raises AdapterUnavailableError if the engine is
     away.
     """
 
-    def make_plain(self, candidate: Candidate) -> None:
+    def convert(self, staged: StagedAdapter) -> None:
         """Rewrite the folder: what was trained from a start of its own as a LoRA of the base as it is.
 
         Raises InvalidAdapterError, OSError.
         """
 
-    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         """Check every value, and make it ready for the base model. Raises InvalidAdapterError, OSError."""
 
-    def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
         """What an adapter that is in the store changes in the answers. Raises AdapterUnavailableError."""

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.examination import undo_start, weigh
-from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.adapters.validation import convert, validate
+from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.model.device_memory import is_out_of_memory
 from lora_serve.model.host_adapter import HostAdapter
 
 
-class LocalExaminer:
-    """See `Examiner`; with the model of this process."""
+class LocalValidator:
+    """See `WeightsValidator`; with the model of this process."""
 
     def __init__(
         self, fold: Callable[[SavedAdapter], HostAdapter], undo: Undo, at_hand: AdaptersAtHand | None = None
@@ -27,15 +27,15 @@ class LocalExaminer:
         self._undo = undo
         self._at_hand = at_hand or AdaptersAtHand()
 
-    def make_plain(self, candidate: Candidate) -> None:
-        """See `Trial.make_plain`."""
+    def convert(self, staged: StagedAdapter) -> None:
+        """See `AdapterVerifier.convert`."""
         with _errors_of_memory():
-            undo_start(candidate, self._undo)
+            convert(staged, self._undo)
 
-    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
-        """See `Trial.weigh`."""
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        """See `AdapterVerifier.validate`."""
         with _errors_of_memory():
-            return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
+            return validate(staged, self.num_bytes, allow_noop=allow_noop)
 
     def num_bytes(self, saved: SavedAdapter) -> int:
         """Host memory that it takes, folded; it is at hand from now on."""
@@ -44,7 +44,7 @@ class LocalExaminer:
         return folded.num_bytes
 
     def forget(self) -> None:
-        """See `Examiner.forget`."""
+        """See `WeightsValidator.forget`."""
         self._at_hand.clear()
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-import lora_serve.engine_host.trial as module
+import lora_serve.engine_host.verifier as module
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedLinear
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
-from lora_serve.core.messages import Probe
-from lora_serve.engine_host.examiner import AdaptersAtHand, LocalExaminer
-from lora_serve.engine_host.trial import EngineTrial
+from lora_serve.core.messages import SmokeTest
+from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
+from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 
 REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
@@ -31,22 +31,22 @@ def undo(saved: SavedAdapter, init: str) -> SavedAdapter:
     return dataclasses.replace(saved, name=f"without {init}")
 
 
-def trial_of(client: Any) -> EngineTrial:
-    return EngineTrial(LocalExaminer(fold, undo), client, asyncio.get_running_loop())
+def verifier_of(client: Any) -> EngineVerifier:
+    return EngineVerifier(LocalValidator(fold, undo), client, asyncio.get_running_loop())
 
 
 async def test_probe_goes_to_the_engine_and_comes_back() -> None:
     client = MockEngineClient(50)
-    result = await asyncio.to_thread(trial_of(client).probe, REF, (1, 2))
+    result = await asyncio.to_thread(verifier_of(client).smoke_test, REF, (1, 2))
     assert not result.is_noop
-    assert client.commands == [Probe(REF, (1, 2))]
+    assert client.commands == [SmokeTest(REF, (1, 2))]
 
 
 @pytest.mark.parametrize("error", [InvalidAdapterError(["bad"]), NotReadyError("stopping")])
 async def test_engines_refusal_reaches_the_registry(error: Exception) -> None:
     client = MockEngineClient(50, command_error=error)  # type: ignore[arg-type]
     with pytest.raises(type(error)):
-        await asyncio.to_thread(trial_of(client).probe, REF, (1,))
+        await asyncio.to_thread(verifier_of(client).smoke_test, REF, (1,))
 
 
 async def test_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +57,12 @@ async def test_engine_that_does_not_answer_is_given_up(monkeypatch: pytest.Monke
             await asyncio.Event().wait()
 
     with pytest.raises(AdapterUnavailableError, match="too busy"):
-        await asyncio.to_thread(trial_of(Silent()).probe, REF, (1,))
+        await asyncio.to_thread(verifier_of(Silent()).smoke_test, REF, (1,))
 
 
 async def test_bytes_are_those_after_folding() -> None:
     saved = SavedAdapter("sha256:a", "a", {"q": SavedLinear(torch.zeros(2, 8), torch.zeros(2, 8), 1.0)})
-    assert LocalExaminer(fold, undo).num_bytes(saved) == 2 * 2 * 8 * 4
+    assert LocalValidator(fold, undo).num_bytes(saved) == 2 * 2 * 8 * 4
 
 
 def plain(name: str = "") -> HostAdapter:
@@ -78,11 +78,11 @@ async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() ->
             taken.append(at_hand.take(REF))
             return await super().adapters(command)
 
-    examiner = LocalExaminer(lambda saved: plain(), undo, at_hand)
-    trial = EngineTrial(examiner, Loading(50), asyncio.get_running_loop())
+    validator = LocalValidator(lambda saved: plain(), undo, at_hand)
+    verifier = EngineVerifier(validator, Loading(50), asyncio.get_running_loop())
     for _ in range(2):
-        examiner.num_bytes(SavedAdapter("sha256:a", "", {}))
-        await asyncio.to_thread(trial.probe, REF, (1, 2))
+        validator.num_bytes(SavedAdapter("sha256:a", "", {}))
+        await asyncio.to_thread(verifier.smoke_test, REF, (1, 2))
     assert [adapter and (adapter.name, adapter.digest) for adapter in taken] == [("a", "sha256:a")] * 2
     assert at_hand.take(REF) is None
 

@@ -1,4 +1,4 @@
-"""A trial without a base model: counts what an adapter's tensors take, and says of every probe the same."""
+"""A verifier without a base model: counts what an adapter's tensors take, and says of every smoke test the same."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.examination import undo_start, weigh
-from lora_serve.adapters.trial import AdapterSize, Candidate
+from lora_serve.adapters.validation import convert, validate
+from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 
 
 @dataclass
-class FakeTrial:
-    """See `lora_serve/adapters/trial.py`."""
+class FakeVerifier:
+    """See `lora_serve/adapters/verification.py`."""
 
-    result: ProbeResult = field(default_factory=lambda: ProbeResult(1.0, 0.0, 1.0))
-    probed: list[AdapterRef] = field(default_factory=list)
+    result: SmokeTestResult = field(default_factory=lambda: SmokeTestResult(1.0, 0.0, 1.0))
+    smoke_tested: list[AdapterRef] = field(default_factory=list)
     undone: list[str] = field(default_factory=list)  # initialisations
 
-    def make_plain(self, candidate: Candidate) -> None:
-        undo_start(candidate, self.converted)
+    def convert(self, staged: StagedAdapter) -> None:
+        convert(staged, self.converted)
 
-    def weigh(self, candidate: Candidate, *, allow_noop: bool) -> AdapterSize:
-        return weigh(candidate, self.num_bytes, allow_noop=allow_noop)
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        return validate(staged, self.num_bytes, allow_noop=allow_noop)
 
     def converted(self, saved: SavedAdapter, init: str, check: Callable[[], None] = lambda: None) -> SavedAdapter:
         """As if A0 were all ones and B0 minus one."""
@@ -45,8 +45,8 @@ class FakeTrial:
             if tensor is not None
         )
 
-    def probe(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
-        self.probed.append(adapter)
+    def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        self.smoke_tested.append(adapter)
         return self.result
 
 

@@ -14,33 +14,33 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
-from lora_serve.adapters.probe import MAX_PROBE_TOKENS, check_probe, probe_prompt
 from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.smoke_test import MAX_SMOKE_TEST_TOKENS, check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
-from lora_serve.core.messages import ProbeResult
+from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 from tests.catalog_versions import held
-from tests.fake_trial import FakeTrial
+from tests.fake_verifier import FakeVerifier
 from tests.loading import fetch_adapter
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
 
-MakeRegistry = Callable[[ProbeResult], tuple[Registry, FakeTrial, Catalog, DiskStore]]
-EFFECT, NOTHING = ProbeResult(0.5, 1e-6, 9.0), ProbeResult(2e-6, 1e-6, 9.0)
-NO_NUMBER = ProbeResult(math.nan, 0.0, 9.0)
+MakeRegistry = Callable[[SmokeTestResult], tuple[Registry, FakeVerifier, Catalog, DiskStore]]
+EFFECT, NOTHING = SmokeTestResult(0.5, 1e-6, 9.0), SmokeTestResult(2e-6, 1e-6, 9.0)
+NO_NUMBER = SmokeTestResult(math.nan, 0.0, 9.0)
 
 
 @pytest.fixture
 def make_registry(config: AdapterConfig, spec: ModelSpec) -> Iterator[MakeRegistry]:
     catalog, store = open_catalog(config.store), DiskStore(config.store)
 
-    def make(result: ProbeResult) -> tuple[Registry, FakeTrial, Catalog, DiskStore]:
-        trial = FakeTrial(result)
-        return Registry(config, spec, catalog, store, trial), trial, catalog, store
+    def make(result: SmokeTestResult) -> tuple[Registry, FakeVerifier, Catalog, DiskStore]:
+        verifier = FakeVerifier(result)
+        return Registry(config, spec, catalog, store, verifier), verifier, catalog, store
 
     yield make
     catalog.close()
@@ -55,23 +55,23 @@ def blobs(config: AdapterConfig) -> list[str]:
     [
         (EFFECT, False),
         (NOTHING, True),
-        (ProbeResult(0.0, 0.0, 9.0), True),
-        (ProbeResult(1e-4, 0.0, 9.0), False),
-        (ProbeResult(0.5, 0.2, 9.0), True),  # bfloat16 on a noisy device
-        (ProbeResult(1e-6, 0.0, 30.0), True),
+        (SmokeTestResult(0.0, 0.0, 9.0), True),
+        (SmokeTestResult(1e-4, 0.0, 9.0), False),
+        (SmokeTestResult(0.5, 0.2, 9.0), True),  # bfloat16 on a noisy device
+        (SmokeTestResult(1e-6, 0.0, 30.0), True),
     ],
 )
-def test_change_within_rounding_is_no_effect(result: ProbeResult, is_noop: bool) -> None:
+def test_change_within_rounding_is_no_effect(result: SmokeTestResult, is_noop: bool) -> None:
     assert result.is_noop is is_noop
 
 
 def test_adapter_without_effect_is_refused_and_leaves_nothing(
     make_registry: MakeRegistry, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
-    registry, trial, catalog, _ = make_registry(NOTHING)
+    registry, verifier, catalog, _ = make_registry(NOTHING)
     with pytest.raises(InvalidAdapterError, match=r"changes nothing.*allow_noop"):
         registry.register_folder("acme/a", make_adapter())
-    assert len(trial.probed) == 1
+    assert len(verifier.smoke_tested) == 1
     assert catalog.snapshot.names == ()
     assert blobs(config) == []
     assert held(catalog) == frozenset()
@@ -97,10 +97,10 @@ def test_adapter_that_gives_no_numbers_is_refused_whatever_is_asked_for(
 def test_refusal_of_a_second_id_leaves_the_firsts_content_alone(
     make_registry: MakeRegistry, make_adapter: MakeAdapter, spec: ModelSpec
 ) -> None:
-    registry, trial, catalog, store = make_registry(EFFECT)
+    registry, verifier, catalog, store = make_registry(EFFECT)
     folder = make_adapter()
     ref = registry.register_folder("acme/a", folder).ref
-    trial.result = NOTHING
+    verifier.result = NOTHING
     with pytest.raises(InvalidAdapterError):
         registry.register_folder("acme/b", folder)
     assert catalog.resolve("acme/a").ref == ref
@@ -108,14 +108,14 @@ def test_refusal_of_a_second_id_leaves_the_firsts_content_alone(
 
 
 def test_probe_finds_the_adapter_in_the_store(make_registry: MakeRegistry, make_adapter: MakeAdapter) -> None:
-    registry, trial, _, store = make_registry(EFFECT)
+    registry, verifier, _, store = make_registry(EFFECT)
     seen: list[bool] = []
 
-    def probe(ref: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(ref: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
         seen.append(store.has(ref.digest))
         return EFFECT
 
-    trial.probe = probe  # type: ignore[method-assign]
+    verifier.smoke_test = smoke_test  # type: ignore[method-assign]
     registry.register_folder("acme/a", make_adapter())
     assert seen == [True]
 
@@ -123,12 +123,12 @@ def test_probe_finds_the_adapter_in_the_store(make_registry: MakeRegistry, make_
 def test_engine_that_cannot_be_asked_leaves_nothing_behind(
     make_registry: MakeRegistry, make_adapter: MakeAdapter, config: AdapterConfig
 ) -> None:
-    registry, trial, catalog, _ = make_registry(EFFECT)
+    registry, verifier, catalog, _ = make_registry(EFFECT)
 
-    def probe(ref: AdapterRef, token_ids: tuple[int, ...]) -> ProbeResult:
+    def smoke_test(ref: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
         raise AdapterUnavailableError("busy")
 
-    trial.probe = probe  # type: ignore[method-assign]
+    verifier.smoke_test = smoke_test  # type: ignore[method-assign]
     with pytest.raises(AdapterUnavailableError, match="busy"):
         registry.register_folder("acme/a", make_adapter())
     assert catalog.snapshot.names == ()
@@ -183,28 +183,28 @@ def config_of(**settings: object) -> PeftConfig:
 
 
 def test_prompt_holds_the_tokens_without_which_an_adapter_does_not_act(spec: ModelSpec) -> None:
-    plain = probe_prompt(config_of(), spec)
-    assert plain == probe_prompt(config_of(), spec)
+    plain = smoke_test_prompt(config_of(), spec)
+    assert plain == smoke_test_prompt(config_of(), spec)
     assert all(0 <= token < spec.vocab_size for token in plain)
-    activated = probe_prompt(config_of(invocation_tokens=(7, 8, 9)), spec)
+    activated = smoke_test_prompt(config_of(invocation_tokens=(7, 8, 9)), spec)
     ref = AdapterRef("t", "a", 1, "sha256:a", 4, 0)
     start = dataclasses.replace(ref, traits=dataclasses.replace(ref.traits, invocation_tokens=(7, 8, 9))).start_in(
         activated
     )
     assert start is not None
-    trained = probe_prompt(config_of(trained_tokens=(("", (30, 31)),)), spec)
+    trained = smoke_test_prompt(config_of(trained_tokens=(("", (30, 31)),)), spec)
     assert {30, 31} <= set(trained)
-    many = probe_prompt(config_of(trained_tokens=(("", tuple(range(31))),)), spec)
-    assert len(many) <= min(MAX_PROBE_TOKENS, spec.max_model_len)
+    many = smoke_test_prompt(config_of(trained_tokens=(("", tuple(range(31))),)), spec)
+    assert len(many) <= min(MAX_SMOKE_TEST_TOKENS, spec.max_model_len)
 
 
 def test_refusals_say_how_small_the_change_is() -> None:
     with pytest.raises(InvalidAdapterError, match="2e-06"):
-        check_probe(NOTHING)
-    check_probe(NOTHING, allow_noop=True)
-    check_probe(EFFECT)
+        check_smoke_test(NOTHING)
+    check_smoke_test(NOTHING, allow_noop=True)
+    check_smoke_test(EFFECT)
 
 
 def test_long_invocation_is_cut_to_what_the_base_can_take(spec: ModelSpec) -> None:
     tiny = dataclasses.replace(spec, max_model_len=8)
-    assert len(probe_prompt(config_of(invocation_tokens=tuple(range(20))), tiny)) == 8
+    assert len(smoke_test_prompt(config_of(invocation_tokens=tuple(range(20))), tiny)) == 8

@@ -1,4 +1,4 @@
-"""How long the examination of one adapter may keep a thread at work."""
+"""How long the validation of one adapter may keep a thread at work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lora_serve.core.errors import InvalidAdapterError
 
 
-class ExaminationBudget:
+class ValidationBudget:
     """Seconds of the processor that one thread may take from now on. What waits, for a disk or others, costs nothing,
     so that the verdict does not depend on how busy the machine is.
     """
@@ -26,13 +26,13 @@ class ExaminationBudget:
         return max(0.0, self._end - self._clock())
 
     def check(self) -> None:
-        """Called at every tensor and after every part of an examination. Raises InvalidAdapterError."""
+        """Called at every tensor and after every part of a validation. Raises InvalidAdapterError."""
         if self.left <= 0:
             raise InvalidAdapterError(
-                [f"its examination takes more than {self._seconds:.3g} s of the processor (--registration-seconds)"]
+                [f"its validation takes more than {self._seconds:.3g} s of the processor (--registration-seconds)"]
             )
 
 
-def unlimited() -> ExaminationBudget:
+def unlimited() -> ValidationBudget:
     """For whoever is not a stranger."""
-    return ExaminationBudget(math.inf)
+    return ValidationBudget(math.inf)

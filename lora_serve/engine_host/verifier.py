@@ -1,0 +1,58 @@
+"""Tries an adapter on the running engine, for the registry (see `adapters/verification.py`). No torch."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError
+from typing import Protocol
+
+from lora_serve.adapters.verification import AdapterSize, StagedAdapter
+from lora_serve.client.base import EngineClient
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.messages import SmokeTest, SmokeTestResult
+
+_TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room in host memory
+
+
+class WeightsValidator(Protocol):
+    """What a verifier needs beside the engine; called on the registry's threads."""
+
+    def convert(self, staged: StagedAdapter) -> None:
+        """See `AdapterVerifier.convert`."""
+
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        """See `AdapterVerifier.validate`. What was made ready is kept at hand for the smoke test's load."""
+
+    def forget(self) -> None:
+        """Keep nothing at hand: an adapter was tried."""
+
+
+class EngineVerifier:
+    """Called on the registry's threads; the smoke test is an ordinary command to the engine, put on the event loop."""
+
+    def __init__(self, validator: WeightsValidator, client: EngineClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._validator = validator
+        self._client = client
+        self._loop = loop
+
+    def convert(self, staged: StagedAdapter) -> None:
+        """See `AdapterVerifier.convert`."""
+        self._validator.convert(staged)
+
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        """See `AdapterVerifier.validate`."""
+        return self._validator.validate(staged, allow_noop=allow_noop)
+
+    def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        """See `AdapterVerifier.smoke_test`."""
+        future = asyncio.run_coroutine_threadsafe(self._client.adapters(SmokeTest(adapter, token_ids)), self._loop)
+        try:
+            result = future.result(_TIMEOUT)
+        except (TimeoutError, CancelledError):
+            future.cancel()
+            raise AdapterUnavailableError("The engine is too busy to try the adapter; try again.") from None
+        finally:
+            self._validator.forget()
+        assert result is not None, "the engine answers a smoke test with its result"
+        return result
