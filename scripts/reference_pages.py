@@ -1,0 +1,251 @@
+"""Writes docs/reference/{flags,http,metrics}.md: flags from the settings, the rest from a running server.
+
+The server is the demo's: what it tells under /openapi.json and /metrics is what clients see. Meanings of the fields of
+requests are in docs/reference/fields.yaml, one line each; a field without one, and one that no route has, is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "reference"
+MODEL = ROOT / "lora_serve" / "demo_data" / "model"
+NOTE = "<!-- Written by scripts/docs. Do not edit. -->"
+BYTES = {2**10: "KiB", 2**20: "MiB", 2**30: "GiB"}
+UNITS = {"_ms": "ms", "_timeout": "s", "_seconds": "s", "_days": "days", "_tokens": "tokens"}
+
+
+def main() -> int:
+    """Writes the pages; exit code 1 if a field has no meaning."""
+    for name, text in pages().items():
+        (PAGES / name).write_text(text)
+    return 0
+
+
+def pages() -> dict[str, str]:
+    """File name -> its text."""
+    openapi, metrics = from_server()
+    meanings = yaml.safe_load((PAGES / "fields.yaml").read_text())
+    return {"flags.md": flags_page(), "http.md": http_page(openapi, meanings), "metrics.md": metrics_page(metrics)}
+
+
+def from_server() -> tuple[dict[str, Any], str]:
+    """/openapi.json and /metrics of a server on the bundled model, after one request with an adapter."""
+    from lora_serve.server_process import ServerProcess
+
+    sql = ROOT / "lora_serve" / "demo_data" / "adapters" / "acme" / "sql"
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--model", str(MODEL), "--served-model-name", "base", "--store", f"{folder}/store"]
+        arguments += ["--lora-modules", f"acme/sql={sql}", "--warmup", "off", "--kv-cache-memory", "8MiB"]
+        with ServerProcess(arguments, Path(folder) / "log") as server:
+            server.wait_until_ready(120)
+            _get(server.url + "/v1/completions", {"model": "acme/sql", "prompt": "a b", "max_tokens": 2})
+            return json.loads(_get(server.url + "/openapi.json")), _get(server.url + "/metrics")
+
+
+def _get(url: str, body: Any = None) -> str:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def flags_page() -> str:
+    """Every flag of `lora-serve serve`, by group."""
+    from lora_serve.core.settings import Settings
+
+    groups: dict[str, list[str]] = {}
+    for name, field in Settings.model_fields.items():
+        row = [f"`--{name.replace('_', '-')}`", f"`LORA_SERVE_{name.upper()}`", f"`{name}`"]
+        row += [_unit(name, field), _default(field), _words(field.description or "")]
+        groups.setdefault(_group(Settings, name), []).append(_row(row))
+    lines = [NOTE, "# Flags", "", FLAGS]
+    for group, rows in groups.items():
+        lines += ["", f"## {group.rstrip('.')}", "", _row(["flag", "variable", "key", "unit", "default", "meaning"])]
+        lines += [_row(["---"] * 6), *rows]
+    return "\n".join(lines) + "\n"
+
+
+FLAGS = """\
+Every setting of `lora-serve serve` is a flag, an environment variable and a key of the YAML file that `--config` names. A flag
+wins over the environment, the environment over the file. A flag that takes several values may be repeated; in the environment
+its values are a JSON list. Bytes may be given as `512MiB` or `2GiB`. A wrong value ends the start with exit code 2 and a line that
+names the flag, the value and what is allowed."""
+
+
+def _group(settings: type, name: str) -> str:
+    """The first line of the docstring of the class that declares the setting."""
+    owner = next(kind for kind in reversed(settings.__mro__) if name in vars(kind).get("__annotations__", {}))
+    return (owner.__doc__ or "").splitlines()[0]
+
+
+def _unit(name: str, field: Any) -> str:
+    description, schema = field.description or "", str(field.annotation) + str(field.metadata)
+    if "as_bytes" in schema or description.startswith("bytes"):
+        return "bytes"
+    for ending, unit in UNITS.items():
+        if name.endswith(ending):
+            return unit
+    for word in ("milliseconds", "seconds", "days", "tokens"):
+        if description.startswith(word):
+            return {"milliseconds": "ms", "seconds": "s"}.get(word, word)
+    return ""
+
+
+def _default(field: Any) -> str:
+    value = field.default
+    if field.is_required():
+        return "required"
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    for size in sorted(BYTES, reverse=True):
+        if isinstance(value, int) and value >= 2**20 and value % size == 0:
+            return f"`{value // size}{BYTES[size]}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+    """Every route, and the fields of each body and query."""
+    lines = [NOTE, "# HTTP", "", HTTP, "", "## Routes", "", _row(["call", "key", "body or query"]), _row(["---"] * 3)]
+    bodies: dict[str, dict[str, Any]] = {}
+    used: set[str] = set()
+    for method, path, operation in _operations(openapi):
+        name = _schema_name(operation)
+        queries = [item["name"] for item in operation.get("parameters", ()) if item["in"] != "path"]
+        says = f"[{name}](#{name.lower()})" if name else ", ".join(f"`{query}`" for query in queries)
+        used.update(queries)
+        lines.append(_row([f"`{method} {path}`", "yes" if "security" in operation else "no", says]))
+        if name:
+            bodies.setdefault(name, openapi["components"]["schemas"][name])
+    lines += ["", "## Fields of bodies"]
+    for name in _with_parts(bodies, openapi):
+        schema = openapi["components"]["schemas"][name]
+        required = set(schema.get("required", ()))
+        lines += ["", f"### {name}", "", _row(["field", "type", "default", "meaning"]), _row(["---"] * 4)]
+        for field, facts in schema.get("properties", {}).items():
+            used.add(field)
+            default = "required" if field in required else _shown(facts.get("default"))
+            lines.append(_row([f"`{field}`", _type(facts), default, _words(_meaning(meanings, name, field))]))
+    queries = sorted(used - {field for name in bodies for field in bodies[name].get("properties", {})})
+    lines += ["", "## Fields of queries", "", _row(["field", "meaning"]), _row(["---"] * 2)]
+    for field in sorted({item for *_, operation in _operations(openapi) for item in _queries(operation)}):
+        lines.append(_row([f"`{field}`", _words(_meaning(meanings, "query", field))]))
+    if unknown := {key.rpartition(".")[2] for key in meanings} - used - set(queries):
+        sys.exit(f"docs/reference/fields.yaml explains fields that no route has: {sorted(unknown)}")
+    return "\n".join(lines) + "\n"
+
+
+HTTP = """\
+What a server tells of itself under `/openapi.json`, as tables; `/docs` shows the same as a page. *key*: the call needs
+`Authorization: Bearer KEY`; inference needs one only where authentication is on. Fields that no route knows are ignored. `{id}` may
+hold slashes (`acme/support`).
+
+Errors have OpenAI's form, `{"error": {"message", "type", "param", "code"}}`: 400 a wrong request, 401 no or a wrong key, 403 not
+allowed, 404 unknown (or another tenant's), 409 a conflict (admin only), 413 too large, 415 not JSON, 422 an adapter that cannot be
+served, 429 a caller's own limit, 503 overloaded, draining or loading, 504 out of time. 429 and 503 carry `Retry-After`.
+
+Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest` and
+`Server-Timing` (queue, load, prefill and decode in ms).
+
+A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the body, the
+header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
+
+
+def _operations(openapi: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for path, operations in openapi["paths"].items():
+        for method, operation in operations.items():
+            yield method.upper(), path, operation
+
+
+def _queries(operation: Mapping[str, Any]) -> list[str]:
+    return [item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"]
+
+
+def _schema_name(operation: Mapping[str, Any]) -> str:
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    return schema.get("$ref", "").rpartition("/")[2]
+
+
+def _with_parts(bodies: Mapping[str, Any], openapi: Mapping[str, Any]) -> list[str]:
+    """The bodies and the schemas that their fields refer to."""
+    names, found = list(bodies), []
+    while names:
+        name = names.pop(0)
+        schema = openapi["components"]["schemas"][name]
+        if name not in found and "properties" in schema:
+            found.append(name)
+        names += [ref for ref in re.findall(r"#/components/schemas/(\w+)", json.dumps(schema)) if ref not in found]
+    return found
+
+
+def _type(facts: Mapping[str, Any]) -> str:
+    if options := facts.get("anyOf"):
+        return " or ".join(dict.fromkeys(_type(item) for item in options if item.get("type") != "null"))
+    if "$ref" in facts:
+        name = facts["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})" if not name.startswith(("Role", "AdapterState")) else "text"
+    if "enum" in facts:
+        return ", ".join(f"`{value}`" for value in facts["enum"])
+    kind = {"string": "text", "number": "number", "boolean": "true, false"}.get(facts.get("type", ""), facts.get("type", "any"))
+    if facts.get("type") == "array":
+        return f"list of {_type(facts.get('items', {}))}"
+    low, high = facts.get("minimum", facts.get("exclusiveMinimum")), facts.get("maximum", facts.get("exclusiveMaximum"))
+    over = "above " if "exclusiveMinimum" in facts else ""
+    if low is not None and high is not None and high < 2**31 - 1:
+        return f"{kind}, {over}{low:g} to {high:g}"
+    return f"{kind}, {over or 'from '}{low:g}" if low is not None and low > -(2**31) else kind
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None or value in ([], {}) else f"`{json.dumps(value)}`"
+
+
+def _meaning(meanings: Mapping[str, str], schema: str, field: str) -> str:
+    for key in (f"{schema}.{field}", field):
+        if key in meanings:
+            return meanings[key]
+    sys.exit(f"docs/reference/fields.yaml does not explain {schema}.{field}")
+
+
+def metrics_page(text: str) -> str:
+    """Every metric with type, labels and help, as the text format tells them."""
+    lines = [NOTE, "# Metrics", "", METRICS, "", _row(["name", "type", "labels", "meaning"]), _row(["---"] * 4)]
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M))
+    for name, help_text in re.findall(r"^# HELP (\S+) (.*)$", text, re.M):
+        sample = re.search(rf"^{re.escape(name)}(?:_bucket|_count)?(?:{{(.*?)}})? ", text, re.M)
+        labels = re.findall(r'(\w+)="', sample[1] or "") if sample else LABELS.get(name, [])
+        shown = ", ".join(f"`{label}`" for label in labels if label != "le")
+        lines.append(_row([f"`{name}`", kinds[name], shown, _words(help_text)]))
+    return "\n".join(lines) + "\n"
+
+
+LABELS: Mapping[str, list[str]] = {}
+METRICS = """\
+`GET /metrics` speaks Prometheus' text format 0.0.4. Where vLLM has a metric, its name is vLLM's, so that dashboards, KEDA and the
+Kubernetes Gateway API Inference Extension work unchanged. Labels that name tenants or adapters are shown to the admin key only while
+authentication is on (`--metrics-names`), and at most `--metrics-tenants` tenants have series of their own. With `--redis-url`
+the tier `redis` joins `device`, `host` and `disk`."""
+
+
+def _words(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The code blocks of a Markdown page, and one bash program that runs them in order against a server.
+
+A comment on the line before a block says how it is run; without one it is run and must exit with 0:
+
+    <!-- test: server -->          starts a server: it runs beside the blocks that follow, once /ready answers 200
+    <!-- test: redis -->           starts a redis-server of its own
+    <!-- test: fails -->           must exit with another code than 0
+    <!-- test: skip, REASON -->    is not run (tests/docs/test_code_blocks.py lists these)
+    <!-- output -->                is no code: its lines must occur, in order, in what the block before it printed;
+                                   `...` stands for any text
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ("bash", "python")
+_BLOCK = re.compile(r"(?:^<!-- (?P<mark>(?:test: |output)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_READY = """for attempt in $(seq 600); do
+  if ! kill -0 $server 2>/dev/null; then cat "$out/$1"; exit 90; fi
+  if curl -s http://127.0.0.1:8000/ready > "$out/ready"; then return 0; fi
+  sleep 0.2
+done
+cat "$out/$1"
+exit 91"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    mark: str  # of the comment before it, or ""
+    text: str
+
+    @property
+    def is_run(self) -> bool:
+        return self.language in RUN and not self.mark.startswith("test: skip")
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    found = _BLOCK.finditer(page.read_text())
+    return [Block(match["language"], match["mark"] or "", match["text"]) for match in found]
+
+
+def program(page: Sequence[Block], port: int, redis_port: int) -> str:
+    """A bash program that runs the blocks in its working folder; $out/N has what block N printed."""
+    lines = ["set -euo pipefail", f"wait_until_ready() {{\n{_READY}\n}}", "server= redis="]
+    lines.append('stop() { [[ -z "$server" ]] || { kill -INT -- -$server && wait $server || true; }; server=; }')
+    lines.append('trap \'stop; [[ -z "$redis" ]] || kill $redis\' EXIT')
+    for number, block in enumerate(page):
+        if block.is_run:
+            lines += _lines(number, block)
+    text = "\n".join(lines) + "\n"
+    text = re.sub(r"(127\.0\.0\.1|localhost):8000", rf"\1:{port}", text)
+    text = re.sub(r"localhost:6379|(?<=--port )6379", lambda match: match[0].replace("6379", str(redis_port)), text)
+    return text.replace("./scripts/demo", f"./scripts/demo --port {port}")
+
+
+def _lines(number: int, block: Block) -> Iterator[str]:
+    """One block as bash, with its output kept."""
+    text, to = block.text.rstrip("\n"), f'> "$out/{number}" 2>&1'
+    if block.language == "python":
+        text = f"python -c {shlex.quote(text)}"
+    match block.mark:
+        case "test: server":
+            # In a process group of its own, which a Ctrl-C of a terminal would reach as a whole.
+            yield f"stop\nset -m\n{{\n{text}\n}} {to} &\nserver=$!\nset +m\nwait_until_ready {number}"
+        case "test: redis":
+            yield f"{text.replace(' --daemonize yes', '')} {to} &\nredis=$!\nsleep 1"
+        case "test: fails":
+            yield f"if (\nset -e\n{text}\n) {to}; then exit 92; fi"
+        case "":
+            yield f"{{\n{text}\n}} {to}"
+        case mark:
+            raise ValueError(f"<!-- {mark} --> means nothing")
+
+
+def expected(page: Sequence[Block]) -> Iterator[tuple[int, str]]:
+    """Each block of output with the number of the block that must have printed it."""
+    for number, block in enumerate(page):
+        if block.mark == "output":
+            before = max(other for other in range(number) if page[other].is_run)
+            yield before, block.text
+
+
+def missing(shown: str, wanted: str) -> str | None:
+    """The first piece of `wanted` that `shown` lacks, looking only behind the pieces before it."""
+    position = 0
+    for piece in re.split(r"\.\.\.|\n", wanted):
+        if piece := piece.strip():
+            found = shown.find(piece, position)
+            if found < 0:
+                return piece
+            position = found + len(piece)
+    return None

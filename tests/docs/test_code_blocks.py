@@ -1,0 +1,96 @@
+"""Every code block of the README, the tutorial and the how-to pages runs, and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_serve.server_process import free_port
+from tests.docs.pages import ROOT, RUN, blocks, expected, missing, program
+
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "how-to").rglob("*.md"))]
+PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorial").glob("*.md"))
+RUNNING = [page for page in PAGES if any(block.is_run for block in blocks(ROOT / page))]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder that looks like a clone with an activated environment; what the blocks write stays in it."""
+    for name in ("lora_serve", "constraints.txt", "docs", "docker", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "demo", tmp_path / "scripts" / "demo")
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    _program(tmp_path / "scripts" / "install", "exit 0")  # everything is installed
+    _program(programs / "python", f'exec {sys.executable} "$@"')
+    _program(programs / "lora-serve", f'exec {sys.executable} -m lora_serve "$@"')
+    _program(programs / "curl", f'exec {shutil.which("curl")} --fail-with-body "$@"')  # a refusal ends the page
+    (programs / "activate").write_text("")
+    return tmp_path
+
+
+def _program(path: Path, line: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{line}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", RUNNING)
+def test_code_blocks_run_and_print_what_the_page_shows(page: str, workplace: Path, tmp_path: Path) -> None:
+    found, port = blocks(ROOT / page), free_port()
+    out = tmp_path / "out"
+    out.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LORA_SERVE_")}
+    environment |= {
+        "PATH": f"{workplace / '.venv' / 'bin'}:{environment['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "LORA_SERVE_PORT": str(port),
+        "LORA_SERVE_URL": f"http://127.0.0.1:{port}",
+        "out": str(out),
+    }
+    ended = subprocess.run(
+        ["bash", "-c", program(found, port, free_port())],
+        cwd=workplace,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    printed = {int(path.name): path.read_text() for path in out.iterdir() if path.name.isdigit()}
+    last = max(printed, default=0)
+    said = f"{printed.get(last, '')[-3000:]}\n{ended.stdout[-1000:]}\n{ended.stderr[-1000:]}"
+    assert ended.returncode == 0, f"{page}, code {ended.returncode} in block:\n{found[last].text}\n{said}"
+    for number, wanted in expected(found):
+        lacking = missing(printed[number], wanted)
+        assert lacking is None, f"{page}: {lacking!r} is not in what this printed:\n{found[number].text}\n{printed[number]}"
+
+
+def test_blocks_that_are_not_run_are_few_and_known() -> None:
+    skipped = {
+        (page, block.mark.removeprefix("test: skip, "))
+        for page in PAGES
+        for block in blocks(ROOT / page)
+        if block.language in RUN and not block.is_run
+    }
+    assert skipped == SKIPPED
+
+
+SKIPPED = {
+    ("docs/how-to/backup.md", "needs two replicas and a lost Redis"),
+    ("docs/how-to/production.md", "needs docker"),
+    ("docs/how-to/quantised-base.md", "installs packages"),
+    ("docs/tutorial/first-server.md", "installs packages"),
+}
+
+
+def test_page_whose_block_fails_is_told_apart() -> None:
+    assert missing("one\ntwo three\n", "one\ntwo ... three") is None
+    assert missing("one\ntwo three\n", "two\none") == "one"
