@@ -40,19 +40,19 @@ from lora_serve.logs.redaction import redaction_for
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.app import build_app
-from lora_serve.server.client_faults import on_loop_error
-from lora_serve.server.connections import CONNECTIONS, GuardedSite
-from lora_serve.server.exposure import check_exposure
-from lora_serve.server.fair_threads import FairThreads
-from lora_serve.server.http_runner import HttpRunner
+from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.server.background.staging import Staging
 from lora_serve.server.lifecycle import Lifecycle
-from lora_serve.server.listener import Listener
-from lora_serve.server.log_metrics import LogFigures, LogMetrics
-from lora_serve.server.metrics import Metrics
-from lora_serve.server.request_traces import RequestTraces
 from lora_serve.server.services import Services
-from lora_serve.server.staging import Staging
-from lora_serve.server.tls import ServerTls
+from lora_serve.server.sockets.client_faults import on_loop_error
+from lora_serve.server.sockets.connections import CONNECTIONS, GuardedSite
+from lora_serve.server.sockets.exposure import check_exposure
+from lora_serve.server.sockets.http_runner import HttpRunner
+from lora_serve.server.sockets.listener import Listener
+from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.telemetry.log_metrics import LogFigures, LogMetrics
+from lora_serve.server.telemetry.metrics import Metrics
+from lora_serve.server.telemetry.request_traces import RequestTraces
 from lora_serve.tenancy.accounting import Accounting, open_accounting
 from lora_serve.tenancy.authentication.admin_key import load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, auth_required

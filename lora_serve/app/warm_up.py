@@ -26,9 +26,9 @@ from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.allocator import return_freed_memory
 from lora_serve.server.openai.rehearsal import rehearse
-from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of
+from lora_serve.server.upkeep.reconciler import pinned_refs
 
 LOOK_SECONDS = 1.0  # between two checks whether the store can be written
 MODULE_SECONDS = 60.0  # at most between two tries when the store has not enough room

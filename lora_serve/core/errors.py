@@ -1,6 +1,6 @@
 """The error tree: what can go wrong, in words, with the ids inside.
 
-The tree knows nothing of HTTP; `server/errors.py` is the one place that turns a class into a status.
+The tree knows nothing of HTTP; `server/answers/errors.py` is the one place that turns a class into a status.
 
 LoraServeError
 ├── ConfigError                  a flag, environment variable or YAML key is wrong

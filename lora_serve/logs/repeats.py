@@ -14,7 +14,7 @@ BURST = 5  # records of a kind shown in a period
 PERIOD = 10.0  # seconds
 MAX_KINDS = 1000  # kinds counted at a time
 # Loggers of which every level is limited: clients cause their records.
-NOISY = frozenset(f"lora_serve.server.{name}" for name in ("client_faults", "connections", "http_runner"))
+NOISY = frozenset(f"lora_serve.server.sockets.{name}" for name in ("client_faults", "connections", "http_runner"))
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _ONLY_PLACES = re.compile(r"[\s%srd.:,]*")  # a template such as "%s: %s" does not tell kinds apart
 _MAX_KEY = 200  # characters

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from lora_serve.core.request import Task
-from lora_serve.server import health, models, tokenize
+from lora_serve.server import models, tokenize
 from lora_serve.server.admin import (
     audit,
     deletion,
@@ -24,14 +24,12 @@ from lora_serve.server.admin import (
     usage,
     vllm_lora,
 )
-from lora_serve.server.authentication import WRONG_KEYS
-from lora_serve.server.browser_guard import BrowserGuard
-from lora_serve.server.connections import CONNECTIONS, Connections
+from lora_serve.server.answers.security_headers import add_security_headers
 from lora_serve.server.context import add_headers
-from lora_serve.server.docs_page import get_docs
-from lora_serve.server.engine_metrics import get_metrics
+from lora_serve.server.guards.authentication import WRONG_KEYS
+from lora_serve.server.guards.browser_guard import BrowserGuard
+from lora_serve.server.guards.task_guard import for_task
 from lora_serve.server.key_uses import noting_uses
-from lora_serve.server.loop_lag import probing
 from lora_serve.server.middleware import (
     Handler,
     answer,
@@ -43,18 +41,21 @@ from lora_serve.server.middleware import (
 )
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
-from lora_serve.server.openapi import get_openapi
+from lora_serve.server.operation import health
+from lora_serve.server.operation.docs_page import get_docs
+from lora_serve.server.operation.engine_metrics import get_metrics
+from lora_serve.server.operation.openapi import get_openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.rerank import create_rerank
 from lora_serve.server.pooling.score import create_score
-from lora_serve.server.reconciler import Reconciler
-from lora_serve.server.residency_meter import metering
-from lora_serve.server.security_headers import add_security_headers
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.server.task_guard import for_task
+from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.tenant_budgets import following_budgets
 from lora_serve.server.tracing import traced
+from lora_serve.server.upkeep.loop_lag import probing
+from lora_serve.server.upkeep.reconciler import Reconciler
+from lora_serve.server.upkeep.residency_meter import metering
 from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
 
 _COMPARING = (Task.CLASSIFY, Task.EMBED)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.server.background import kept_going
+from lora_serve.server.background.tasks import kept_going
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.key_table import KeyTable
 

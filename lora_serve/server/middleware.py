@@ -11,12 +11,12 @@ from aiohttp import web
 from lora_serve.core.errors import CapacityError, RateLimitedError, WrongKeysError
 from lora_serve.core.log_context import logged_with
 from lora_serve.core.tenant import Caller
-from lora_serve.server.auditing import audited, may_be_act
-from lora_serve.server.authentication import Authenticate, authenticated
+from lora_serve.server.answers.errors import wire_error
 from lora_serve.server.context import CONTEXT, RequestContext
-from lora_serve.server.errors import wire_error
-from lora_serve.server.log_fields import log_fields
+from lora_serve.server.guards.auditing import audited, may_be_act
+from lora_serve.server.guards.authentication import Authenticate, authenticated
 from lora_serve.server.services import SERVICES
+from lora_serve.server.telemetry.log_fields import log_fields
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 
 access_log = logging.getLogger("lora_serve.access")

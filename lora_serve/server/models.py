@@ -12,8 +12,8 @@ from lora_serve.core.adapter import AdapterRef, split_name
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.ownership import owned_entry
 from lora_serve.server.admin.removal import remove_adapter
+from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_answer import json_answer
 from lora_serve.server.openai.chosen import caller_of, chooser_for
 from lora_serve.server.services import SERVICES, Services
 

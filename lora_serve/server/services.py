@@ -19,13 +19,13 @@ from lora_serve.core.containment import contained
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats
-from lora_serve.server.background import BackgroundTasks, Call
-from lora_serve.server.fair_threads import FairThreads
+from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.server.background.staging import Staging
+from lora_serve.server.background.tasks import BackgroundTasks, Call
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.live_limits import LiveLimits
-from lora_serve.server.metrics import Metrics
-from lora_serve.server.request_traces import RequestTraces
-from lora_serve.server.staging import Staging
+from lora_serve.server.telemetry.metrics import Metrics
+from lora_serve.server.telemetry.request_traces import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 from lora_serve.tenancy.authentication.key_table import KeyTable

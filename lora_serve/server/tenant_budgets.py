@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import SetTenantBudgets, TenantBudget
-from lora_serve.server.background import kept_going
+from lora_serve.server.background.tasks import kept_going
 from lora_serve.server.services import SERVICES, Services
 
 _RETRY = 1.0  # seconds until an engine that was not there is told again

@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.server.json_answer import json_answer
-from lora_serve.server.json_body import check_fields
+from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.openai.chosen import chooser_for, read_fields
 from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.sampling import check_vocabulary

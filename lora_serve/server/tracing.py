@@ -7,9 +7,9 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from lora_serve.server.context import CONTEXT, RequestContext
-from lora_serve.server.log_fields import log_fields
 from lora_serve.server.middleware import CLIENT_LEFT, PROBES, Handler
-from lora_serve.server.request_traces import Outcome, RequestTraces
+from lora_serve.server.telemetry.log_fields import log_fields
+from lora_serve.server.telemetry.request_traces import Outcome, RequestTraces
 
 
 def traced(traces: RequestTraces) -> Middleware:

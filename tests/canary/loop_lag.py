@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.server.loop_lag import samples
+from lora_serve.server.upkeep.loop_lag import samples
 
 INTERVAL = 0.01  # seconds
 LIMIT = 0.05  # seconds: what the server promises

@@ -36,9 +36,9 @@ from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
-from lora_serve.server.metrics import Metrics
+from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
-from lora_serve.server.staging import Staging
+from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 from lora_serve.tenancy.authentication.key_table import KeyTable

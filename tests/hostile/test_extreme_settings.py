@@ -16,7 +16,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
 from lora_serve.logs.redaction import redaction_for
-from lora_serve.server.tls import ServerTls
+from lora_serve.server.sockets.tls import ServerTls
 
 LONG = "x" * 10_000
 TEXTS = (

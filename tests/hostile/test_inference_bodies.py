@@ -1,4 +1,4 @@
-"""Bodies of inference requests beyond wrong types and ranges (tests/server/test_bad_input.py): bombs, giants, tricks.
+"""Bodies of inference requests beyond wrong types and ranges (tests/server/bodies/test_bad_input.py): bombs, tricks.
 
 Each is a 4xx, or is answered as what it says on its face.
 """

@@ -1,6 +1,6 @@
 """HTTP that no library sends: smuggling shapes, broken chunks, header bombs, half requests, other protocols.
 
-What is shown already is not repeated here: tests/server/test_framing.py, tests/server/test_connections.py.
+Not repeated here: tests/server/sockets/test_framing.py, tests/server/sockets/test_connections.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.server.connections import CONNECTIONS
+from lora_serve.server.sockets.connections import CONNECTIONS
 from tests.canary.house import KEY, House
 from tests.canary.questions import TENANTS
 from tests.hostile.sending import TIMEOUT, send

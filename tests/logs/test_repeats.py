@@ -88,7 +88,7 @@ def test_numbers_and_addresses_make_no_difference() -> None:
 def test_lines_of_ordinary_work_are_never_held_back_but_for_clients_doings() -> None:
     repeats = Repeats(Clock())
     assert len(shown(repeats, *[record_of("x", level=logging.INFO)] * 100)) == 100
-    noisy = record_of("broken HTTP", name="lora_serve.server.http_runner", level=logging.INFO)
+    noisy = record_of("broken HTTP", name="lora_serve.server.sockets.http_runner", level=logging.INFO)
     assert len(shown(repeats, *[noisy] * 100)) == BURST
 
 

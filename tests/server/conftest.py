@@ -28,10 +28,10 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.server.app import build_app
-from lora_serve.server.http_runner import HttpRunner
-from lora_serve.server.metrics import Metrics
+from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
-from lora_serve.server.staging import Staging
+from lora_serve.server.sockets.http_runner import HttpRunner
+from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 from lora_serve.tenancy.authentication.key_table import KeyTable

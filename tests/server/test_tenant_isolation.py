@@ -11,9 +11,9 @@ import pytest
 from lora_serve.core.tenant import Caller, Role
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.admin import tenant_rules
+from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House
 from tests.server.tenants import Reply, Tenancy, tenancy_of
-from tests.server.test_upload import form_of
 
 BASE = "tiny-base"
 # The same length everywhere, so that bodies can be compared byte by byte.

@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from lora_serve.server.admin.ownership import own_name_in
 from lora_serve.server.admin.removal import remove_adapter
-from lora_serve.server.json_body import check_query
+from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.schemas.queries import DeletionQuery
 from lora_serve.server.services import SERVICES
 

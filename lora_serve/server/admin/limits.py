@@ -9,7 +9,7 @@ from aiohttp import web
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Resize, Tune
 from lora_serve.server.admin.listing import get_engine
-from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import LimitFields
 from lora_serve.server.services import SERVICES, Services
 

@@ -12,8 +12,8 @@ from lora_serve.server.admin.ownership import own_name_in
 from lora_serve.server.admin.tenant_rules import pinnable_bytes
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.openai.chosen import caller_of
-from lora_serve.server.reconciler import pinned_refs
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.upkeep.reconciler import pinned_refs
 
 
 async def pin(request: web.Request) -> web.StreamResponse:

@@ -11,8 +11,8 @@ from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import ConflictError
 from lora_serve.server.admin.listing import card_response
 from lora_serve.server.admin.ownership import own_name_in
-from lora_serve.server.json_answer import json_answer
-from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import AliasFields, RouteFields
 from lora_serve.server.services import SERVICES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from lora_serve.server.admin.listing import card_response
-from lora_serve.server.json_body import check_fields, read_json
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.tenants import SharingFields
 from lora_serve.server.services import SERVICES
 

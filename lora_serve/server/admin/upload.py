@@ -28,15 +28,15 @@ from lora_serve.core.errors import (
 )
 from lora_serve.server.admin.registration import check_new_id, complete_registration
 from lora_serve.server.admin.tenant_rules import registration_for
-from lora_serve.server.body_stream import CHUNK_BYTES, BodyStream
+from lora_serve.server.background.staging import Staged
+from lora_serve.server.bodies.body_stream import CHUNK_BYTES, BodyStream
+from lora_serve.server.bodies.json_body import check_fields, read_query
+from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_body import check_fields, read_query
-from lora_serve.server.json_parsing import parse_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.server.staging import Staged
 
 MAX_PARTS = 16
 TIMELY_BYTES = 4096  # that must come within --body-timeout, again and again

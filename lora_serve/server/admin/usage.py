@@ -14,9 +14,9 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import ADMIN_CALLER, Caller
+from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.bodies.json_body import check_query
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_answer import json_answer
-from lora_serve.server.json_body import check_query
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
 from lora_serve.server.services import SERVICES, Services

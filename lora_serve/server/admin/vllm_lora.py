@@ -10,13 +10,13 @@ from lora_serve.adapters.registry import Registration
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.admin.removal import remove_adapter
+from lora_serve.server.answers.errors import WireError
+from lora_serve.server.background.staging import Staged
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.errors import WireError
-from lora_serve.server.json_body import check_fields, read_json
 from lora_serve.server.openai.chosen import caller_of
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
-from lora_serve.server.staging import Staged
 
 
 async def load_lora_adapter(request: web.Request) -> web.StreamResponse:

@@ -11,9 +11,9 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterSet
+from lora_serve.server.bodies.json_body import read_json
 from lora_serve.server.context import CONTEXT, Answerer, RequestContext
 from lora_serve.server.fallback import Fallback, fallback_for
-from lora_serve.server.json_body import read_json
 from lora_serve.server.openai.answer import StopRules
 from lora_serve.server.sampling import Limits, Sender, requests_for
 from lora_serve.server.schemas.later import refuse_later

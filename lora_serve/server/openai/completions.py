@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
+from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_answer import json_answer
-from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
 from lora_serve.server.openai.completion_choice import CompletionChoice

@@ -12,11 +12,11 @@ from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.server.context import RequestContext
-from lora_serve.server.metrics import SequenceTimer
 from lora_serve.server.openai.answer import Admitted, Answer, Piece, StopRules
 from lora_serve.server.openai.merge import merge
 from lora_serve.server.permits import Permit, permitted
 from lora_serve.server.services import Services
+from lora_serve.server.telemetry.metrics import SequenceTimer
 
 ChoiceEvents = AsyncGenerator[tuple[int, Admitted | Piece], None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.beside import beside
+from lora_serve.server.answers.beside import beside
 from lora_serve.server.sampling import Limits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields

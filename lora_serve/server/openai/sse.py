@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from lora_serve.server.beside import LONG
+from lora_serve.server.answers.beside import LONG
+from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.answers.json_answer import written
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.errors import wire_error
-from lora_serve.server.json_answer import written
 from lora_serve.server.openai.answer import Admitted, Piece
 from lora_serve.server.openai.generation import ChoiceEvents
 from lora_serve.server.openai.logprobs import num_values

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.json_body import check_fields
+from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
 from lora_serve.server.openai.prompts import read_prompts
 from lora_serve.server.pooling.asking import Asking

@@ -9,7 +9,7 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import Task
-from lora_serve.server.beside import beside
+from lora_serve.server.answers.beside import beside
 from lora_serve.server.openai.prompts import check_can_fit
 from lora_serve.server.sampling import check_vocabulary
 from lora_serve.text.tokenizer import EncodedInput, TextModel

@@ -7,9 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_answer import json_answer
-from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
 from lora_serve.server.pooling.inputs import check_count
 from lora_serve.server.pooling.scoring import score_pairs

@@ -7,8 +7,8 @@ import time
 from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.json_body import check_fields
 from lora_serve.server.openai.chosen import read_fields
 from lora_serve.server.pooling.inputs import check_count
 from lora_serve.server.pooling.scoring import score_pairs

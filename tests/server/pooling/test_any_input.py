@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.json_body import check_fields
+from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.openai.prompts import parse_prompts
 from lora_serve.server.pooling.rerank import documents_of
 from lora_serve.server.pooling.score import texts_of

@@ -1,0 +1,1 @@
+"""What goes back: errors in OpenAI's form, JSON, headers."""

@@ -1,0 +1,1 @@
+"""Work beside requests: tasks, threads in turns, transfers."""

@@ -1,0 +1,171 @@
+"""A few threads on which the calls of many tenants take turns.
+
+A tenant holds so many of the threads at most, whatever it sends; of those that wait the one with the fewest is next,
+then the one that had the fewest turns. Whoever comes anew has had as many as the one that was served last. Whoever used
+up its seconds of a minute comes after all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lora_serve.core.containment import contained
+from lora_serve.core.errors import NotReadyError, RateLimitedError
+from lora_serve.server.background.tasks import Call
+
+MAX_WAITING = 64  # calls of one tenant
+RETRY_AFTER = 10.0  # seconds
+T = TypeVar("T")
+_CLOSING = "The server is shutting down."
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    call: Call[Any]
+    future: Future[Any]
+
+
+class FairThreads:
+    """Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        each: int = 1,
+        on_start: Callable[[], None] | None = None,
+        seconds_per_minute: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`each`: threads that one tenant holds at most. `on_start`: called on each thread first.
+
+        `seconds_per_minute`: in which a tenant may hold a thread before it comes after the others; None: no limit.
+        """
+        self._num_threads = num_threads
+        self._each = each
+        self._spent = _Spent(seconds_per_minute)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[_Waiting]] = {}  # by tenant
+        self._turns: dict[str, int] = {}  # of those that wait or hold a thread
+        self._last_turn = 0
+        self._running: Counter[str] = Counter()
+        self._is_closed = False
+        self._executor = ThreadPoolExecutor(num_threads, name, initializer=on_start)
+
+    def check(self, tenant: str) -> None:
+        """Raises RateLimitedError if so many of its calls wait that no more may."""
+        if len(self._lines.get(tenant, ())) >= MAX_WAITING:
+            raise RateLimitedError(
+                f"{MAX_WAITING} registrations of the tenant `{tenant}` wait already; try again later.",
+                RETRY_AFTER,
+                "tenant_registrations",
+            )
+
+    def is_busy(self, tenant: str) -> bool:
+        """Whether one of its calls runs."""
+        return self._running[tenant] > 0
+
+    async def run(self, call: Call[T], tenant: str = "") -> T:
+        """Run `call` on a thread when it is its turn, unless the caller has left by then. Raises what it raises,
+        InternalError for what would end the thread, RateLimitedError, NotReadyError after `close`.
+        """
+        return await asyncio.wrap_future(self.submit(call, tenant))
+
+    def submit(self, call: Call[T], tenant: str = "") -> Future[T]:
+        """`run`, for whoever waits in another way. Raises RateLimitedError, NotReadyError."""
+        future = Future[T]()
+        with self._lock:
+            if self._is_closed:
+                raise NotReadyError(_CLOSING)
+            self.check(tenant)
+            if tenant not in self._lines:
+                self._turns[tenant] = max(self._turns.get(tenant, 0), self._last_turn)
+            self._lines.setdefault(tenant, deque()).append(_Waiting(call, future))
+            self._start_next()
+        return future
+
+    def close(self, *, wait: bool = True) -> None:
+        """What waits is refused; what runs is waited for, unless not `wait`."""
+        with self._lock:
+            self._is_closed = True
+            dropped = [waiting for line in self._lines.values() for waiting in line]
+            self._lines.clear()
+        for waiting in dropped:
+            if waiting.future.set_running_or_notify_cancel():
+                waiting.future.set_exception(NotReadyError(_CLOSING))
+        self._executor.shutdown(wait=wait)
+
+    def _start_next(self) -> None:
+        """Under the lock."""
+        while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
+            line = self._lines.pop(tenant)
+            waiting = line.popleft()
+            if line:
+                self._lines[tenant] = line  # behind those that had as many turns
+            self._last_turn = max(self._last_turn, self._turns[tenant])
+            self._turns[tenant] += 1
+            self._running[tenant] += 1
+            self._executor.submit(self._work, tenant, waiting)
+
+    def _next(self) -> str | None:
+        waiting = [tenant for tenant in self._lines if self._running[tenant] < self._each]
+        return min(waiting, key=self._rank, default=None)
+
+    def _rank(self, tenant: str) -> tuple[bool, int, int]:
+        return self._spent.is_over(tenant, self._clock()), self._running[tenant], self._turns[tenant]
+
+    def _forget(self, tenant: str) -> None:
+        """Unless it has anything here."""
+        if not self._running[tenant]:
+            del self._running[tenant]
+            if tenant not in self._lines:
+                del self._turns[tenant]
+
+    def _work(self, tenant: str, waiting: _Waiting) -> None:
+        begun, future = self._clock(), waiting.future
+        result, error = None, None
+        is_wanted = future.set_running_or_notify_cancel()
+        if is_wanted:
+            try:
+                result = contained(waiting.call)
+            except Exception as raised:
+                error = raised
+        with self._lock:
+            now = self._clock()
+            self._spent.add(tenant, now - begun, now)
+            self._running[tenant] -= 1
+            self._forget(tenant)
+            if not self._is_closed:
+                self._start_next()
+        if error is not None:
+            future.set_exception(error)
+        elif is_wanted:
+            future.set_result(result)
+
+
+class _Spent:
+    """How long each tenant held threads, in a measure that runs out within a minute of rest."""
+
+    def __init__(self, seconds_per_minute: float | None) -> None:
+        self._limit = seconds_per_minute
+        self._levels: dict[str, tuple[float, float]] = {}  # seconds, and when it was so many
+
+    def is_over(self, tenant: str, now: float) -> bool:
+        return self._limit is not None and self._level(tenant, now) > self._limit
+
+    def add(self, tenant: str, seconds: float, now: float) -> None:
+        if self._limit is not None:
+            self._levels[tenant] = (self._level(tenant, now) + seconds, now)
+            self._levels = {name: level for name, level in self._levels.items() if self._level(name, now) > 0}
+
+    def _level(self, tenant: str, now: float) -> float:
+        level, noted = self._levels.get(tenant, (0.0, now))
+        return max(0.0, level - (now - noted) * (self._limit or 0.0) / 60)

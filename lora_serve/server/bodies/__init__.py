@@ -1,0 +1,1 @@
+"""Request bodies: read to their ends, decoded, parsed and checked."""

@@ -1,0 +1,80 @@
+"""A request's body as a stream: counted, held against its digests and decoded while it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+
+from lora_serve.server.bodies.content_coding import decoder_of, digests_of
+
+CHUNK_BYTES = 2**18
+_MAX_LINE = 2**16
+
+
+class BodyStream:
+    """What aiohttp's multipart reader asks of a stream, over a body that it would not check."""
+
+    def __init__(self, request: web.Request, on_piece: Callable[[int], None]) -> None:
+        """`on_piece`: told the bytes of each decoded piece; what it raises breaks the reading off.
+
+        Raises InvalidRequestError, UnsupportedMediaError for headers that cannot be understood.
+        """
+        self._source = request.content
+        self._digests = digests_of(request)
+        self._decoder = decoder_of(request)
+        self._on_piece = on_piece
+        self._pieces: Iterator[bytes] = iter(())
+        self._buffer = bytearray()
+        self._is_over = False
+
+    async def read(self, size: int) -> bytes:
+        """At most `size` bytes; b"" at the end. Raises InvalidRequestError where the body is not what it says."""
+        if not self._buffer:
+            await self._fill()
+        return self._taken(size)
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        """Up to the next line feed, or the end. Raises as `read` does, LineTooLong."""
+        most, looked = max_line_length or _MAX_LINE, 0
+        while (at := self._buffer.find(b"\n", looked)) < 0 and not self._is_over and len(self._buffer) <= most:
+            looked = len(self._buffer)
+            await self._fill()
+        size = at + 1 if at >= 0 else len(self._buffer)
+        if size > most:
+            raise LineTooLong(bytes(self._buffer[:100]), most)
+        return self._taken(size)
+
+    def unread_data(self, data: bytes) -> None:
+        """It comes again at the next read."""
+        self._buffer[:0] = data
+
+    def at_eof(self) -> bool:
+        """Whether the end was met, and nothing is left before it."""
+        return self._is_over and not self._buffer
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """All that is left."""
+        while chunk := await self.read(CHUNK_BYTES):
+            yield chunk
+
+    def _taken(self, size: int) -> bytes:
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    async def _fill(self) -> None:
+        """Add the next piece; at the body's end, hold all of it against its digests and checksum."""
+        piece = next(self._pieces, b"")
+        while not piece and not self._is_over:
+            chunk = await self._source.read(CHUNK_BYTES)
+            self._is_over = not chunk
+            self._digests.update(chunk)
+            self._pieces = self._decoder.decode(chunk) if chunk else iter(())
+            piece = next(self._pieces, b"")
+        self._on_piece(len(piece))
+        self._buffer += piece
+        if self._is_over:
+            self._digests.check()
+            self._decoder.finish()

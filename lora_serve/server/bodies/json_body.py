@@ -1,0 +1,98 @@
+"""A request's body, or query, as a checked value; whatever is wrong with it is a 4xx that says what."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from lora_serve.core.config import RequestLimits
+from lora_serve.core.errors import (
+    InvalidRequestError,
+    PayloadTooLargeError,
+    SlowRequestError,
+    UnsupportedMediaError,
+)
+from lora_serve.server.bodies.body_reading import parse_body, read_bytes
+from lora_serve.server.bodies.content_coding import decoder_of
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.services import SERVICES
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
+    """The body as a JSON object, fields that are null left out unless null says something.
+
+    Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError; AuthenticationError if
+    the caller's key has ended while it came.
+    """
+    _check_headers(request)
+    patience = request.app[SERVICES].config.connections.body
+    try:
+        async with asyncio.timeout(patience):
+            raw = await read_bytes(request, request.app[SERVICES].config.max_body_bytes)
+    except TimeoutError:
+        raise SlowRequestError(f"The request body did not arrive within {patience:g} s (--body-timeout).") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large(request) from None
+    except (web.RequestPayloadError, ValueError) as error:
+        raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
+    request[CONTEXT].enter_again()
+    value = await parse_body(request, raw)
+    if not isinstance(value, dict):
+        raise InvalidRequestError("The request body must be a JSON object.")
+    return {name: item for name, item in value.items() if keep_null or item is not None}
+
+
+def check_query(model: type[M], request: web.Request) -> M:
+    """What stands behind the `?`. Raises InvalidRequestError."""
+    return check_fields(model, read_query(request))
+
+
+def read_query(request: web.Request) -> dict[str, str]:
+    """Each name once, as nobody can tell which of two values is meant. Raises InvalidRequestError."""
+    found: dict[str, str] = {}
+    for name, text in request.query.items():
+        if name in found:
+            raise InvalidRequestError(f"`{name[:100]}` stands more than once behind the `?`.", param=name[:100])
+        found[name] = text
+    return found
+
+
+def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits | None = None) -> M:
+    """`fields` as a `model`, within `limits` (None: the defaults). Raises InvalidRequestError for the first wrong."""
+    try:
+        return model.model_validate(fields, context=limits)
+    except ValidationError as error:
+        item = error.errors(include_url=False, include_context=False)[0]
+        where = _where(item)
+        message = item["msg"].removeprefix("Value error, ")
+        raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
+
+
+def _check_headers(request: web.Request) -> None:
+    kind = request.content_type.lower()
+    # Without any a key is asked for, which no page can make a browser add; else a page could leave the type out.
+    may_say_nothing = request.app[SERVICES].authenticator.required and "Content-Type" not in request.headers
+    if not may_say_nothing and kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
+    decoder_of(request)
+    if (request.content_length or 0) > request.app[SERVICES].config.max_body_bytes:
+        raise _too_large(request)
+
+
+def _too_large(request: web.Request) -> PayloadTooLargeError:
+    limit = request.app[SERVICES].config.max_body_bytes
+    return PayloadTooLargeError(f"The request body is larger than {limit} bytes (--max-body-size).")
+
+
+def _where(item: ErrorDetails) -> str:
+    """("messages", 0, "role") -> messages[0].role"""
+    path = ""
+    for part in item["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

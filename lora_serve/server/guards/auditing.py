@@ -1,0 +1,103 @@
+"""One line in the audit log for every admin act, whoever's route it is: durable before the answer goes out.
+
+An act is a changing request to an admin route by a caller who was recognised; one that was refused is an act too. What
+strangers try is in the access log only, so that nobody can fill the disk from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.adapters.catalog.routes import own_name
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.adapter import split_name
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.tenant import Caller
+from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.context import AuditNote, RequestContext
+from lora_serve.server.services import SERVICES, Services
+from lora_serve.tenancy.audit.journal import Act
+
+logger = logging.getLogger(__name__)
+
+_CHANGING = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+_OTHER_PATHS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+_MAX_SUBJECT = 300
+_CLIENT_LEFT = 499
+_UNAVAILABLE = 503
+
+
+async def audited(
+    request: web.Request, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
+) -> web.StreamResponse:
+    """The answer, after it was noted if this is an admin act; 503 in its place if it could not be."""
+    if not may_be_act(request):
+        return await answered
+    services = request.app[SERVICES]
+    before = services.catalog.snapshot
+    try:
+        response = await answered
+    except asyncio.CancelledError:  # the act may go on without its caller
+        services.background.start(_note(services, request, context, before, _CLIENT_LEFT), "noting an act")
+        raise
+    try:
+        await services.background.complete(_note(services, request, context, before, response.status), "noting an act")
+    except AdapterUnavailableError as error:
+        logger.error("%s answered %d and could not be noted: %s", request.path, response.status, error)
+        if response.status == _UNAVAILABLE and services.store_problem is not None:
+            return response  # refused for the same cause, which it states
+        return wire_error(error, context.request_id).response()
+    return response
+
+
+def may_be_act(request: web.Request) -> bool:
+    """Whether it is one to note, once its caller is recognised."""
+    path = request.path
+    is_admin = path.startswith(("/admin/", "/v1/models/")) or path in _OTHER_PATHS
+    return is_admin and request.method in _CHANGING
+
+
+async def _note(
+    services: Services, request: web.Request, context: RequestContext, before: Snapshot, outcome: int
+) -> None:
+    caller = context.caller
+    if caller is not None:
+        note = _completed(context.audit, request, caller, before)
+        await services.audit.append(act_of(request, caller, note, outcome, context.request_id))
+
+
+def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Snapshot) -> AuditNote:
+    """What the handler left open, from the URL and from the catalog as it was before the act."""
+    subject = note.subject or "/".join(request.match_info.values())
+    own = own_name(caller.scope, subject) if caller.scope is not None else subject
+    entry = before.entries.get(split_name(subject)[0]) or before.entries.get(split_name(own)[0])
+    if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
+        owner = note.owner or request.match_info.get("tenant", "")
+        is_own = caller.scope in (None, owner)  # what is tried on another tenant's is not told to that one
+        return AuditNote(subject, owner if is_own else "", note.digest)
+    return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
+
+
+def act_of(request: web.Request, caller: Caller, note: AuditNote, outcome: int, request_id: str) -> Act:
+    """What the request is in the log: its route, never its body or its query string's values beyond `version`."""
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else ""
+    subject = note.subject
+    if version := request.query.get("version", ""):
+        subject += f"@{version}"
+    return Act(
+        key=caller.key_id,
+        tenant=caller.tenant,
+        role=str(caller.role),
+        action=f"{request.method} {route}",
+        subject=subject[:_MAX_SUBJECT],
+        owner=note.owner,
+        digest=note.digest,
+        outcome=outcome,
+        request_id=request_id,
+    )

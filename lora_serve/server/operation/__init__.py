@@ -1,0 +1,1 @@
+"""The routes that need no key: probes, metrics, documentation."""

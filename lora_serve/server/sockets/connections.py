@@ -1,0 +1,214 @@
+"""Clients' connections: how many there may be, who has to make room, and who reads too slowly to be waited for.
+
+aiohttp itself closes a connection that sends no whole request head for --keep-alive-timeout. What it leaves open:
+thousands of connections at once, and an answer that nobody takes, which would keep its row and its memory for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from lora_serve.core.config import ConnectionLimits
+from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.sockets.http_runner import HttpConnection
+
+RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
+_log = logging.getLogger(__name__)
+_ERROR = {
+    "message": "The server has as many connections as it may have; try again.",
+    "type": "server_error",
+    "param": None,
+    "code": "overloaded",
+}
+_BODY = json.dumps({"error": _ERROR}).encode()
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)
+
+
+class Connections:
+    """The open connections; used on the event loop's thread only."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._max_open = limits.max_connections
+        self._open: dict[Connection, None] = {}  # the oldest first
+        self._serving: set[asyncio.Protocol] = set()
+        self._stalled: dict[Connection, tuple[int, float]] = {}  # unread bytes, and since when so many
+        self.num_refused = 0
+        self.num_dropped = 0  # idle ones that made room
+        self.num_broken_off = 0  # because nobody read
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def middleware(self) -> Middleware:
+        """Notes whose connection is not idle."""
+
+        @web.middleware
+        async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+            protocol = request.protocol
+            self._serving.add(protocol)
+            try:
+                return await handler(request)
+            finally:
+                self._serving.discard(protocol)
+
+        return note
+
+    def fit_descriptors(self) -> None:
+        """Allow no more connections than this process may have descriptors for."""
+        self._max_open = descriptors_for(self._limits.max_connections)
+        if self._max_open < self._limits.max_connections:
+            _log.warning(
+                "--max-connections %d: this process may open files for %d (ulimit -n)",
+                self._limits.max_connections,
+                self._max_open,
+            )
+
+    def accept(self, server: web.Server) -> asyncio.Protocol:
+        """The protocol of a new connection to aiohttp's `server`."""
+        if len(self._open) >= self._max_open and not self._drop_one():
+            self.num_refused += 1
+            return _Refusal()
+        connection = Connection(server, self._limits, self._ended)
+        self._open[connection] = None
+        return connection
+
+    async def watching(self, _: web.Application) -> AsyncIterator[None]:
+        """Break off answers that nobody reads, for as long as the application runs."""
+        task = asyncio.get_running_loop().create_task(
+            kept_going(self._watch, "watching connections"), name="connections"
+        )
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.05, min(1.0, self._limits.write / 4)))
+            self._break_off_stalled(asyncio.get_running_loop().time())
+
+    def _break_off_stalled(self, now: float) -> None:
+        """Whatever stays in a connection's buffer for too long without getting less is given up, with its row."""
+        before, self._stalled = self._stalled, {}
+        for connection in list(self._open):
+            num_bytes = connection.num_unread
+            if num_bytes == 0:
+                continue
+            size, since = before.get(connection, (num_bytes, now))
+            since = since if num_bytes == size else now
+            if now - since < self._limits.write:
+                self._stalled[connection] = (num_bytes, since)
+                continue
+            self.num_broken_off += 1
+            _log.info("an answer is broken off: its reader took nothing for %.0f s", now - since)
+            connection.abort()
+
+    def _drop_one(self) -> bool:
+        """Close the oldest connection that nothing is done for; whether there was one."""
+        for connection in self._open:
+            if connection not in self._serving and connection.num_unread == 0:
+                self.num_dropped += 1
+                connection.abort()
+                self._ended(connection)
+                return True
+        return False
+
+    def _ended(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+
+
+class Connection(HttpConnection):
+    """One that tells when it ends."""
+
+    __slots__ = ("_on_end",)
+
+    def __init__(self, server: web.Server, limits: ConnectionLimits, on_end: Callable[[Connection], None]) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.keep_alive,
+            max_line_size=limits.max_header_bytes,
+            max_field_size=limits.max_header_bytes,
+            lingering_time=min(10.0, limits.body),
+            access_log=None,  # None is how aiohttp is told to write none
+        )
+        self._on_end = on_end
+
+    @property
+    def num_unread(self) -> int:
+        """Bytes of answers that the network has not taken."""
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """Close it now; a handler that serves it is cancelled."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._on_end(self)
+        super().connection_lost(exc)
+
+
+class GuardedSite(web.SockSite):
+    """Listens on a socket and asks `connections` about every newcomer."""
+
+    def __init__(
+        self,
+        runner: web.BaseRunner,
+        sock: socket.socket,
+        connections: Connections,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        backlog: int = 128,
+    ) -> None:
+        super().__init__(runner, sock, ssl_context=ssl_context, backlog=backlog)
+        assert runner.server is not None, "the runner is set up first"
+        self._connections = connections
+        self._make = runner.server
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        self._connections.fit_descriptors()
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: self._connections.accept(self._make), sock=self._sock, ssl=self._ssl_context, backlog=self._backlog
+        )
+
+
+class _Refusal(asyncio.Protocol):
+    """One too many: 503 whatever it was about to ask."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).write(_REFUSAL)
+        cast(asyncio.Transport, transport).close()
+
+
+def descriptors_for(num_connections: int) -> int:
+    """As many of the wanted connections as may have descriptors; the process's limit is raised where it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + RESERVED_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return num_connections
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    return max(1, min(num_connections, soft - RESERVED_DESCRIPTORS))
+
+
+CONNECTIONS = web.AppKey("connections", Connections)

@@ -1,0 +1,127 @@
+"""aiohttp's runner, but for clients that end their side first, and for what it says when it is sent what is no HTTP.
+
+By itself it names its versions, repeats the bytes, and logs a traceback with them in it: whoever can connect could
+fill the log, and what came behind a broken header, a prompt or a key, would be in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+
+from lora_serve.server.answers.errors import WireError
+from lora_serve.server.answers.security_headers import secure
+from lora_serve.server.sockets.client_faults import is_clients_fault, log_clients_fault
+from lora_serve.server.sockets.half_closed import Answering, HalfClosed
+
+logger = logging.getLogger(__name__)
+READ_BYTES = 2**15  # of a connection, at once
+
+
+class HttpRunner(web.AppRunner):
+    """Serves an application over TCP. A client that leaves cancels its handler, which frees its row."""
+
+    def __init__(self, app: web.Application, shutdown_timeout: float) -> None:
+        """`shutdown_timeout`: seconds for open connections after the sites have stopped."""
+        super().__init__(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        # The application keeps how it makes its server to itself; its attributes are the base class's.
+        made.__class__ = _HttpServer
+        return made
+
+
+_NOTHING = Answering(is_complete=False, has_begun=False, may_be_asked=False)  # no request is there, and none will be
+
+
+class _HttpServer(web.Server):
+    def __call__(self) -> RequestHandler:
+        return HttpConnection(self, loop=self._loop, **self._kwargs)
+
+
+class HttpConnection(RequestHandler):
+    """aiohttp's own, but for refusals of what is no HTTP, bodies as they were sent, and clients that end their side."""
+
+    __slots__ = ("_half_closed",)
+
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
+        self._half_closed: HalfClosed | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """What has come is parsed in one go: so less is read at once, as it may be many tiny chunks."""
+        super().connection_made(transport)
+        if hasattr(transport, "max_size"):
+            transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
+
+    def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
+        """The client sends no more; whether the connection stays open for answers. TLS has no such state here."""
+        answering = self._answering()
+        if self.transport is None or self.ssl_context or (answering and not answering.is_complete):
+            return None
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self._answering)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is closed, by whomever."""
+        if self._half_closed is not None:
+            self._half_closed.stop()
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """The handler has answered; after the last answer to a client that sends no more nothing is waited for."""
+        self._end_after(resp)
+        finished = await super().finish_response(request, resp, start_time)
+        self._end_after(resp)  # it may have ended its side meanwhile
+        return finished
+
+    def _end_after(self, response: web.StreamResponse) -> None:
+        if self._half_closed is not None and not self._messages:
+            response.force_close()
+
+    def _answering(self) -> Answering | None:
+        request = self._current_request
+        if request is None:
+            is_idle = self._waiter is not None and not self._waiter.done()
+            return _NOTHING if is_idle else None
+        return Answering(
+            is_complete=request.content.is_eof(),
+            has_begun=request.writer.output_size > 0,
+            may_be_asked=request.version >= HttpVersion11,
+        )
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """aiohttp reads on after the answer, and takes what comes then for an error of ours."""
+        if is_clients_fault(error := kw.get("exc_info")):
+            log_clients_fault(error)
+        else:
+            super().log_exception(*args, **kw)
+
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """For what does not get as far as a handler."""
+        if status >= 500 or request.writer.output_size > 0:
+            answer = super().handle_error(request, status, exc, None)  # with its traceback: an error of ours
+        else:
+            logger.info("broken HTTP from %s: %s", request.remote, type(exc).__name__)
+            answer = WireError(status, _words(exc), "invalid_request_error", code="bad_http").response()
+            answer.force_close()
+        secure(answer.headers)
+        return answer
+
+
+def _words(error: BaseException | None) -> str:
+    if isinstance(error, LineTooLong):
+        return "A line of the request's head is too long (--max-header-size)."
+    return "This is not HTTP/1.1 as it has to be."

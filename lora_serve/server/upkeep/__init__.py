@@ -1,0 +1,1 @@
+"""Tasks that run for as long as the application does."""

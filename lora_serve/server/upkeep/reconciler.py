@@ -1,0 +1,120 @@
+"""Makes the engine follow the catalog, whoever changed it: this server's admin or another replica.
+
+It compares what is there with what should be there, so that a change that was missed is made up for with the next:
+content that no version names any more leaves every tier, pinned ids are on the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import AdapterCommand, Evict, Pin, Unpin
+from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.services import Services
+
+RETRY = 2.0  # seconds between two tries to delete what the store could not delete
+GRACE = 1.0  # seconds that a blob in the shared store outlives its name, so that other replicas can take their hold
+TIMEOUT = 60.0  # seconds for bringing one pinned adapter onto the device, while others wait
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Runs on the event loop from `start` to `stop`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._seen = services.catalog.snapshot
+        self._freeing: set[str] = set()  # digests
+        self._pinned = set(pinned_refs(self._seen))  # digests; the wiring pins those of the start
+        self._changed = asyncio.Event()
+        self._pins_changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Follow the catalog from the moment of construction on."""
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            loop.call_soon_threadsafe(self._changed.set)
+
+        self._services.catalog.listen(changed)
+        work = (self._follow, self._keep_pins, self._keep_collecting)
+        self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
+        self._changed.set()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            before, self._seen = self._seen, self._services.catalog.snapshot
+            # What came and went between two looks was never seen, but it was noted as removed.
+            unseen = self._services.catalog.drained - self._freeing
+            for digest in before.digests - self._seen.digests | unseen:
+                self._freeing.add(digest)
+                self._services.background.start(self._free(digest), f"freeing {digest}")
+            self._pins_changed.set()
+
+    async def _keep_pins(self) -> None:
+        """One command after another, each chosen by what should be pinned at that moment."""
+        while True:
+            await self._pins_changed.wait()
+            self._pins_changed.clear()
+            while (command := self._next_pin()) is not None:
+                await self._try(command)
+
+    async def _keep_collecting(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY)
+            if self._services.registry.owes:
+                await asyncio.to_thread(self._services.registry.collect_owed)
+
+    def _next_pin(self) -> AdapterCommand | None:
+        """None: nothing is left to do. What fails is not tried again, so that one bad adapter holds up no other."""
+        wanted = pinned_refs(self._services.catalog.snapshot)
+        for digest in self._pinned - wanted.keys():
+            self._pinned.remove(digest)
+            return Unpin(digest)
+        for digest in wanted.keys() - self._pinned:
+            self._pinned.add(digest)
+            return Pin(wanted[digest])
+        return None
+
+    async def _free(self, digest: str) -> None:
+        """Every tier. The engine waits for the rows that hold it; the catalog may name it again meanwhile."""
+        try:
+            await self._leave(digest)
+        finally:
+            self._freeing.discard(digest)
+
+    async def _leave(self, digest: str) -> None:
+        services = self._services
+        if services.catalog.is_shared:
+            await asyncio.gather(asyncio.to_thread(services.registry.drain, digest), return_exceptions=True)
+        for command in (Unpin(digest), Evict(digest, forget=True)):
+            if digest not in services.catalog.snapshot.digests:
+                await self._try(command, None)  # waits for the rows, however long they take
+        if services.catalog.is_shared:
+            await asyncio.sleep(GRACE)
+        await asyncio.to_thread(services.registry.collect, digest)
+
+    async def _try(self, command: AdapterCommand, seconds: float | None = TIMEOUT) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._services.client.adapters(command)
+        except (LoraServeError, TimeoutError) as error:
+            logger.warning("%s: %s", type(command).__name__, error)
+
+
+def pinned_refs(snapshot: Snapshot) -> dict[str, AdapterRef]:
+    """By digest: what must be on the device, a pinned id's default version and its canary."""
+    pinned = (entry for entry in snapshot.entries.values() if entry.pinned)
+    return {version.digest: entry.ref(version) for entry in pinned for version in entry.routed}

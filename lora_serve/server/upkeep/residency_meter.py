@@ -1,0 +1,70 @@
+"""Byte-seconds of adapters on the device: looked at now and then, each adapter there counted since the last look."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from aiohttp import web
+
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.stats import SlotInfo
+from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.services import SERVICES, Services
+from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
+
+INTERVAL = 5.0  # seconds between two looks, which an adapter that came or went in between may be off by
+
+
+async def metering(app: web.Application) -> AsyncIterator[None]:
+    """While the application runs: residency is looked at and usage written; the rest is written at the end."""
+    services, loop = app[SERVICES], asyncio.get_running_loop()
+    look = functools.partial(_keep_looking, services)
+    tasks = [
+        loop.create_task(kept_going(services.meter.keep_flushing, "metering"), name="metering"),
+        loop.create_task(kept_going(look, "metering residency"), name="metering residency"),
+    ]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await services.quotas.settled()
+    await services.meter.flush()
+
+
+async def _keep_looking(services: Services) -> None:
+    last: float | None = None  # None: the engine was not there
+    while True:
+        await asyncio.sleep(INTERVAL)
+        try:
+            slots = (await services.client.stats()).slots
+        except LoraServeError:
+            last = None
+            continue
+        now = time.monotonic()
+        if last is not None:
+            record_residency(services, slots, now - last)
+        last = now
+
+
+def record_residency(services: Services, slots: tuple[SlotInfo, ...], seconds: float) -> None:
+    """For their owners."""
+    for slot in slots:
+        key = _key_of(services.catalog.snapshot, slot)
+        if key is not None:
+            services.meter.record(key, UsageFigures(residency_byte_seconds=slot.num_bytes * seconds))
+
+
+def _key_of(snapshot: Snapshot, slot: SlotInfo) -> UsageKey | None:
+    """None: it was deleted, and only its last rows keep it."""
+    entry = snapshot.entries.get(slot.name)
+    if entry is None:
+        return None
+    with suppress(StopIteration):
+        version = next(version for version in entry.versions if version.digest == slot.digest)
+        return UsageKey(entry.tenant, entry.name, str(version.version), version.digest)
+    return None

@@ -1,0 +1,195 @@
+"""Threads on which tenants take turns: whose call runs next is decided without a look at the clock on the wall."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from lora_serve.core.errors import InternalError, NotReadyError, RateLimitedError
+from lora_serve.server.background.fair_threads import MAX_WAITING, FairThreads
+
+PATIENCE = 60.0  # seconds, of a test that fails
+
+
+class Crowd:
+    """Calls that say when they run, and end when they are told to."""
+
+    def __init__(self, threads: FairThreads) -> None:
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._gates: dict[str, threading.Event] = {}
+        self._futures: dict[str, Future[str]] = {}
+        self.begun: list[str] = []
+
+    def send(self, *names: str) -> None:
+        """Each for the tenant that is its first letter."""
+        for name in names:
+            self._gates[name] = threading.Event()
+            self._futures[name] = self._threads.submit(lambda name=name: self._run(name), name[0])
+
+    def end(self, name: str) -> None:
+        self._gates[name].set()
+        assert self._futures[name].result(PATIENCE) == name
+
+    def saw(self, *names: str) -> None:
+        """These have begun, in this order, and no others."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.begun) >= len(names), PATIENCE)
+        assert self.begun == list(names)
+
+    def end_all(self) -> None:
+        for gate in self._gates.values():
+            gate.set()
+
+    def _run(self, name: str) -> str:
+        with self._changed:
+            self.begun.append(name)
+            self._changed.notify_all()
+        self._gates[name].wait(PATIENCE)
+        return name
+
+
+@pytest.fixture
+def crowded() -> Iterator[Callable[..., Crowd]]:
+    made: list[tuple[FairThreads, Crowd]] = []
+
+    def make(num_threads: int, each: int = 1, **options: object) -> Crowd:
+        threads = FairThreads("t", num_threads, each, **options)  # type: ignore[arg-type]
+        made.append((threads, Crowd(threads)))
+        return made[-1][1]
+
+    yield make
+    for threads, crowd in made:
+        crowd.end_all()
+        threads.close()
+
+
+def test_tenant_with_many_calls_holds_one_thread_and_another_begins_at_once(crowded: Callable[..., Crowd]) -> None:
+    crowd = crowded(2)
+    crowd.send("a1", "a2", "a3")
+    crowd.saw("a1")
+    crowd.send("b1")
+    crowd.saw("a1", "b1")
+
+
+def test_those_that_wait_take_turns(crowded: Callable[..., Crowd]) -> None:
+    crowd = crowded(1)
+    crowd.send("a1", "a2", "a3", "b1", "b2", "c1")
+    for count, name in enumerate(order := ["a1", "b1", "c1", "a2", "b2", "a3"]):
+        crowd.saw(*order[: count + 1])
+        crowd.end(name)
+
+
+def test_each_may_hold_some_and_the_one_with_the_fewest_is_next(crowded: Callable[..., Crowd]) -> None:
+    crowd = crowded(3, each=2)
+    crowd.send("a1", "a2", "a3", "b1", "b2", "c1")
+    crowd.saw("a1", "a2", "b1")
+    crowd.end("a1")
+    crowd.saw("a1", "a2", "b1", "c1")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_whoever_used_up_its_seconds_of_a_minute_comes_last_until_they_are_back(crowded: Callable[..., Crowd]) -> None:
+    clock = Clock()
+    crowd = crowded(1, seconds_per_minute=30.0, clock=clock)
+    crowd.send("a1")
+    crowd.saw("a1")
+    clock.now = 31.0
+    crowd.end("a1")
+    crowd.send("x1")
+    crowd.saw("a1", "x1")
+    crowd.send("a2", "b1", "b2")
+    crowd.end("x1")
+    crowd.saw("a1", "x1", "b1")
+    crowd.end("b1")
+    crowd.saw("a1", "x1", "b1", "b2")
+    crowd.send("a3", "b3")
+    clock.now = 34.0  # of 31 seconds 1.5 are back
+    crowd.end("b2")
+    crowd.saw("a1", "x1", "b1", "b2", "a2")
+
+
+def test_over_its_seconds_it_goes_on_while_nobody_else_waits(crowded: Callable[..., Crowd]) -> None:
+    clock = Clock()
+    crowd = crowded(1, seconds_per_minute=1.0, clock=clock)
+    crowd.send("a1", "a2")
+    crowd.saw("a1")
+    clock.now = 100.0
+    crowd.end("a1")
+    crowd.saw("a1", "a2")
+
+
+def test_line_of_one_tenant_has_an_end_and_others_have_their_own(crowded: Callable[..., Crowd]) -> None:
+    crowd = crowded(1)
+    crowd.send("a", *(f"a{number}" for number in range(MAX_WAITING)))
+    with pytest.raises(RateLimitedError) as caught:
+        crowd.send("a-one-more")
+    assert caught.value.retry_after > 0
+    crowd.send("b1")
+
+
+async def test_error_of_a_call_is_the_callers() -> None:
+    threads = FairThreads("t", 1)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0)
+    threads.close()
+
+
+@pytest.mark.parametrize(
+    "end", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()], ids=lambda end: repr(end)
+)
+async def test_call_that_would_end_the_thread_ends_itself_alone(
+    end: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def call() -> None:
+        raise end
+
+    threads = FairThreads("t", 1)
+    with pytest.raises(InternalError):
+        await threads.run(call)
+    assert "wanted to end its thread" in caplog.text
+    assert await threads.run(lambda: 5) == 5
+    threads.close()
+
+
+async def test_what_waits_when_it_closes_is_refused_and_what_runs_ends(crowded: Callable[..., Crowd]) -> None:
+    threads = FairThreads("t", 1)
+    crowd = Crowd(threads)
+    crowd.send("a1")
+    crowd.saw("a1")
+    waiting = asyncio.ensure_future(threads.run(int))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(asyncio.to_thread(threads.close))
+    with pytest.raises(NotReadyError):
+        await waiting
+    crowd.end("a1")
+    await closing
+    with pytest.raises(NotReadyError):
+        await threads.run(int)
+
+
+async def test_caller_that_left_while_it_waited_is_passed_over(crowded: Callable[..., Crowd]) -> None:
+    threads = FairThreads("t", 1)
+    crowd = Crowd(threads)
+    crowd.send("a1")
+    crowd.saw("a1")
+    left = asyncio.ensure_future(threads.run(lambda: crowd.begun.append("left"), "b"))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    crowd.send("c1")
+    crowd.end("a1")
+    crowd.saw("a1", "c1")
+    crowd.end("c1")
+    threads.close()

@@ -1,0 +1,97 @@
+"""GET /openapi.json and /docs: every route is there, bodies are the schemas that check them, the page is only text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+from lora_serve.server.app import build_app
+from lora_serve.server.operation.docs_page import page_of
+from lora_serve.server.operation.openapi import document_of
+from lora_serve.server.schemas.completion import CompletionFields
+
+
+async def test_document_names_every_route(http: aiohttp.ClientSession, services: Any) -> None:
+    async with http.get("/openapi.json") as answer:
+        document = await answer.json()
+    routes = [route for route in build_app(services).router.routes() if route.method != "HEAD"]
+    assert len(routes) > 35
+    for route in routes:
+        assert route.resource is not None
+        operation = document["paths"][route.resource.canonical][route.method.lower()]
+        assert operation["responses"]
+
+
+async def test_body_of_a_call_is_the_schema_that_checks_it(services: Any) -> None:
+    document = document_of(build_app(services))
+    content = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+    name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert set(document["components"]["schemas"][name]["properties"]) == set(CompletionFields.model_fields)
+    assert document["components"]["schemas"][name]["required"] == ["prompt"]
+
+
+WITHOUT_BODY = {"pin", "unpin", "prefetch", "evict", "rollback", "ping"}
+
+
+async def test_every_call_that_takes_a_body_says_which(services: Any) -> None:
+    paths = document_of(build_app(services))["paths"]
+    bare = {
+        path.rpartition("/")[2]
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if method in ("post", "put", "patch") and "requestBody" not in operation
+    }
+    assert bare == WITHOUT_BODY
+
+
+async def test_queries_are_the_schemas_that_check_them(admin: aiohttp.ClientSession, services: Any) -> None:
+    operation = document_of(build_app(services))["paths"]["/admin/usage"]["get"]
+    fields = {item["name"]: item["schema"] for item in operation["parameters"]}
+    assert set(fields) == {"tenant", "adapter", "version", "key", "from", "to", "by", "format"}
+    assert fields["format"]["enum"] == ["json", "csv"]
+    for query in ("format=xml", "by=colour", "from=soon", "from=9&to=1"):
+        async with admin.get(f"/admin/usage?{query}") as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["param"] == query.partition("=")[0]
+
+
+async def test_references_lead_somewhere_and_ids_are_given_once(services: Any) -> None:
+    document = document_of(build_app(services))
+    known = document["components"]["schemas"]
+    for reference in _references(document):
+        assert reference.removeprefix("#/components/schemas/") in known
+    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for item in value.values() for found in _references(item)]
+    return [found for item in value for found in _references(item)] if isinstance(value, list) else []
+
+
+async def test_only_open_doors_need_no_key(services: Any) -> None:
+    paths = document_of(build_app(services))["paths"]
+    open_doors = {
+        path for path, methods in paths.items() for operation in methods.values() if "security" not in operation
+    }
+    assert open_doors == {"/health", "/ping", "/ready", "/version", "/metrics", "/openapi.json", "/docs"}
+
+
+async def test_page_runs_no_script_and_loads_nothing(http: aiohttp.ClientSession) -> None:
+    async with http.get("/docs") as answer:
+        text = await answer.text()
+    assert answer.status == 200
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "/v1/chat/completions" in text
+    assert "<script" not in text
+    assert "http" not in text.replace("HTTP", "").partition("<body>")[0]
+
+
+def test_what_a_document_says_is_text_on_the_page() -> None:
+    info = {"title": "<b>", "version": "1"}
+    page = page_of({"info": info, "paths": {"/<i>": {"get": {}}}, "components": {"schemas": {}}})
+    assert "<b>" not in page
+    assert "<i>" not in page
