@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
 
 def from_server() -> tuple[dict[str, Any], str]:
     """/openapi.json and /metrics of a server on the bundled model, after one request with an adapter."""
-    from lora_serve.server_process import ServerProcess
+    from lora_serve.commands.server_process import ServerProcess
 
     sql = ROOT / "lora_serve" / "demo_data" / "adapters" / "acme" / "sql"
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +198,9 @@ def _type(facts: Mapping[str, Any]) -> str:
         return f"[{name}](#{name.lower()})" if not name.startswith(("Role", "AdapterState")) else "text"
     if "enum" in facts:
         return ", ".join(f"`{value}`" for value in facts["enum"])
-    kind = {"string": "text", "number": "number", "boolean": "true, false"}.get(facts.get("type", ""), facts.get("type", "any"))
+    kind = {"string": "text", "number": "number", "boolean": "true, false"}.get(
+        facts.get("type", ""), facts.get("type", "any")
+    )
     if facts.get("type") == "array":
         return f"list of {_type(facts.get('items', {}))}"
     low, high = facts.get("minimum", facts.get("exclusiveMinimum")), facts.get("maximum", facts.get("exclusiveMaximum"))

@@ -20,7 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("bash", "python")
-_BLOCK = re.compile(r"(?:^<!-- (?P<mark>(?:test: |output)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>(?:test: |output)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
 _READY = """for attempt in $(seq 600); do
   if ! kill -0 $server 2>/dev/null; then cat "$out/$1"; exit 90; fi
   if curl -s http://127.0.0.1:8000/ready > "$out/ready"; then return 0; fi
@@ -53,7 +55,7 @@ def program(page: Sequence[Block], port: int, redis_port: int) -> str:
     """A bash program that runs the blocks in its working folder; $out/N has what block N printed."""
     lines = ["set -euo pipefail", f"wait_until_ready() {{\n{_READY}\n}}", "server= redis="]
     lines.append('stop() { [[ -z "$server" ]] || { kill -INT -- -$server && wait $server || true; }; server=; }')
-    lines.append('trap \'stop; [[ -z "$redis" ]] || kill $redis\' EXIT')
+    lines.append("trap 'stop; [[ -z \"$redis\" ]] || kill $redis' EXIT")
     for number, block in enumerate(page):
         if block.is_run:
             lines += _lines(number, block)

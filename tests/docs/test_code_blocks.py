@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.server_process import free_port
+from lora_serve.commands.server_process import free_port
 from tests.docs.pages import ROOT, RUN, blocks, expected, missing, program
 
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "how-to").rglob("*.md"))]
@@ -70,7 +70,9 @@ def test_code_blocks_run_and_print_what_the_page_shows(page: str, workplace: Pat
     assert ended.returncode == 0, f"{page}, code {ended.returncode} in block:\n{found[last].text}\n{said}"
     for number, wanted in expected(found):
         lacking = missing(printed[number], wanted)
-        assert lacking is None, f"{page}: {lacking!r} is not in what this printed:\n{found[number].text}\n{printed[number]}"
+        assert lacking is None, (
+            f"{page}: {lacking!r} is not in what this printed:\n{found[number].text}\n{printed[number]}"
+        )
 
 
 def test_blocks_that_are_not_run_are_few_and_known() -> None:
