@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+from tests.tiers import is_default, is_search
 
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 
@@ -14,6 +17,18 @@ from tests.redis_server import RedisServer  # noqa: E402
 # Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
 # tests/gpu compile them instead (scripts/gpu_check).
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("default" if is_default(config) else "nightly")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Searches are in both tiers."""
+    if not is_default(config):
+        for item in filter(is_search, items):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 
 from lora_serve.adapters.catalog.catalog import Catalog
@@ -17,12 +16,6 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
-
-# The machine may be busy, and the fixtures used with @given hold no state between examples.
-settings.register_profile(
-    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("steady")
 
 MakeAdapter = Callable[..., Path]
 HIDDEN, INNER, LAYERS = 16, 24, 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import struct
 import subprocess
 import tempfile
@@ -21,10 +20,10 @@ from hypothesis import strategies as st
 from lora_serve.adapters.archive import unpack
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 from tests.adapters.test_archive import CONFIG, WEIGHTS, Members, Packed, gnu, stored, tar, tar_gz, ustar, zipped
+from tests.tiers import num_examples
 
 FILES = {CONFIG: b'{"r": 1}', "README.md": b"read me " * 30, WEIGHTS: Random(0).randbytes(700)}
 TAKEN = {name: FILES[name] for name in (CONFIG, WEIGHTS)}
-EXAMPLES = 10 * int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "20"))
 
 
 def piped(files: Members) -> bytes:
@@ -84,7 +83,7 @@ def test_flipped_bit_is_refused_or_changes_nothing(pack: Packed) -> None:
     assert found.count(None) > len(found) // 3
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=5 * num_examples())
 @given(st.sampled_from(CHECKED), st.integers(0, 10**6), st.integers(1, 255))
 @example(tar_gz, 8, 1)  # harmless: how hard the compressor tried
 def test_any_damaged_byte_is_refused_or_changes_nothing(pack: Packed, place: int, difference: int) -> None:

@@ -4,7 +4,6 @@ closed opens again, nothing that was registered is lost.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -25,8 +24,9 @@ from lora_serve.tenancy.directory.directory import TITLE, Directory
 from lora_serve.tenancy.directory.opening import JOURNAL
 from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
+from tests.tiers import mostly_nightly
 
-NUM_EXAMPLES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "15"))
+SEEDS = pytest.mark.parametrize("seed", mostly_nightly(range(200), *range(10)))
 OpenDirectory = Callable[[str], Directory]
 OpenCatalog = Callable[[str], Catalog]
 
@@ -183,7 +183,7 @@ def test_records_that_vanish_without_a_commit_are_given_back(catalog: OpenCatalo
     assert set(again.snapshot.entries) == {"x"}
 
 
-@pytest.mark.parametrize("seed", range(NUM_EXAMPLES))
+@SEEDS
 def test_whatever_is_lost_whenever_nothing_closed_opens_again(
     directory: OpenDirectory, client: redis.Redis, seed: int
 ) -> None:
@@ -222,7 +222,7 @@ def test_whatever_is_lost_whenever_nothing_closed_opens_again(
     assert replicas[0].snapshot.keys == replicas[1].snapshot.keys == replicas[2].snapshot.keys
 
 
-@pytest.mark.parametrize("seed", range(NUM_EXAMPLES))
+@SEEDS
 def test_whatever_is_lost_whenever_everything_registered_is_there(
     catalog: OpenCatalog, client: redis.Redis, seed: int
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import lora_serve.engine.policies as package
@@ -86,7 +86,6 @@ REQUEST = st.fixed_dictionaries(
 
 
 @every_policy
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_traffic_ends_once_with_right_answers_within_budgets_and_nothing_held(
     name: str, data: st.DataObject
@@ -178,7 +177,6 @@ class Idle(Watched):
 
 
 @every_policy
-@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_batch_is_never_smaller_than_it_could_be(name: str, data: st.DataObject) -> None:
     world, clock = timed_world(
@@ -213,7 +211,6 @@ def test_batch_is_never_smaller_than_it_could_be(name: str, data: st.DataObject)
 
 
 @every_policy
-@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.data())
 def test_nobody_starves_however_much_others_are_preferred(name: str, data: st.DataObject) -> None:
     """One of the lowest class, without a deadline, of an account of no weight, for an adapter that is not here, and a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
@@ -106,7 +106,6 @@ def test_one_broken_adapter_ends_the_whole_set_and_no_other_row() -> None:
 @given(
     st.lists(st.tuples(st.sets(st.sampled_from("abcdefgh"), max_size=3), st.integers(1, 6)), min_size=1, max_size=12)
 )
-@settings(max_examples=60, deadline=None)
 def test_any_mix_of_sets_comes_to_its_end(requests: list[tuple[set[str], int]]) -> None:
     world = World(max_loras=3, max_cpu_loras=4, max_num_seqs=3)
     for index, (names, length) in enumerate(requests):

@@ -9,7 +9,6 @@ tenant's own admin may call everything.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from tests.canary.house import ADMIN, KEY, House
 from tests.canary.questions import World
 from tests.hostile.adapter_files import files_of, tar
 from tests.hostile.sending import call, post
+from tests.tiers import num_examples
 
-EXAMPLES = os.environ.get("LORA_SERVE_TEST_EXAMPLES", "10")
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 CHECKS = (
     "not_a_server_error",
@@ -61,7 +60,8 @@ def test_every_call_of_the_admin_is_answered_as_the_document_says(house: House, 
     run(house, tmp_path, KEY, "--phases", "coverage", "--exclude-operation-id-regex", TAKES_AWAY)
 
 
+@pytest.mark.search
 def test_every_call_of_a_tenants_admin_is_answered_as_the_document_says(
     house: House, tenant_admin_key: str, tmp_path: Path
 ) -> None:
-    run(house, tmp_path, tenant_admin_key, "--phases", "fuzzing", "--max-examples", EXAMPLES)
+    run(house, tmp_path, tenant_admin_key, "--phases", "fuzzing", "--max-examples", str(num_examples() // 4))

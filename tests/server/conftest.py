@@ -13,7 +13,6 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
-from hypothesis import HealthCheck, settings
 from openai import AsyncOpenAI
 from safetensors.numpy import save_file
 
@@ -40,11 +39,6 @@ from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.text.tiny_tokenizer import byte_level_tokenizer
-
-settings.register_profile(
-    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-settings.load_profile("steady")
 
 BASE = "tiny-base"
 KEY = "admin-key-of-the-tests"

@@ -1,13 +1,10 @@
 """Random histories of acts, kill -9 and lost, damaged or older catalogs: every adapter whose registration was
 acknowledged, and its deletion not, is served again with its own digest, as its id last meant it.
-
-LORA_SERVE_TEST_EXAMPLES=200 runs so many; LORA_SERVE_TEST_SEED=N begins with seed N.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +17,16 @@ from safetensors.numpy import save_file
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from tests.redis_server import RedisServer
 from tests.stateful.history import Actor, History, actor
+from tests.tiers import mostly_nightly
 
 LAYER = "model.layers.0.self_attn.q_proj"
 NUM_CONTENTS = 6
-NUM_ROUNDS = 4 if "LORA_SERVE_TEST_EXAMPLES" in os.environ else 2
-NUM_HISTORIES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "6"))
-FIRST_SEED = int(os.environ.get("LORA_SERVE_TEST_SEED", "0"))
+SEEDS = pytest.mark.parametrize("seed", mostly_nightly(range(100), *range(3)))
+
+
+def num_rounds(seed: int) -> int:
+    """Those that are run by day are short."""
+    return 2 if seed < 3 else 4
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,15 @@ def make_content(folder: Path, number: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + (NUM_HISTORIES + 1) // 2))
+@SEEDS
 def test_nothing_acknowledged_is_lost_with_its_catalog(house: House, tmp_path: Path, seed: int) -> None:
-    History(seed, house.actor, tmp_path / "store", house.digests).run(NUM_ROUNDS)
+    History(seed, house.actor, tmp_path / "store", house.digests).run(num_rounds(seed))
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + NUM_HISTORIES // 2))
+@SEEDS
 def test_nothing_acknowledged_is_lost_with_redis(
     house: House, tmp_path: Path, seed: int, shared_redis: RedisServer
 ) -> None:
     with redis.Redis.from_url(shared_redis.url) as client:
         client.flushall()
-    History(seed, house.actor, tmp_path / "store", house.digests, shared_redis.url).run(NUM_ROUNDS)
+    History(seed, house.actor, tmp_path / "store", house.digests, shared_redis.url).run(num_rounds(seed))

@@ -1,13 +1,10 @@
 """The registry as a whole, driven at random: whatever is registered, routed, deleted, evicted or restarted, every
 answer comes from the weights that a model in plain Python says it must come from, and nothing else is kept.
-
-LORA_SERVE_TEST_EXAMPLES=200 makes it run longer, with other sequences each time.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from tests.stateful.letters import BASE_LETTER
 from tests.stateful.program import BASE, our_model
 from tests.stateful.streams import HeldStream
 from tests.stateful.walk import ALIASES, MISSING, NAMES, NUM_CONTENTS, NUM_TOKENS, Call, Walk
+from tests.tiers import num_examples
 
 picks = st.sampled_from(range(MISSING + 1))  # of what there is; the last of them means what is not there
 contents = st.integers(0, NUM_CONTENTS - 1)
@@ -208,17 +206,13 @@ class SharedRegistryMachine(RegistryMachine):
 
 
 def _settings(num_examples: int, num_steps: int) -> settings:
-    longer = os.environ.get("LORA_SERVE_TEST_EXAMPLES")
     return settings(
-        max_examples=int(longer) if longer else num_examples,
+        max_examples=num_examples,
         stateful_step_count=num_steps,
-        derandomize=longer is None,
         database=None,
-        deadline=None,
-        print_blob=True,
         suppress_health_check=list(HealthCheck),
         # Shrinking starts servers by the hundred: only where somebody waits for the shortest sequence.
-        phases=(Phase.generate, Phase.shrink) if longer else (Phase.generate,),
+        phases=(Phase.generate,) if settings().derandomize else (Phase.generate, Phase.shrink),
     )
 
 
@@ -228,14 +222,16 @@ def model() -> Iterator[None]:
         yield
 
 
+@pytest.mark.search
 @pytest.mark.timeout(900)
 def test_every_answer_comes_from_the_weights_that_its_name_means(tmp_path: Path) -> None:
     RegistryMachine.folder = tmp_path
-    run_state_machine_as_test(RegistryMachine, settings=_settings(15, 40))
+    run_state_machine_as_test(RegistryMachine, settings=_settings(num_examples() // 3, 40))
 
 
+@pytest.mark.search
 @pytest.mark.timeout(900)
 def test_every_answer_of_either_replica_does(tmp_path: Path, redis_url: str) -> None:
     SharedRegistryMachine.folder = tmp_path
     SharedRegistryMachine.redis_url = redis_url
-    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(4, 25))
+    run_state_machine_as_test(SharedRegistryMachine, settings=_settings(num_examples() // 10, 25))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -20,9 +19,9 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.chat import parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 from tests.text.chat_families import FAMILIES, Family, wrapped, wrapper_of
+from tests.tiers import num_examples
 
 DEMO_MODEL = Path(lora_serve.__file__).parent / "demo_data" / "model"
-EXAMPLES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "8"))
 ALL = pytest.mark.parametrize("name", FAMILIES)
 CONTENTS = (
     "Hi",
@@ -123,7 +122,7 @@ SAID = st.lists(WORDS | st.text(max_size=6), max_size=12).map("".join)
 
 
 @ALL
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=num_examples() // 5)
 @given(said=st.lists(SAID, min_size=3, max_size=3))
 def test_whatever_is_said_gives_the_ids_of_transformers(name: str, said: list[str]) -> None:
     text = text_of(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError
@@ -268,7 +268,6 @@ def test_prefix_of_the_base_is_not_taken_for_the_adapters() -> None:
     world.check_nothing_held()
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_mix_of_cold_policies_ends_with_right_answers_and_nothing_held(data: st.DataObject) -> None:
     """Loads finish, fail or dawdle as they like; aborts, few slots and little memory: no leak and no standstill."""

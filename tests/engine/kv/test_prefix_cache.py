@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import InternalError, NumericalError
@@ -305,7 +305,6 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     assert world.scheduler._blocks.num_known == 0
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_traffic_over_shared_beginnings_is_answered_right(data: st.DataObject) -> None:
     """Tenants, adapters, scales, starts, aborts and tight memory; the fake runner checks every position read."""

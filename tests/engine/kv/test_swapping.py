@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.batch import BlockCopy, BlockMoves, StepLoad
@@ -253,7 +253,6 @@ def test_host_blocks_of_whoever_leaves_are_free(how: str) -> None:
     world.check_answers()
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_any_traffic_over_a_swap_space_of_any_size_is_answered_right(data: st.DataObject) -> None:
     """The fake runner checks that every position that is read holds what its own row wrote."""

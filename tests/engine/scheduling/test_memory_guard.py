@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.batch import Batch, Row, RowOutput, SampleInput
@@ -261,7 +261,6 @@ def test_limit_sinks_with_every_failure_and_rises_after_good_steps() -> None:
     assert guard.stats().num_out_of_memory == 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_traffic_under_any_lack_of_memory_is_answered_right(data: st.DataObject) -> None:
     memory = plan(data.draw(st.integers(-100, 3000), "room"), per_token=100, per_decode_key=5, per_score=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import (
@@ -223,7 +223,6 @@ def test_next_deadline_is_the_earliest() -> None:
     assert world.scheduler.next_deadline(0.0) == 7.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_traffic_ends_with_right_answers_and_nothing_held(data: st.DataObject) -> None:
     """Random adapters, lengths, aborts and tight memory: no loss, no wrong answer, no leak, no standstill."""

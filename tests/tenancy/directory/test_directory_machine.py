@@ -4,7 +4,6 @@ done, a secret opens what a model in plain Python says it must open, and nothing
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from lora_serve.core.errors import AuthenticationError, ConflictError, NotFoundE
 from lora_serve.core.tenant import Role
 from lora_serve.tenancy.authentication.key_table import KeyTable
 from lora_serve.tenancy.directory.directory import Directory
+from tests.tiers import num_examples
 
 NAMES = st.sampled_from(("acme", "globex", "initech"))
 REPLICAS = st.integers(0, 1)
-NUM_EXAMPLES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "15"))
 
 
 @dataclass
@@ -134,8 +133,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+@pytest.mark.search
 def test_secrets_open_what_the_model_says() -> None:
     run_state_machine_as_test(
         DirectoryMachine,
-        settings=settings(max_examples=NUM_EXAMPLES, stateful_step_count=25, deadline=None, derandomize=True),
+        settings=settings(max_examples=num_examples() // 3, stateful_step_count=25),
     )

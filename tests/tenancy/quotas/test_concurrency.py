@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import RequestTimeoutError
@@ -125,7 +125,6 @@ async def test_limit_of_zero_refuses_at_once() -> None:
             pytest.fail("nobody may run")
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(("run", "cancel", "end"))), max_size=40))
 def test_no_place_leaks_and_no_limit_is_exceeded(walk: list[tuple[str, str]]) -> None:
     limits = {"a": (TENANT, KEY_A), "b": (TENANT, KEY_B)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.errors import RateLimitedError
@@ -158,7 +158,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(steps)
 def test_nothing_leaks_whatever_comes_and_ends_in_whatever_order(walk: list[tuple[str, int]]) -> None:
     async def run() -> None:

@@ -7,7 +7,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.core.config import AccountingConfig
@@ -157,7 +157,6 @@ figures = st.builds(UsageFigures, *(st.integers(0, 2**40) for _ in FIGURES))
 keys = st.builds(UsageKey, *(st.text(max_size=3) for _ in range(5)))
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(keys, figures), max_size=20), st.lists(st.integers(0, 2), max_size=20))
 def test_sums_are_those_of_the_parts_whatever_batches_they_came_in(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[UsageKey, UsageFigures]], cuts: list[int]

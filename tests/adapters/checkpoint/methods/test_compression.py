@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_serve.adapters.checkpoint.methods.compression import compress, too_large
@@ -32,7 +32,6 @@ def svd_error(factors: Factors, rank: int) -> float:
     return float(np.linalg.norm(values[rank:]) / np.linalg.norm(values))
 
 
-@settings(max_examples=60)
 @given(SHAPES)
 def test_a_hidden_low_rank_is_found_exactly(case: tuple[int, int, int, int, int]) -> None:
     columns, rows, rank, true_rank, seed = case
@@ -46,7 +45,6 @@ def test_a_hidden_low_rank_is_found_exactly(case: tuple[int, int, int, int, int]
     assert distance(delta(result.factors), delta(factors)) < 1.1e-5
 
 
-@settings(max_examples=40)
 @given(SHAPES)
 def test_noise_is_refused_with_the_error_numpy_finds(case: tuple[int, int, int, int, int]) -> None:
     columns, rows, rank, max_rank, seed = case

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from lora_serve.adapters.checkpoint.patterns.linear import compiled, is_linear
+from tests.tiers import num_examples
 
-EXAMPLES = int(os.environ.get("LORA_SERVE_TEST_EXAMPLES", "300"))
+EXAMPLES = num_examples() ** 2 // 5  # they are cheap
 ATOMS = [
     *"abBx.01_^$-/",
     *(
