@@ -13,12 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
-from lora_serve.model.undrawn import Undrawn
+from lora_serve.model.loading.skip_init import Undrawn
 
 UNNEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sklearn", "pandas", "matplotlib")
 START = """
 import json, sys
-from lora_serve.model.lean_imports import import_transformers
+from lora_serve.model.loading.transformers_import import import_transformers
 import_transformers({quantization!r}, {model!r})
 import lora_serve.app.launch
 from lora_serve.core.settings import Settings

@@ -1,4 +1,4 @@
-"""The table of device slots: which adapter owns which index. The bytes are in `model/lora_slots.py`."""
+"""The table of device slots: which adapter owns which index. The bytes are in `model/lora/lora_slots.py`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs
 
 NUM_TOKENS = 7
 _TOLERANCE = 1e-5  # of the largest number; what float32 rounds off

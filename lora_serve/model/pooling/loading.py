@@ -15,15 +15,15 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.request import Task
 from lora_serve.model.kv_cache import KVShape
-from lora_serve.model.loading import FrozenModule, LoadedModel, load_frozen
-from lora_serve.model.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
+from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen
+from lora_serve.model.loading.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
 from lora_serve.model.pooling.exactness import is_exact, plain_answers, probe_rows, tolerance
 from lora_serve.model.pooling.forward import PooledForward, backbone_of, takes_types
 from lora_serve.model.pooling.plan import PoolingPlan
 from lora_serve.model.pooling.ragged_attention import RaggedAttention
 from lora_serve.model.pooling.spec import spec_of
 from lora_serve.model.pooling.step import Layout, PoolingRow, PoolingStep
-from lora_serve.model.step_context import StepContext
+from lora_serve.model.step.step_context import StepContext
 
 _names = itertools.count()
 

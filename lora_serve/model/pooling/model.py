@@ -6,8 +6,8 @@ from torch import Tensor
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
-from lora_serve.model.adapted_model import AdaptedModel
-from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.lora.adapted_model import AdaptedModel
+from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.pooling.exactness import is_exact
 from lora_serve.model.pooling.loading import PoolingParts
 from lora_serve.model.pooling.step import OwnLabels, PoolingRow, PoolingStep

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.request import Task
-from lora_serve.model.loading import read_model_config
+from lora_serve.model.loading.frozen_model import read_model_config
 from lora_serve.model.pooling.sentence_modules import Normalize, Step, read_modules
 
 _HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")

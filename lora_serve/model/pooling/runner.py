@@ -10,12 +10,12 @@ from torch import Tensor
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
 from lora_serve.core.messages import SmokeTestResult
-from lora_serve.model.device_memory import within_memory
-from lora_serve.model.host_adapter import HostAdapter
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.own_linear import OwnLinear
+from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.lora.replaced_linear import OwnLinear
 from lora_serve.model.pooling.model import PoolingModel
 from lora_serve.model.pooling.step import OwnLabels, PoolingRow
+from lora_serve.model.system.device_memory import within_memory
 
 
 class PoolingRunner:

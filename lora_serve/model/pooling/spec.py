@@ -9,11 +9,11 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
-from lora_serve.model.loading import FrozenModule, path_of
-from lora_serve.model.observation import Observation
+from lora_serve.model.loading.frozen_model import FrozenModule, path_of
+from lora_serve.model.loading.observation import Observation
+from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.pooling.plan import PoolingPlan
 from lora_serve.model.pooling.step import Layout
-from lora_serve.model.quantization import resident_bytes
 
 
 def spec_of(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import RowAdapter
-from lora_serve.model.step_context import LoraTokens, passes_of
+from lora_serve.model.step.step_context import LoraTokens, passes_of
 
 
 @dataclass(frozen=True, slots=True)

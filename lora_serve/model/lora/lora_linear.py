@@ -1,0 +1,77 @@
+"""A base layer with every row's own delta beside it (Hu et al., 2021, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.lora.changes import Change
+from lora_serve.model.lora.kernels import LoraKernel
+from lora_serve.model.step.step_context import AdapterStep, LoraSegment, StepContext
+
+
+class LoraLinear(nn.Module):
+    """y = base(x), then for each token what its adapters make of y: see `LoraKernel` and `Change`."""
+
+    def __init__(
+        self,
+        base: FrozenLinear,
+        module: int,
+        kernel: LoraKernel,
+        changes: Mapping[int, tuple[Change, ...]],
+        context: StepContext[Any],
+        *,
+        sees_outputs: bool,
+        is_output_head: bool,
+    ) -> None:
+        """`changes`: by slot, kept up to date by `LoraSlots`. `sees_outputs`: its inputs are not the step's tokens."""
+        super().__init__()
+        self.base = base
+        self.module = module
+        self.kernel = kernel
+        self._changes = changes
+        self._context = context
+        self._sees_outputs = sees_outputs
+        self._is_output_head = is_output_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [1, num_tokens, in] (for the output head [1, num_logits, in]) -> [1, ..., out].
+
+        The output head's out is that of the step's largest vocabulary.
+        """
+        y = self.base.forward(x)
+        self.adapt(y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features))
+        step: AdapterStep = self._context.step
+        return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
+
+    def adapt(self, y: Tensor, x: Tensor) -> None:
+        """What adapters make of y [tokens, out], the base's outputs for x [tokens, in]; in place."""
+        step: AdapterStep = self._context.step
+        for tokens in step.lora_logits if self._sees_outputs else step.lora:
+            if self._changes:
+                self._change(y, x, self._of_base_size(tokens.segments, step))
+            self.kernel.add(y, x, self.module, tokens)
+
+    def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
+        """y [1, num_logits, width]: adapters with as many rows as they like have nothing here but changes."""
+        assert step.vocabularies is not None
+        y = F.pad(y, (0, step.vocabularies.width - y.shape[-1]))
+        for tokens in step.lora_logits:
+            own = [segment for segment in tokens.segments if segment.slot in step.vocabularies.slots]
+            self._change(y.view(-1, y.shape[-1]), x.reshape(-1, self.base.in_features), own)
+        return y
+
+    def _of_base_size(self, segments: Sequence[LoraSegment], step: AdapterStep) -> Sequence[LoraSegment]:
+        if step.vocabularies is None or not self._is_output_head:
+            return segments
+        return [segment for segment in segments if segment.slot not in step.vocabularies.slots]
+
+    def _change(self, y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
+        for segment in segments:
+            here = slice(segment.start, segment.end)
+            for change in self._changes.get(segment.slot, ()):
+                change.apply(y[here], (x[here],), segment.scale)
