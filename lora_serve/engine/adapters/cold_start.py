@@ -60,10 +60,10 @@ class ColdPatience:
 
     def ends_at(self, sequence: Sequence) -> float | None:
         """When patience ends, in seconds of time.monotonic(); None: it does not, or there is nothing to wait for."""
-        patience = sequence.request.patience
-        if patience is None or sequence.patience_is_over or _is_settled(sequence) or not self.cold(sequence.adapters):
+        timeout = sequence.request.cold_timeout
+        if timeout is None or sequence.patience_is_over or _is_settled(sequence) or not self.cold(sequence.adapters):
             return None
-        return sequence.request.arrival_time + patience
+        return sequence.request.arrival_time + timeout
 
     def end(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """Patience is over: another answers, or it goes on waiting for either, or this is its error."""

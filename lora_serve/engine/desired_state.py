@@ -13,7 +13,7 @@ from lora_serve.core.messages import AdapterCommand, Evict, Pin, Prefetch, Resiz
 C = TypeVar("C", Resize, Tune)
 
 
-class StandingOrders:
+class DesiredState:
     """Owned by one thread. Pins, and the adapters of the latest requests, `max_recent` of them at most."""
 
     def __init__(self, max_recent: int) -> None:
