@@ -14,11 +14,9 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel, described
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.frozen_model import FrozenModule
-from lora_serve.model.lora.copy_stream import copy_stream
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
-from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.runner.decode_graphs import DecodeGraphs
-from lora_serve.model.runner.graphs import CudaGraph, graph_pool
+from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
+from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
 from lora_serve.model.runner.model_runner import ModelRunner
 
 SHAPES = {  # hidden, intermediate, layers, heads, KV heads, vocabulary

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
-from lora_serve.model.loading.skip_init import Undrawn
+from lora_serve.model.loading.frozen_model import SkipInit
 
 UNNEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sklearn", "pandas", "matplotlib")
 START = """
@@ -89,7 +89,7 @@ def test_model_that_asks_for_more_of_the_compiler_is_loaded_the_ordinary_way(
 
 
 def test_weights_without_memory_are_not_drawn_and_others_are() -> None:
-    with Undrawn():
+    with SkipInit():
         without = torch.nn.Linear(4, 4, device="meta")
         with_memory = torch.nn.init.normal_(torch.zeros(64))
     assert without.weight.is_meta

@@ -13,10 +13,9 @@ from lora_serve.core.batch import Batch, Row, SampleInput, SlotRef
 from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.lora.arena import in_arena
-from lora_serve.model.lora.copy_stream import copy_stream
+from lora_serve.model.lora.host_adapter import in_arena
 from lora_serve.model.lora.kernels import create_kernel
-from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
 from lora_serve.model.system.device_memory import within_memory
 from lora_serve.model.system.transfer import to_device, to_host
 from tests.contracts.test_lora_kernel import expected, tokens_of

@@ -13,9 +13,9 @@ from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.norm import FusedNorm
-from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
+from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.lora.kernels import native as native_lora
 from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots

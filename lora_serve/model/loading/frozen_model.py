@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, PreTrainedModel
 
 from lora_serve.core.config import ModelConfig
@@ -18,9 +19,41 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.loading.completeness import check_no_more_layers, check_num_layers, shape_that_differs
 from lora_serve.model.loading.observation import Observation, first_line, on_one_line
 from lora_serve.model.loading.quantization import check_quantized, plan_quantization
-from lora_serve.model.loading.skip_init import Undrawn
 from lora_serve.model.loading.transformers_import import without_compiler
 from lora_serve.model.native import onednn
+
+
+class SkipInit(TorchFunctionMode):
+    """`torch.nn.init` leaves tensors of the meta device alone; what has memory is drawn as ever.
+
+    `torch.arange` there would load torch's symbolic shapes, and sympy with them, to find out how long it is.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            tensor = named.get("tensor", args[0] if args else None)
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        if func is torch.arange and _is_meta(named.get("device")):
+            return _unnumbered(*args, **named)
+        return func(*args, **named)
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _unnumbered(*args: Any, **named: Any) -> torch.Tensor:
+    """A tensor of the meta device as `torch.arange` gives it, made of a range that is there."""
+    found = torch.arange(*args, **{**named, "device": "cpu"})
+    return torch.empty_like(found, device="meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +124,7 @@ def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, a
     if arguments:  # torchao may compile its products
         return load()
     try:
-        with without_compiler(), Undrawn():
+        with without_compiler(), SkipInit():
             return load()
     except (ImportError, AttributeError):  # a model whose code asks the compiler for more than its marks
         return load()

@@ -10,9 +10,8 @@ from transformers.pytorch_utils import Conv1D
 from lora_serve.core.config import ModelConfig
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.lora.changed_module import ChangedModule
 from lora_serve.model.lora.kernels import LoraKernel, create_kernel
-from lora_serve.model.lora.lora_linear import LoraLinear
+from lora_serve.model.lora.lora_linear import ChangedModule, LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import Step, StepContext
 

@@ -14,10 +14,17 @@ from torch import Tensor, nn
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter, SavedDelta, SavedEmbedding, SavedLinear
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.lora.adapted_model import AdaptedModel
-from lora_serve.model.lora.arena import in_arena
-from lora_serve.model.lora.changes import Change, EmbeddingDelta, HeadRows, LowRankWeight, TokenRows, Twin
-from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns
-from lora_serve.model.lora.replaced_linear import InputGain, OwnWeights
+from lora_serve.model.lora.changes import (
+    Change,
+    EmbeddingDelta,
+    HeadRows,
+    InputGain,
+    LowRankWeight,
+    ReplacedWeights,
+    TokenRows,
+    Twin,
+)
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, in_arena
 
 _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they alone are kept
 
@@ -125,7 +132,7 @@ def _own(base: AdaptedModel[Any], path: str, parameters: Mapping[str, Tensor]) -
             return _rows(base, path, ids, table)
     module = base.module.get_submodule(path)
     if path in base.spec.linears:
-        own = OwnWeights(base.linear(path), parameters)
+        own = ReplacedWeights(base.linear(path), parameters)
         return own.to(base.device) if base.device.type == "cpu" else own
     return Twin(module, parameters)
 

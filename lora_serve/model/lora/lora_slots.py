@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,11 +15,85 @@ from torch import Tensor
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model.lora.arena import moved_deltas
 from lora_serve.model.lora.changes import Change
-from lora_serve.model.lora.copy_stream import CopyStream
-from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns
-from lora_serve.model.lora.slot_records import SlotRecords
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, moved_deltas
+
+
+class CopyStream(Protocol):
+    """Copies in the background; whoever needs a copy waits for its event."""
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """What is enqueued within runs beside the computation. Yields the event of its end, set when it leaves."""
+
+    def wait(self, event: Any) -> None:
+        """What is computed from now on comes after the event; the calling thread itself does not wait."""
+
+
+class CudaCopyStream:
+    """See `CopyStream`. Not run on a GPU yet: the tests use a stream of their own in its place.
+
+    A copy comes after all that was enqueued for computation before it: memory of a slot that was cleared may be given
+    out again for the copy while a kernel that still reads it is under way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def copying(self) -> Iterator[Any]:
+        """See `CopyStream`."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield event
+            event.record(self._stream)
+
+    def wait(self, event: Any) -> None:
+        """See `CopyStream`."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+
+def copy_stream(device: torch.device) -> CopyStream | None:
+    """The device's; None on the CPU, where nothing is copied."""
+    return CudaCopyStream(device) if device.type == "cuda" else None
+
+
+RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
+
+
+class SlotRecords:
+    """[num_slots, num_modules, RECORD_WORDS] int64, 64 bytes per record: what a program needs of a layer's adapter.
+
+    A slot's new content is one copy that joins the queue of the stream it is made on; the memory stays where it is,
+    so that captured graphs go on reading it. Only growth moves it, which `tensor` shows by being another object.
+    """
+
+    def __init__(self, num_slots: int, num_modules: int, device: torch.device) -> None:
+        self.tensor = torch.zeros(num_slots, num_modules, RECORD_WORDS, dtype=torch.int64, device=device)
+
+    def write(self, slot: int, columns: SlotColumns) -> None:
+        """`columns`: of tensors on this device."""
+        words = packed(columns)
+        self.tensor[slot].copy_(words.pin_memory() if self.tensor.is_cuda else words, non_blocking=True)
+
+    def clear(self, slot: int) -> None:
+        self.tensor[slot].zero_()
+
+    def widen(self, num_slots: int) -> None:
+        wide = self.tensor.new_zeros(num_slots, *self.tensor.shape[1:])
+        wide[: len(self.tensor)] = self.tensor
+        self.tensor = wide
+
+
+def packed(columns: SlotColumns) -> Tensor:
+    """[num_modules, RECORD_WORDS] int64."""
+    words = torch.zeros(len(columns.a), RECORD_WORDS, dtype=torch.int64)
+    for word, column in enumerate((columns.a, columns.b, columns.gain, columns.shift, columns.rank)):
+        words[:, word] = column
+    words[:, 5] = columns.scale.view(torch.int32)
+    words[:, 6] = columns.is_bfloat16
+    return words
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,15 @@ from torch import Tensor
 from lora_serve.adapters.regular_file import filled, open_regular, size_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import LinearShape, ModelSpec
-from lora_serve.model.lora.arena import ALIGNMENT, aligned, bytes_of, laid_out
-from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns
+from lora_serve.model.lora.host_adapter import (
+    ALIGNMENT,
+    HostAdapter,
+    LinearDelta,
+    SlotColumns,
+    aligned,
+    bytes_of,
+    laid_out,
+)
 
 _MAGIC = b"LSPREP1\n"
 _START = 48  # of the header

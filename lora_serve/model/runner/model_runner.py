@@ -20,10 +20,9 @@ from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.runner.choosing import Choice, choose
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
-from lora_serve.model.runner.sampler import logprobs_of
+from lora_serve.model.runner.sampler import Choice, choose, logprobs_of
 from lora_serve.model.system.device_memory import within_memory
 from lora_serve.model.system.transfer import to_device
 

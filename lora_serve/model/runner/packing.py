@@ -12,7 +12,7 @@ from lora_serve.core.batch import Row
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs, passes_of
-from lora_serve.model.step.vocabularies import OwnVocabularies
+from lora_serve.model.step.vocabularies import StepVocabularies
 from lora_serve.model.system.transfer import columns_to_device
 
 
@@ -85,7 +85,7 @@ class StepPacker:
 
     def _vocabularies(
         self, rows: Sequence[Row], spans: Sequence[LogitSpan], token_ids: Tensor
-    ) -> OwnVocabularies | None:
+    ) -> StepVocabularies | None:
         own = {row.adapters[0].slot.index: size for row in rows if (size := self.vocab_size(row))}
         if not own:
             return None
@@ -94,7 +94,7 @@ class StepPacker:
             for row, span in zip(rows, spans, strict=True)
             for _ in range(span.start, span.end)
         ]
-        return OwnVocabularies.of(token_ids, own, sizes, self._base_size, self._device)
+        return StepVocabularies.of(token_ids, own, sizes, self._base_size, self._device)
 
     def _cache_positions(self, row: Row) -> list[int]:
         size, table = self._cache.block_size, row.block_table

@@ -7,6 +7,7 @@ how many tokens it has: a seeded request draws the same numbers alone or in any 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,18 +37,18 @@ def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     """logits [rows, vocab] float32 -> token ids [rows] int64. Order of the steps as in vLLM:
     forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p.
     """
-    tokens, is_settled = draw(logits, rows)
-    (settled,) = to_host(is_settled)
-    return tokens if bool(settled.all()) else draw_again(logits, rows, tokens, is_settled)
+    tokens, is_final = draw(logits, rows)
+    (settled,) = to_host(is_final)
+    return tokens if bool(settled.all()) else draw_again(logits, rows, tokens, is_final)
 
 
-def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_settled: Tensor) -> Tensor:
+def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor) -> Tensor:
     """`tokens`, but those of rows that are not settled drawn among all of the vocabulary.
 
     A settled row keeps its own: among more candidates, tokens of equal probability may stand in another order, and a
     row's token must not depend on its neighbours.
     """
-    return torch.where(is_settled, tokens, draw(logits, rows, logits.shape[1])[0])
+    return torch.where(is_final, tokens, draw(logits, rows, logits.shape[1])[0])
 
 
 def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
@@ -57,7 +58,7 @@ def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM
     """
     logits = _adjusted(logits, rows)
     tokens = logits.argmax(dim=-1)
-    is_settled = torch.ones_like(tokens, dtype=torch.bool)
+    is_final = torch.ones_like(tokens, dtype=torch.bool)
     warm = [i for i, row in enumerate(rows) if row.params.temperature >= _COLDEST]
     for chosen in ([i for i in warm if not _is_truncated(rows[i])], [i for i in warm if _is_truncated(rows[i])]):
         if chosen:
@@ -68,10 +69,10 @@ def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM
             numbers = uniform([row.seed for row in members], [row.num_output_tokens for row in members])
             numbers = to_device(numbers, torch.float64, logits.device)[:, None]
             if _is_truncated(members[0]):
-                tokens[index], is_settled[index] = _draw_truncated(probabilities, numbers, members, num_candidates)
+                tokens[index], is_final[index] = _draw_truncated(probabilities, numbers, members, num_candidates)
             else:
                 tokens[index] = _draw(probabilities, numbers)
-    return tokens, is_settled
+    return tokens, is_final
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
@@ -126,8 +127,8 @@ def _draw_truncated(
     best = probabilities.topk(min(num_candidates, vocabulary), dim=-1)
     kept = _kept(best.values, rows, vocabulary)
     positions = _draw(kept, numbers)
-    is_settled = (kept[:, -1] == 0) | (best.values.shape[1] == vocabulary)
-    return best.indices.gather(1, positions[:, None])[:, 0], is_settled
+    is_final = (kept[:, -1] == 0) | (best.values.shape[1] == vocabulary)
+    return best.indices.gather(1, positions[:, None])[:, 0], is_final
 
 
 def _kept(ordered: Tensor, rows: Sequence[SampleInput], vocabulary: int) -> Tensor:
@@ -192,3 +193,45 @@ def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     return counts.index_put_(
         (row_of, flat), torch.ones(len(flat), dtype=like.dtype, device=like.device), accumulate=True
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One row's next token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None  # None: not asked for
+    is_number: bool  # False: the logits are none, and so the token means nothing
+
+
+def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
+    """One token per row of logits [rows, vocab] float32.
+
+    Rows that keep more than the sampler's candidates, which flat distributions alone do, make it wait twice.
+    """
+    is_number = logits.amax(dim=-1).isfinite()  # amax passes NaN on; a token alone may be at -inf
+    tokens, is_final = draw(logits, rows)
+    choices, settled = _read(logits, rows, tokens, is_final, is_number)
+    if settled:
+        return choices
+    tokens = draw_again(logits, rows, tokens, is_final)
+    return _read(logits, rows, tokens, is_final, is_number)[0]
+
+
+def _read(
+    logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor, is_number: Tensor
+) -> tuple[list[Choice], bool]:
+    """The choices, and whether no row has to be drawn again."""
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    num_top = [rows[i].params.logprobs or 0 for i in wanted]
+    columns: tuple[Tensor, ...] = ()
+    if wanted:
+        index = to_device(wanted, torch.int64, logits.device)
+        columns = logprob_columns(logits[index], tokens[index], num_top)
+    ids, settled, fine, *found = to_host(tokens, is_final, is_number, *columns)
+    logprobs = dict(zip(wanted, logprobs_from(found, num_top), strict=True)) if wanted else {}
+    choices = [
+        Choice(token, logprobs.get(i), good)
+        for i, (token, good) in enumerate(zip(ids.tolist(), fine.tolist(), strict=True))
+    ]
+    return choices, bool((settled | ~fine).all())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
 from lora_serve.model.step.device_tokens import DeviceTokens
-from lora_serve.model.step.vocabularies import OwnRows, OwnVocabularies
+from lora_serve.model.step.vocabularies import OwnRows, StepVocabularies
 
 PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 
@@ -140,7 +140,7 @@ class StepInputs:
     logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
     lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
     lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
-    vocabularies: OwnVocabularies | None = None  # None: every row has the base model's
+    vocabularies: StepVocabularies | None = None  # None: every row has the base model's
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
 
 

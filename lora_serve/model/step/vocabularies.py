@@ -29,7 +29,7 @@ class OwnRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnVocabularies:
+class StepVocabularies:
     """What such a step has besides its other inputs; steps of the base model's vocabulary alone have none."""
 
     token_ids: Tensor  # [1, num_tokens] int64, the true ids
@@ -40,11 +40,11 @@ class OwnVocabularies:
     @staticmethod
     def of(
         token_ids: Tensor, slots: Mapping[int, int], sizes: Sequence[int], base_size: int, device: torch.device
-    ) -> OwnVocabularies:
+    ) -> StepVocabularies:
         """`slots`: sizes by slot. `sizes`: for each row of the logits; none, if the step wants no logits."""
         width = max(base_size, *slots.values())
         counted = to_device(sizes or [width], torch.int64, device)
-        return OwnVocabularies(token_ids, frozenset(slots), width, counted)
+        return StepVocabularies(token_ids, frozenset(slots), width, counted)
 
     def cut(self, logits: Tensor) -> Tensor:
         """logits [num_logits, width], in place: what is no token of a row's vocabulary becomes -inf.

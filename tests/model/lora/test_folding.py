@@ -15,8 +15,7 @@ from lora_serve.adapters.checkpoint.weights.saved import (
     SavedLinear,
     SavedTokens,
 )
-from lora_serve.model.lora.changes import EmbeddingDelta, HeadRows, TokenRows, Twin
-from lora_serve.model.lora.replaced_linear import InputGain, OwnLinear
+from lora_serve.model.lora.changes import EmbeddingDelta, HeadRows, InputGain, ReplacedLinear, TokenRows, Twin
 from tests.local_engine import LocalEngine
 from tests.oracle import load_fresh, save_tiny_model
 
@@ -119,7 +118,7 @@ def test_each_kind_becomes_its_change_and_counts_its_own_bytes(engine: LocalEngi
         )
     )
     kinds = {path: [type(change) for change in changes] for path, changes in host.changes.items()}
-    assert kinds == {UP: [InputGain], EMBEDDING: [TokenRows], NORM: [Twin], HEAD: [OwnLinear]}
+    assert kinds == {UP: [InputGain], EMBEDDING: [TokenRows], NORM: [Twin], HEAD: [ReplacedLinear]}
     assert host.num_bytes == 4 * (32 + 32 + 2 * 32 + 32 + 97 * 32) + 2 * 8
     assert plain.get_submodule(NORM).weight is not None
 

@@ -12,8 +12,7 @@ import torch
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model.lora.arena import in_arena
-from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, in_arena
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import LoraTokens

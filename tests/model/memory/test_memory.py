@@ -17,7 +17,7 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
-from lora_serve.model.memory.plan import DeviceFacts, Shares, largest_step, share_out
+from lora_serve.model.memory.setup import DeviceFacts, Shares, largest_step, share_out
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
 from tests.local_engine import LocalEngine
 from tests.model.tiny import CPU, filled_cache

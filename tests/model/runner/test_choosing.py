@@ -10,9 +10,8 @@ import torch
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.runner import choosing
-from lora_serve.model.runner.choosing import choose
-from lora_serve.model.runner.sampler import logprobs_of, sample
+from lora_serve.model.runner import sampler
+from lora_serve.model.runner.sampler import choose, logprobs_of, sample
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(tensors))
         return list(tensors)
 
-    monkeypatch.setattr(choosing, "to_host", counted)
+    monkeypatch.setattr(sampler, "to_host", counted)
     return found
 
 

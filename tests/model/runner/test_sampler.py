@@ -16,8 +16,7 @@ from transformers import (
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.runner.choosing import choose
-from lora_serve.model.runner.sampler import logprobs_of, sample, uniform
+from lora_serve.model.runner.sampler import choose, logprobs_of, sample, uniform
 
 VOCABULARY = 300
 ANY_IDS = torch.zeros(1, 1, dtype=torch.int64)
