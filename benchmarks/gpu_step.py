@@ -28,7 +28,7 @@ import torch
 from benchmarks.gpu_kernels import kernel_table
 from benchmarks.gpu_world import SHAPES, World, load, make_world, random_adapter
 from lora_serve.core.batch import RowAdapter
-from lora_serve.model.arena import in_arena
+from lora_serve.model.lora.host_adapter import in_arena
 
 ROWS, STEPS, WARM = 64, 60, 10
 MIXES = ((1, 0), (1, 1), (16, 0), (16, 1), (16, 16), (64, 0), (64, 1), (64, 64))  # rows, different adapters

@@ -12,14 +12,12 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel, described
-from lora_serve.model.copy_stream import copy_stream
-from lora_serve.model.decode_graphs import DecodeGraphs
-from lora_serve.model.graphs import CudaGraph, graph_pool
-from lora_serve.model.host_adapter import HostAdapter, LinearDelta
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading import FrozenModule
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.runner import ModelRunner
+from lora_serve.model.loading.frozen_model import FrozenModule
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
+from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
+from lora_serve.model.runner.model_runner import ModelRunner
 
 SHAPES = {  # hidden, intermediate, layers, heads, KV heads, vocabulary
     "8b": (4096, 14336, 32, 32, 8, 128256),

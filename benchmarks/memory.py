@@ -25,7 +25,7 @@ from lora_serve.core.memory import memory_load
 from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.model.build import ModelParts, build_model
-from lora_serve.model.device_memory import peak_bytes
+from lora_serve.model.system.device_memory import peak_bytes
 
 NUM_ADAPTERS = 8
 Shape = tuple[tuple[int, int], ...]  # per row: tokens of the step, keys with those

@@ -30,8 +30,8 @@ from benchmarks.alternating import median_ratio, time_alternating
 from benchmarks.step_floor import gemms_of
 from benchmarks.step_model import RANKS, StepModel, blocks_of, decode_batch
 from lora_serve.core.batch import Batch
-from lora_serve.model.lora_kernels import create_kernel
-from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.lora.kernels import create_kernel
+from lora_serve.model.lora.lora_slots import LoraSlots
 
 REFERENCE = Path(__file__).with_name("step_guard.json")
 NUM_ROWS, NUM_KEYS, MAX_TRIES = 16, 128, 3

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.alternating import Clock
-from lora_serve.model import runner as runner_module
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.fusion.decoder_layer import FusedDecoderLayer
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native.packed_linear import PackedLinear
+from lora_serve.model.runner import model_runner as runner_module
 
 PARTS = ("base GEMMs", "LoRA", "attention", "output head", "sampling", "rest")
 Namer = Callable[[tuple[Any, ...]], str]  # a call's arguments -> which part it belongs to
@@ -128,7 +128,7 @@ def _seams() -> Iterator[tuple[Any, str, str]]:
     yield KVCache, "write", "attention"
     yield runner_module, "choose", "sampling"
     for name, module in sorted(sys.modules.items()):
-        if name.startswith("lora_serve.model.lora_kernels.") and hasattr(module, "Kernel"):
+        if name.startswith("lora_serve.model.lora.kernels.") and hasattr(module, "Kernel"):
             yield module.Kernel, "add", "LoRA"
         if name.startswith("lora_serve.model.attention.") and hasattr(module, "Backend"):
             yield module.Backend, "__call__", "attention"

@@ -38,7 +38,7 @@ from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler, flush_log
 from lora_serve.logs.redaction import redaction_for
 from lora_serve.logs.streams import divert_streams
-from lora_serve.model.allocator import return_freed_memory
+from lora_serve.model.system.allocator import return_freed_memory
 from lora_serve.server.app import build_app
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.staging import Staging

@@ -47,8 +47,8 @@ from lora_serve.core.messages import (
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.stats import EngineStats
+from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine.standing_orders import StandingOrders
 
 _log = logging.getLogger(__name__)
 RETRY_AFTER = 5.0  # seconds
@@ -64,7 +64,7 @@ class ProcessEngineClient:
         self,
         spawn: Callable[[], Awaitable[EngineProcess]],
         gate: QueueGate,
-        orders: StandingOrders,
+        orders: DesiredState,
         errand: Callable[[Errand, Callable[[Record], None]], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:

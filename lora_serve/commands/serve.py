@@ -15,7 +15,7 @@ def run(arguments: list[str]) -> int:
 
         import_tokenizers()
     else:
-        from lora_serve.model.lean_imports import import_transformers
+        from lora_serve.model.loading.transformers_import import import_transformers
 
         import_transformers(settings.quantization, settings.model)
     from lora_serve.app import launch

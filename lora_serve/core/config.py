@@ -20,7 +20,7 @@ class ModelConfig:
     dtype: str  # "auto", "bfloat16", "float16" or "float32"
     max_model_len: int | None  # tokens; None: the model's own limit
     attention: str  # name of a file in model/attention, or "auto"
-    lora_kernel: str  # name of a file in model/lora_kernels, or "auto"
+    lora_kernel: str  # name of a file in model/lora/kernels, or "auto"
     quantization: str  # "none": as the checkpoint is; "int8", "int4": weights are quantised at load
     task: str = "auto"  # "auto": as the checkpoint says, or a value of `Task`
     pooling: str = "auto"  # "auto": as the checkpoint says, or "cls", "mean", "last"

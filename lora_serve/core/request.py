@@ -101,8 +101,8 @@ class InferenceRequest:
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
 
     @property
-    def patience(self) -> float | None:
-        """Seconds from its arrival that it waits for cold adapters; None: for ever."""
+    def cold_timeout(self) -> float | None:
+        """Seconds from arrival that the request waits for cold adapters; None: for ever."""
         if self.max_cold_wait is None:
             return None if self.on_cold is OnCold.WAIT else 0.0
         return self.max_cold_wait

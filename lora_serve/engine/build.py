@@ -18,8 +18,7 @@ from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.engine import Engine, Runner
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
-from lora_serve.engine.kv.swap_space import SwapSpace
-from lora_serve.engine.kv.swapping import Swapping
+from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard

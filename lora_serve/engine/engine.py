@@ -44,7 +44,7 @@ _NUM_RECENT_BATCHES = 64
 
 
 class Runner(Protocol):
-    """The seam to the maths: `model/runner.py`, or a fake in tests."""
+    """The seam to the maths: `model/runner/model_runner.py`, or a fake in tests."""
 
     def load_slot(self, slot: SlotRef, adapter: Any) -> None:
         """Put an adapter's weights into a device slot."""

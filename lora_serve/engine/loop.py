@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from lora_serve.adapters.loader import LoadFinished
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
 from lora_serve.core.messages import AdapterCommand, ErrorEvent, Event, Evict, StepEvent, Unpin
+from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.messages import Abort, Command, Message, Outcome, Ping, StatsQuery, Stop, Submit
-from lora_serve.engine.standing_orders import StandingOrders
 
 _log = logging.getLogger(__name__)
 FAILURE = "The engine failed; the request was ended."
@@ -37,7 +37,7 @@ class EngineLoop:
         self._mailbox = mailbox
         self._emit = emit
         self._rebuild = rebuild
-        self._orders = StandingOrders(engine.residency.slots.num_slots)
+        self._orders = DesiredState(engine.residency.slots.num_slots)
         self._is_stopping = False
 
     def run(self) -> None:

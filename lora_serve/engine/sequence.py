@@ -45,7 +45,7 @@ class Sequence:
     num_served: int = 0  # tokens of its prompt that were computed for it once
     num_preemptions: int = 0
     fell_back: bool = False
-    patience_is_over: bool = False  # with its own cold adapters
+    cold_wait_is_over: bool = False  # with its own cold adapters
     was_cold: bool = False
     cold_until: float | None = None  # when its adapters were first seen on this host; None while one is not
     first_scheduled: float | None = None
@@ -90,6 +90,11 @@ class Sequence:
     def num_remaining(self) -> int:
         """Tokens known but not yet computed: 1 for a sequence that decodes."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True before the first token, if they were asked for: after a preemption they are known already."""
+        return self.request.sampling.prompt_logprobs is not None and self.num_output == 0
 
     @property
     def num_steps_left(self) -> int:

@@ -18,8 +18,8 @@ from lora_serve.client.process import ProcessEngineClient
 from lora_serve.client.wire import Configure, Forget, Settle
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.settings import Settings
+from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine.standing_orders import StandingOrders
 from lora_serve.engine_host.base import EngineHost, HostedModel
 from lora_serve.engine_host.errands import Errands
 from lora_serve.engine_host.verifier import EngineVerifier
@@ -42,7 +42,7 @@ async def open_host(
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
         QueueGate(settings.engine_slice().queue),
-        StandingOrders(settings.max_loras),
+        DesiredState(settings.max_loras),
         errands.run,
         errands.drop,
     )

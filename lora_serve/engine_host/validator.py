@@ -12,8 +12,8 @@ from lora_serve.adapters.validation import convert, validate
 from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.model.device_memory import is_out_of_memory
-from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.system.device_memory import is_out_of_memory
 
 
 class LocalValidator:

@@ -20,17 +20,17 @@ from transformers.modeling_utils import AttentionInterface
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.adapted_model import AdaptedModel
 from lora_serve.model.attention import Attention, create_attention
-from lora_serve.model.completeness import check_nothing_missing
 from lora_serve.model.fusion import fuse
 from lora_serve.model.fusion.rotary_attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading import FrozenModule, LoadedModel, load_frozen, path_of
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.observation import Observation, layer_index, observe
-from lora_serve.model.quantization import resident_bytes
-from lora_serve.model.step_context import StepContext, StepInputs
+from lora_serve.model.loading.completeness import check_nothing_missing
+from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
+from lora_serve.model.loading.observation import Observation, layer_index, observe
+from lora_serve.model.loading.quantization import resident_bytes
+from lora_serve.model.lora.adapted_model import AdaptedModel
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.step.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
 _names = itertools.count()

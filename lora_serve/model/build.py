@@ -12,24 +12,21 @@ from lora_serve.adapters.smoke_test import MAX_SMOKE_TEST_TOKENS
 from lora_serve.core.config import EngineConfig, ModelConfig
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.allocator import keep_freed_memory, return_freed_memory
 from lora_serve.model.base_model import BaseModel, load_model
-from lora_serve.model.copy_stream import copy_stream
-from lora_serve.model.decode_graphs import DecodeGraphs
-from lora_serve.model.exactness import check_exactness, plain_logprobs, probe_tokens
-from lora_serve.model.folding import fold
-from lora_serve.model.graphs import CudaGraph, graph_pool
-from lora_serve.model.host_adapter import HostAdapter
-from lora_serve.model.initialisation import undo
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading import LoadedModel
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.memory_setup import MemorySetup
+from lora_serve.model.loading.exactness import check_exactness, plain_logprobs, probe_tokens
+from lora_serve.model.loading.frozen_model import LoadedModel
+from lora_serve.model.lora.folding import fold
+from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.lora.initialisation import undo
+from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
+from lora_serve.model.memory.setup import MemorySetup
 from lora_serve.model.pooling.loading import load_pooling_model
-from lora_serve.model.pooling.model import PoolingModel
 from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
-from lora_serve.model.pooling.runner import PoolingRunner
-from lora_serve.model.runner import ModelRunner
+from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
+from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
+from lora_serve.model.runner.model_runner import ModelRunner
+from lora_serve.model.system.allocator import keep_freed_memory, return_freed_memory
 
 _SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
 

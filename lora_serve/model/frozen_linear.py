@@ -14,19 +14,12 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model import onednn
-from lora_serve.model.native import packed_linear
+from lora_serve.model.loading.observation import linear_shape
+from lora_serve.model.loading.quantization import is_quantized
+from lora_serve.model.native import onednn, packed_linear
 from lora_serve.model.native.packed_linear import PackedLinear
-from lora_serve.model.quantization import is_quantized
 
 _ROWS_AT_ONCE = 256  # of the identity, when a packed weight is only known by its products
-
-
-def linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
-    """in and out features as the layer states them: a packed weight has another shape."""
-    if isinstance(linear, Conv1D):
-        return LinearShape(*linear.weight.shape)
-    return LinearShape(linear.in_features, linear.out_features)
 
 
 class FrozenLinear(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BlockMoves
-from lora_serve.model.huge_pages import advise_huge_pages
-from lora_serve.model.transfer import to_device
+from lora_serve.model.system.allocator import advise_huge_pages
+from lora_serve.model.system.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.recorder import Recorder
 from lora_serve.simulate.replica import Replica
 from lora_serve.simulate.routers import create_router
-from lora_serve.simulate.timeline import Timeline
+from lora_serve.simulate.runner import Timeline
 from lora_serve.simulate.workload import Arrival
 
 

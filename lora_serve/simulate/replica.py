@@ -18,8 +18,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.simulate.profiles import Profile
-from lora_serve.simulate.runner import SimulatedLoader, SimulatedRunner
-from lora_serve.simulate.timeline import Timeline, VirtualClock
+from lora_serve.simulate.runner import SimulatedLoader, SimulatedRunner, Timeline, VirtualClock
 
 Message = InferenceRequest | LoadFinished[AdapterRef]
 _TICK = 1e-3  # seconds: a deadline that is not acted on is not tried again at once

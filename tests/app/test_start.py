@@ -13,12 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
-from lora_serve.model.undrawn import Undrawn
+from lora_serve.model.loading.frozen_model import SkipInit
 
 UNNEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sklearn", "pandas", "matplotlib")
 START = """
 import json, sys
-from lora_serve.model.lean_imports import import_transformers
+from lora_serve.model.loading.transformers_import import import_transformers
 import_transformers({quantization!r}, {model!r})
 import lora_serve.app.launch
 from lora_serve.core.settings import Settings
@@ -89,7 +89,7 @@ def test_model_that_asks_for_more_of_the_compiler_is_loaded_the_ordinary_way(
 
 
 def test_weights_without_memory_are_not_drawn_and_others_are() -> None:
-    with Undrawn():
+    with SkipInit():
         without = torch.nn.Linear(4, 4, device="meta")
         with_memory = torch.nn.init.normal_(torch.zeros(64))
     assert without.weight.is_meta

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import gpu_step
 from benchmarks.gpu_world import SHAPES, load, make_world, random_adapter
-from lora_serve.model.arena import in_arena
+from lora_serve.model.lora.host_adapter import in_arena
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -29,7 +29,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.engine_host import local, thread
 from lora_serve.model.build import ModelParts
-from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import Services
 from tests.canary.loop_lag import LagFigures, keep_probing, time_turns_of

@@ -7,9 +7,9 @@ import torch
 
 from lora_serve.core.batch import BASE_SLOT
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model.lora_kernels import LoraKernel, create_kernel
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.step_context import LoraTokens
+from lora_serve.model.lora.kernels import LoraKernel, create_kernel
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.step.step_context import LoraTokens
 from tests.model.tiny import MODULE, filled_slots
 
 RANKS = (1, 3, 8, 16, 33)
@@ -119,7 +119,7 @@ def test_new_owner_of_a_slot_is_used_at_once(name: str) -> None:
 
 def test_slot_without_low_rank_weights_still_rescales(name: str) -> None:
     from lora_serve.core.batch import SlotRef
-    from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+    from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 
     shape = LinearShape(24, 40)
     slots = filled_slots(shape, (4,))

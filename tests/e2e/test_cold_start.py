@@ -34,7 +34,7 @@ from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.validator import LocalValidator
 from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
-from lora_serve.model.host_adapter import HostAdapter
+from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services

@@ -13,8 +13,8 @@ from lora_serve.core.errors import AdapterUnavailableError, DeviceQuotaError, Lo
 from lora_serve.core.messages import ErrorEvent, Resize, SetTenantBudgets, TenantBudget
 from lora_serve.core.stats import EvictionReason
 from lora_serve.engine.adapters.slots import SlotTable
+from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.messages import Command
-from lora_serve.engine.standing_orders import StandingOrders
 from tests.engine.world import World, adapter
 
 
@@ -183,7 +183,7 @@ def test_after_a_new_maximum_no_more_stays_than_it_allows_and_others_lose_nothin
 
 
 def test_engine_that_is_built_anew_is_told_the_budgets_again() -> None:
-    orders, budgets = StandingOrders(4), SetTenantBudgets((TenantBudget("acme", at_most=10),))
+    orders, budgets = DesiredState(4), SetTenantBudgets((TenantBudget("acme", at_most=10),))
     orders.note(Resize(max_loras=2))
     orders.note(budgets)
     assert orders.limits() == [Resize(max_loras=2), budgets]

@@ -17,9 +17,9 @@ from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
+from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.messages import Message
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine.standing_orders import StandingOrders
 from lora_serve.engine_host.process import configure_of
 from tests.engine.world import World
 from tests.engine_host import fake_engine
@@ -66,7 +66,7 @@ async def process_client(
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
         QueueGate(limits),
-        StandingOrders(4),
+        DesiredState(4),
         lambda errand, send: None,
     )
     try:

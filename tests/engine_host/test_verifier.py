@@ -17,7 +17,7 @@ from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError,
 from lora_serve.core.messages import SmokeTest
 from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
 from lora_serve.engine_host.verifier import EngineVerifier
-from lora_serve.model.host_adapter import HostAdapter, LinearDelta
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 
 REF = AdapterRef("default", "a", 0, "sha256:a", 4, 10)
 

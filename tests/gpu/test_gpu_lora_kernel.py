@@ -7,7 +7,7 @@ import torch
 
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model.lora_kernels import create_kernel
+from lora_serve.model.lora.kernels import create_kernel
 from tests.contracts.test_lora_kernel import POPULARITIES, RANKS, expected, tokens_of
 from tests.model.tiny import MODULE, filled_slots, random_adapter
 

@@ -13,12 +13,11 @@ from lora_serve.core.batch import Batch, Row, SampleInput, SlotRef
 from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.arena import in_arena
-from lora_serve.model.copy_stream import copy_stream
-from lora_serve.model.device_memory import within_memory
-from lora_serve.model.lora_kernels import create_kernel
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.transfer import to_device, to_host
+from lora_serve.model.lora.host_adapter import in_arena
+from lora_serve.model.lora.kernels import create_kernel
+from lora_serve.model.lora.lora_slots import LoraSlots, copy_stream
+from lora_serve.model.system.device_memory import within_memory
+from lora_serve.model.system.transfer import to_device, to_host
 from tests.contracts.test_lora_kernel import expected, tokens_of
 from tests.local_engine import Answer, LocalEngine
 from tests.model.tiny import MODULE, random_adapter

@@ -14,8 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lora_serve.model.attention import triton_programs as attention
-from lora_serve.model.lora_kernels import triton_programs as lora
+from lora_serve.model.triton_programs import attention, lora
 
 H100 = GPUTarget("cuda", 90, 32)
 KINDS = {

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from torchao.quantization import quantize_
 from transformers.pytorch_utils import Conv1D
 
-from lora_serve.model import onednn
-from lora_serve.model.frozen_linear import FrozenLinear, linear_shape
-from lora_serve.model.quantization import resident_bytes, torchao_scheme
+from lora_serve.model.frozen_linear import FrozenLinear
+from lora_serve.model.loading.observation import linear_shape
+from lora_serve.model.loading.quantization import resident_bytes, torchao_scheme
+from lora_serve.model.native import onednn
 
 IN, OUT = 320, 96  # more than one chunk of unit vectors
 

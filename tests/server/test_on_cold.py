@@ -31,7 +31,7 @@ async def test_base_that_answers_is_named_in_headers_and_body(
         assert answer.headers["X-Adapter-Digest"] == "base"
         assert answer.headers["X-Adapter-Fallback"] == "base"
     (request,) = house.engine.requests
-    assert (request.on_cold, request.fallback, request.patience) == (OnCold.BASE, (), 0.0)
+    assert (request.on_cold, request.fallback, request.cold_timeout) == (OnCold.BASE, (), 0.0)
 
 
 @pytest.mark.parametrize(("path", "body"), FORMS)
@@ -49,7 +49,7 @@ async def test_version_before_that_answers_is_named_in_headers_and_body(
     (request,) = house.engine.requests
     assert [use.ref for use in request.adapters] == [second]
     assert [use.ref for use in request.fallback] == [first]
-    assert request.patience == 0.02
+    assert request.cold_timeout == 0.02
 
 
 @pytest.mark.parametrize(("path", "body"), FORMS)
@@ -126,7 +126,7 @@ async def test_wait_and_fail_have_no_fallback(http: aiohttp.ClientSession, house
         assert answer.status == 200
     (request,) = house.engine.requests
     assert request.fallback is None
-    assert request.patience == (None if on_cold == "wait" else 0.0)
+    assert request.cold_timeout == (None if on_cold == "wait" else 0.0)
 
 
 async def test_scale_of_the_adapter_is_the_scale_of_the_version_before(http: aiohttp.ClientSession, house: Any) -> None:

@@ -24,7 +24,7 @@ class _Answer:
     fell_back: bool | None = None  # None: open
 
 
-class ColdPatience:
+class ColdStart:
     """Decides for sequences that have not run yet, and keeps what each of them wants of the residency in balance."""
 
     def __init__(self, residency: AdapterResidency[Any]) -> None:
@@ -60,14 +60,14 @@ class ColdPatience:
 
     def ends_at(self, sequence: Sequence) -> float | None:
         """When patience ends, in seconds of time.monotonic(); None: it does not, or there is nothing to wait for."""
-        patience = sequence.request.patience
-        if patience is None or sequence.patience_is_over or _is_settled(sequence) or not self.cold(sequence.adapters):
+        timeout = sequence.request.cold_timeout
+        if timeout is None or sequence.cold_wait_is_over or _is_settled(sequence) or not self.cold(sequence.adapters):
             return None
-        return sequence.request.arrival_time + patience
+        return sequence.request.arrival_time + timeout
 
     def end(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """Patience is over: another answers, or it goes on waiting for either, or this is its error."""
-        sequence.patience_is_over = True
+        sequence.cold_wait_is_over = True
         if sequence.request.on_cold in (OnCold.WAIT, OnCold.FAIL):
             self.ask(sequence)
             return self.error(sequence)
@@ -82,7 +82,7 @@ class ColdPatience:
         if sequence.fallback is None or _is_settled(sequence):
             return
         fell_back = self._answer(sequence).fell_back
-        is_its_turn = sequence.patience_is_over and self.cold(sequence.adapters) and not self.cold(sequence.fallback)
+        is_its_turn = sequence.cold_wait_is_over and self.cold(sequence.adapters) and not self.cold(sequence.fallback)
         if fell_back or (fell_back is None and is_its_turn):
             self._fall_back(sequence, sequence.fallback, now)
 

@@ -50,7 +50,7 @@ class AdapterResidency(Generic[V]):
         self.host = host
         self._submit = submit
         self._wanted: Counter[str] = Counter()
-        self._favoured: frozenset[str] = frozenset()
+        self._protected: frozenset[str] = frozenset()
         self._in_flight: dict[str, tuple[AdapterRef, float]] = {}  # ref, when it was submitted
         self._changes: list[SlotChange[V]] = []
         self._counters = CacheCounters()
@@ -67,16 +67,16 @@ class AdapterResidency(Generic[V]):
             adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
         )
 
-    def favour(self, adapters: Sequence[AdapterRef]) -> None:
+    def protect(self, adapters: Sequence[AdapterRef]) -> None:
         """Those of the first in the queue: they stay wherever they are until it runs, and load first.
 
         Otherwise two sets of adapters, each half here, could push one another out for ever.
         """
-        self._favoured = frozenset(adapter.digest for adapter in adapters)
+        self._protected = frozenset(adapter.digest for adapter in adapters)
 
-    def is_favoured(self, digest: str) -> bool:
+    def is_protected(self, digest: str) -> bool:
         """Whether it would not leave its slot now, though nobody used it."""
-        return digest in self._favoured
+        return digest in self._protected
 
     def unwant(self, digest: str) -> None:
         """A sequence that wanted it has ended."""
@@ -124,7 +124,7 @@ class AdapterResidency(Generic[V]):
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
             return True
-        if digest not in self._favoured and not self._has_room(adapter):
+        if digest not in self._protected and not self._has_room(adapter):
             return False
         self._load(adapter)
         return True
@@ -134,7 +134,7 @@ class AdapterResidency(Generic[V]):
         cold = [adapter for adapter in adapters if not self.is_here(adapter.digest)]
         return self._estimate.retry_after(cold, self._in_flight, self._clock())
 
-    def place_ahead(self, adapter: AdapterRef) -> bool:
+    def place_if_free(self, adapter: AdapterRef) -> bool:
         """Give it a slot before it is asked for, if one is free and nobody has to go; whether it was done."""
         is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
         return is_possible and self._to_device(adapter)
@@ -276,7 +276,7 @@ class AdapterResidency(Generic[V]):
         """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""
         if adapter.digest not in self.host:
             return False
-        placed = self.slots.place(adapter, self._favoured, self._load_seconds.get(adapter.digest, 0.0))
+        placed = self.slots.place(adapter, self._protected, self._load_seconds.get(adapter.digest, 0.0))
         if placed is None:
             return False
         slot, evicted = placed
@@ -300,7 +300,7 @@ class AdapterResidency(Generic[V]):
 
     def _reluctance(self, digest: str) -> int:
         """What waits for its first use leaves the host late, and what the first in the queue needs last."""
-        return 2 if digest in self._favoured else int(digest in self._wanted)
+        return 2 if digest in self._protected else int(digest in self._wanted)
 
     def _has_room(self, adapter: AdapterRef) -> bool:
         """Whether the host can hold it beside everything wanted that is not on the device yet, floors kept."""

@@ -1,4 +1,4 @@
-"""The table of device slots: which adapter owns which index. The bytes are in `model/lora_slots.py`."""
+"""The table of device slots: which adapter owns which index. The bytes are in `model/lora/lora_slots.py`."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ class SlotTable:
     def has_free(self, adapter: AdapterRef) -> bool:
         """Whether an adapter that has no slot could be placed without another's going."""
         fits = self.max_bytes is None or self.num_bytes + adapter.num_bytes <= self.max_bytes
-        return len(self._entries) < self.num_slots and fits and not self.must_make_room_itself((adapter,))
+        return len(self._entries) < self.num_slots and fits and not self.exceeds_tenant_maximum((adapter,))
 
-    def must_make_room_itself(self, adapters: Sequence[AdapterRef]) -> bool:
+    def exceeds_tenant_maximum(self, adapters: Sequence[AdapterRef]) -> bool:
         """Whether an owner of these is at its maximum, so that no leaving of others' adapters would help."""
         missing = _bytes_by_tenant(adapter for adapter in adapters if adapter.digest not in self._entries)
         return any(self._residents.exceeds_maximum(tenant, num_bytes) for tenant, num_bytes in missing.items())
@@ -151,8 +151,8 @@ class SlotTable:
         self._residents.set_budgets(budgets)
         return self._plan_departures()
 
-    def soonest(self, adapters: Sequence[AdapterRef], num_steps_left: Mapping[str, int]) -> frozenset[str]:
-        """Who has to go so that these can come: the fewest that are done soonest.
+    def first_to_finish(self, adapters: Sequence[AdapterRef], num_steps_left: Mapping[str, int]) -> frozenset[str]:
+        """Who has to go so that these can come: the fewest that are done first_to_finish.
 
         `num_steps_left`: per digest of the adapters in use, until the last row on it ends.
         """

@@ -15,8 +15,7 @@ from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
 from lora_serve.core.stats import BatcherStats
-from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits
-from lora_serve.engine.batching.latency_reason import reason_of
+from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits, reason_of
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.sequence import Sequence
 

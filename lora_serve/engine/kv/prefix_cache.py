@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
-from lora_serve.engine.kv.block_keys import BlockKeys
+import secrets
+from array import array
+from hashlib import blake2b
+
+from lora_serve.core.request import AdapterUse
 from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.rows import wants_prompt_logprobs
 from lora_serve.engine.sequence import Sequence
+
+_DIGEST_BYTES = 32
+
+
+class BlockKeys:
+    """Makes keys. The secret is this process's own: nobody outside can name a key.
+
+    No two tenants share one, but for blocks of the base model alone with `shares_base`: then a tenant can tell by the
+    time to first token, and by `cached_tokens`, that somebody has sent the same beginning lately.
+    """
+
+    def __init__(self, block_size: int, *, shares_base: bool = False) -> None:
+        self._shares_base = shares_base
+        self._block_size = block_size
+        self._secret = secrets.token_bytes(_DIGEST_BYTES)
+
+    def extend(self, keys: list[bytes], tenant: str, adapters: tuple[AdapterUse, ...], token_ids: list[int]) -> None:
+        """Append to a sequence's `keys` those of the full blocks of `token_ids` that are missing in it."""
+        size = self._block_size
+        for index in range(len(keys), len(token_ids) // size):
+            start = index * size
+            acting = acting_in(adapters, start, start + size)
+            parent = keys[-1] if keys else self._root("" if self._shares_base else tenant)
+            tokens = array("q", token_ids[start : start + size]).tobytes()
+            identity = repr((acting, tenant) if acting and self._shares_base else acting).encode()
+            keys.append(blake2b(parent + tokens + identity, digest_size=_DIGEST_BYTES).digest())
+
+    def _root(self, tenant: str) -> bytes:
+        return blake2b(tenant.encode(), key=self._secret, digest_size=_DIGEST_BYTES).digest()
+
+
+def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tuple[str, float, int]]:
+    """(digest, scale, first position counted from `start`) of the adapters that act on any of start .. end - 1.
+
+    The position is needed where an adapter starts inside: of two sequences with equal tokens so far, a later token
+    may complete another invocation in one of them and move its start.
+    """
+    return sorted((use.ref.digest, use.scale, max(0, use.start - start)) for use in adapters if use.start < end)
 
 
 class PrefixCache:
@@ -56,7 +97,7 @@ class PrefixCache:
         for index in range(first, end):
             self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
 
-    def distrust(self, sequence: Sequence) -> None:
+    def invalidate(self, sequence: Sequence) -> None:
         """Its row ended with an error: nobody shall find a block that it read or wrote, as any may be at fault."""
         self._blocks.forget(sequence.blocks)
 
@@ -72,7 +113,7 @@ class PrefixCache:
         return self._blocks.find(self._keys_of(sequence)[:most])
 
     def _can_look_up(self, sequence: Sequence) -> bool:
-        return self._is_enabled and not sequence.is_pooling and not wants_prompt_logprobs(sequence)
+        return self._is_enabled and not sequence.is_pooling and not sequence.wants_prompt_logprobs
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
         """Of all full blocks of its known tokens; worked out once each."""

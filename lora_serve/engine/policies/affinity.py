@@ -43,7 +43,7 @@ class Policy(base.Policy):
 
     def order(self, now: float) -> Iterator[Sequence]:
         """See `base.Policy.order`."""
-        self._settle_changes()
+        self._regroup()
         here, near, cold = self._by_place()
         ready = sorted(chain.from_iterable(group.values() for group in here), key=self.key)
         rows = chain(ready, chain.from_iterable(_ordered(near)), chain.from_iterable(_ordered(cold)))
@@ -55,7 +55,7 @@ class Policy(base.Policy):
 
     def ahead(self, now: float) -> Iterator[Sequence]:
         """One of each set of adapters that is not on the device: those of the aged first, then by arrival."""
-        self._settle_changes()
+        self._regroup()
         aged = self._queue.aged(now)
         _, near, cold = self._by_place()
         firsts = [next(iter(group.values())) for group in chain(near, cold)]
@@ -76,7 +76,7 @@ class Policy(base.Policy):
                 (near if all(map(self.view.is_on_host, refs)) else cold).append(group)
         return here, near, cold
 
-    def _settle_changes(self) -> None:
+    def _regroup(self) -> None:
         """Those whose fallback answers now belong elsewhere; the scheduler does not say when."""
         for sequence in [s for s in self._may_change.values() if s.fell_back]:
             self._leave(sequence)

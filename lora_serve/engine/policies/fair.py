@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from lora_serve.engine.aged_queue import AgedQueue
 from lora_serve.engine.policies import base
+from lora_serve.engine.policies.base import AgedQueue
 from lora_serve.engine.sequence import Sequence
 
 _PROMPT_WEIGHT, _OUTPUT_WEIGHT = 1, 2

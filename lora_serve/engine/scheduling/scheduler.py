@@ -18,7 +18,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
-from lora_serve.engine.adapters.cold_start import ColdPatience
+from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batching.batcher import Batcher
 from lora_serve.engine.batching.latency_controller import StepLimits
@@ -26,12 +26,11 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.rows import chunk_of, row_of
 from lora_serve.engine.scheduling.answers import finish_of, pooled_events, token_events
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
-from lora_serve.engine.scheduling.prefetching import LOOK_AHEAD, LookAhead
+from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
 from lora_serve.engine.scheduling.slot_turns import SlotTurns
-from lora_serve.engine.scheduling.step_rows import StepRows
+from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
 from lora_serve.engine.sequence import Sequence
 
 
@@ -54,7 +53,7 @@ class Scheduler:
         self._blocks = blocks
         self.prefix_cache = prefix_cache
         self._residency = residency
-        self._patience = ColdPatience(residency)
+        self._cold_start = ColdStart(residency)
         self._policy = policy
         self.batcher = batcher
         self._eos_token_ids = eos_token_ids
@@ -67,7 +66,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # in no order: that is the policy's
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.num_preemptions = 0
-        self._look_ahead = LookAhead(policy, self._patience, residency)
+        self._prefetcher = AdapterPrefetcher(policy, self._cold_start, residency)
         self._scheduled_at = -math.inf
 
     # -- coming and going --------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ class Scheduler:
         self._num_added += 1
         self._by_request[request.request_id] = sequence
         self._enqueue(sequence, request.arrival_time)
-        error = self._patience.join(sequence, request.arrival_time)
+        error = self._cold_start.join(sequence, request.arrival_time)
         return [] if error is None else [self._fail(sequence, error)]
 
     def abort(self, request_id: str) -> None:
@@ -92,19 +91,19 @@ class Scheduler:
 
     def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
         """End every waiting request of an adapter that cannot be had, unless somebody else may answer it."""
-        self._look_ahead.is_due = True
+        self._prefetcher.is_due = True
         return [
             self._fail(sequence, final)
             for sequence in self._waiting_for(digest)
-            if (final := self._patience.load_failed(sequence, digest, error, now)) is not None
+            if (final := self._cold_start.load_failed(sequence, digest, error, now)) is not None
         ]
 
     def adapter_arrived(self, digest: str, now: float) -> None:
         """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
-        self._look_ahead.is_due = True
+        self._prefetcher.is_due = True
         for sequence in self._waiting_for(digest):
-            self._patience.settle(sequence, now)
-            self._patience.is_cold(sequence, now)
+            self._cold_start.settle(sequence, now)
+            self._cold_start.is_cold(sequence, now)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -127,7 +126,7 @@ class Scheduler:
     def next_deadline(self, now: float) -> float | None:
         """When a step must be tried even if nothing happens, in seconds of time.monotonic()."""
         sequences = self._by_request.values()
-        times = [time for s in sequences for time in (s.request.deadline, self._patience.ends_at(s))]
+        times = [time for s in sequences for time in (s.request.deadline, self._cold_start.ends_at(s))]
         times.append(self.batcher.opens_at(self.waiting, after=min(now, self._scheduled_at)))
         return min((time for time in times if time is not None), default=None)
 
@@ -140,11 +139,11 @@ class Scheduler:
         rows = StepRows(limits.max_tokens, now, self._memory)
         preempted = self.num_preemptions
         self._schedule_running(rows)
-        nearest = islice(self._policy.order(now), LOOK_AHEAD)
+        nearest = islice(self._policy.order(now), PREFETCH_WINDOW)
         first = next((sequence for sequence in nearest if sequence.adapters), None)
-        self._residency.favour(() if first is None else first.refs)
+        self._residency.protect(() if first is None else first.refs)
         events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
-        self._look_ahead.look(rows, now)
+        self._prefetcher.look(rows, now)
         if not rows:
             return None, events
         self._memory.composed(rows.load)
@@ -157,7 +156,7 @@ class Scheduler:
         for row, output in zip(batch.rows, outputs, strict=True):
             sequence = sequences[row.sequence_id]
             if output.error is not None:
-                self.prefix_cache.distrust(sequence)
+                self.prefix_cache.invalidate(sequence)
                 events.append(self._fail(sequence, output.error))
                 continue
             sequence.add_prompt_logprobs(row.start, output.prompt_logprobs)
@@ -188,7 +187,7 @@ class Scheduler:
                 continue
             if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
                 break
-            self._patience.settle(sequence, now)
+            self._cold_start.settle(sequence, now)
             if not self._has_room(sequence, limits) and self._policy.victim(self.running, sequence) is None:
                 break
             if sequence.adapters and not self._take_slots(sequence, turns, rows, events, now):
@@ -211,7 +210,7 @@ class Scheduler:
         self, sequence: Sequence, turns: SlotTurns, rows: StepRows, events: list[StepEvent], now: float
     ) -> bool:
         """Slots of all its adapters; False: not now, or never, and then `events` says so."""
-        if self._patience.is_cold(sequence, now) or not turns.allows(sequence):
+        if self._cold_start.is_cold(sequence, now) or not turns.allows(sequence):
             return False
         try:
             has_slots = turns.acquire(sequence, lambda victim: self._preempt(victim, rows))
@@ -240,8 +239,8 @@ class Scheduler:
         return [s for s in self.waiting if any(ref.digest == digest for ref in s.wanted)]
 
     def _start(self, sequence: Sequence, now: float) -> None:
-        self._patience.start(sequence)
-        self._look_ahead.is_due = True
+        self._cold_start.start(sequence)
+        self._prefetcher.is_due = True
         self._dequeue(sequence)
         sequence.waited = now - sequence.waiting_since
         self.running.append(sequence)
@@ -301,8 +300,8 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self._dequeue(sequence)
-        self._patience.leave(sequence)
-        self._look_ahead.is_due = True
+        self._cold_start.leave(sequence)
+        self._prefetcher.is_due = True
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
@@ -327,7 +326,7 @@ class Scheduler:
         sequence.waiting_since = now - sequence.waited
         self.waiting.append(sequence)
         self._policy.add(sequence)
-        self._look_ahead.is_due = True
+        self._prefetcher.is_due = True
 
     def _dequeue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
@@ -342,5 +341,5 @@ class Scheduler:
         deadline = sequence.request.deadline
         if deadline is not None and now >= deadline:
             return RequestTimeoutError("The request's timeout_ms passed before it was done.")
-        ends_at = self._patience.ends_at(sequence)
-        return self._patience.end(sequence, now) if ends_at is not None and now >= ends_at else None
+        ends_at = self._cold_start.ends_at(sequence)
+        return self._cold_start.end(sequence, now) if ends_at is not None and now >= ends_at else None

@@ -1,4 +1,4 @@
-"""Whose turn it is for a device slot, within one step."""
+"""The order in which waiting requests get device slots, within one step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from lora_serve.engine.sequence import Sequence
 
 
 class SlotTurns:
-    """A row whose adapters are on the device costs one that waits for a slot nothing, and may pass it; not for ever.
+    """Requests whose adapters are resident overtake a request that waits for a slot, up to a bound.
 
-    Slots are owed to the first of those that were passed by `max_passes` rows, or wait since before `horizon`:
-    nobody behind it puts another adapter on the device, nor starts on those that are done soonest, until they have
-    left for its own. All other rows go on. So it waits for as many steps as the soonest rows have left, at most.
+    Such overtaking costs the waiting request nothing until a slot falls free. Once `max_passes` rows have overtaken a
+    request, or it has waited since before `horizon`, slots are reserved for the first such request: no request behind
+    it may load another adapter, nor start on the adapters whose rows finish first, until these have left the device.
+    All other rows go on. The request therefore waits at most as many steps as those rows have left.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class SlotTurns:
         """
         sequence.slots = self._residency.acquire(sequence.refs)
         for _ in sequence.refs:
-            if self._residency.slots.must_make_room_itself(sequence.refs):
+            if self._residency.slots.exceeds_tenant_maximum(sequence.refs):
                 break
             if sequence.slots or (victim := self._victim(sequence)) is None:
                 break
@@ -61,12 +62,12 @@ class SlotTurns:
 
     def passed_over(self, sequence: Sequence) -> None:
         """Its adapters are here, and there is no slot for them."""
-        if self._residency.slots.must_make_room_itself(sequence.refs):
+        if self._residency.slots.exceeds_tenant_maximum(sequence.refs):
             return  # it waits for its owner's rows: others owe it nothing
         self._passed.append(sequence)
         waited_long = sequence.num_passed_over >= self._max_passes or sequence.waiting_since <= self._horizon
         if waited_long and self._leaving is None:
-            self._leaving = self._residency.slots.soonest(sequence.refs, self._num_steps_left())
+            self._leaving = self._residency.slots.first_to_finish(sequence.refs, self._num_steps_left())
 
     def started(self, sequence: Sequence) -> None:
         """It has its slots, ahead of those that were passed over."""
@@ -83,7 +84,7 @@ class SlotTurns:
 
     def _keeps_alone(self, sequence: Sequence) -> bool:
         digests = [slot.digest for slot in sequence.slots]
-        return all(self._residency.slots.num_rows(d) == 1 and not self._residency.is_favoured(d) for d in digests)
+        return all(self._residency.slots.num_rows(d) == 1 and not self._residency.is_protected(d) for d in digests)
 
     def _num_steps_left(self) -> dict[str, int]:
         left: dict[str, int] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lora_serve.core.errors import ConfigError
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import StepInputs
+from lora_serve.model.step.step_context import StepInputs
 
 
 class Attention(Protocol):

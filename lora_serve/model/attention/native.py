@@ -13,7 +13,7 @@ from torch import Tensor
 from lora_serve.core.errors import ConfigError
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native import compiler
-from lora_serve.model.step_context import StepInputs
+from lora_serve.model.step.step_context import StepInputs
 
 _SOURCE = Path(compiler.__file__).with_name("paged_attention.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import PrefillRow, StepInputs
+from lora_serve.model.step.step_context import PrefillRow, StepInputs
 
 
 class Backend:

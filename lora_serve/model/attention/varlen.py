@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.attention import paged_decode, sdpa
+from lora_serve.model.attention import sdpa
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
-from lora_serve.model.transfer import columns_to_device
+from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.system.transfer import columns_to_device
+from lora_serve.model.triton_programs import paged_decode
 
 _TYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_DIM = 256

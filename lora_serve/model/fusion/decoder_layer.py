@@ -13,15 +13,15 @@ from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
 from lora_serve.model.fusion.norm import FusedNorm
-from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.fusion.own_ways import ChangeTable
 from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
-from lora_serve.model.lora_kernels import native as native_lora
-from lora_serve.model.lora_linear import LoraLinear
-from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.fusion.trace import names_only
+from lora_serve.model.lora.kernels import native as native_lora
+from lora_serve.model.lora.lora_linear import LoraLinear
+from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import decoder_layer as native
 from lora_serve.model.native.layers import ACTIVATIONS
-from lora_serve.model.step_context import StepInputs
+from lora_serve.model.step.step_context import StepInputs
 
 _PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 

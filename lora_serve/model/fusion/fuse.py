@@ -15,10 +15,10 @@ from lora_serve.model.fusion import decoder_layer, gated_mlp, norm, rotary_atten
 from lora_serve.model.fusion.rotary_attention import AttentionSettings
 from lora_serve.model.fusion.trace import Call, agrees, calls_of, is_close, probe_step
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import layers
 from lora_serve.model.native.layers import LayerKernels
-from lora_serve.model.step_context import StepContext, StepInputs
+from lora_serve.model.step.step_context import StepContext, StepInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.own_code import names_only
-from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.fusion.trace import names_only
+from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_serve.model.lora_linear import LoraLinear
+from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.native.decoder_layer import Weight
 from lora_serve.model.native.packed_linear import PackedLinear, join
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.fusion.own_code import names_only
+from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.native.decoder_layer import Norm
 from lora_serve.model.native.layers import LayerKernels
 

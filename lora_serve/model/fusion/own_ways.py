@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_serve.model.step_context import StepInputs
+from lora_serve.model.step.step_context import StepInputs
 
 ChangeTable = Mapping[int, Any]  # by slot, of one module; kept up to date by `LoraSlots`
 

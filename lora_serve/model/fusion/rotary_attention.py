@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from lora_serve.model.attention import Attention
 from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.own_code import names_only
 from lora_serve.model.fusion.own_ways import ChangeTable
+from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.lora_linear import LoraLinear
-from lora_serve.model.lora_slots import LoraSlots
+from lora_serve.model.lora.lora_linear import LoraLinear
+from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native.layers import LayerKernels
-from lora_serve.model.step_context import StepContext, StepInputs
+from lora_serve.model.step.step_context import StepContext, StepInputs
 
 _PARTS = ("q_proj", "k_proj", "v_proj")
 _OTHERS = ("o_proj", "q_norm", "k_norm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.step_context import DecodeRows, PrefillRow, StepInputs
+from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs
 
 NUM_TOKENS = 7
 _TOLERANCE = 1e-5  # of the largest number; what float32 rounds off
@@ -87,3 +88,28 @@ def _kept(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _kept(item) for name, item in value.items()}
     return value
+
+
+def names_only(module: nn.Module, known: frozenset[str]) -> bool:
+    """Whether the module's forward, and the methods of its own that it calls, use no other attributes and globals."""
+    if "forward" in vars(module):
+        return False
+    waiting, seen = ["forward"], set[str]()
+    while waiting:
+        code = _code(getattr(type(module), waiting.pop()))
+        if code is None:
+            return False
+        new = set(code.co_names) - seen
+        seen |= new
+        waiting += [name for name in new if callable(_method(module, name))]
+    return seen <= known
+
+
+def _method(module: nn.Module, name: str) -> Callable[..., Any] | None:
+    """A method that the module's class brings beyond those of every module."""
+    found = getattr(type(module), name, None)
+    return found if found is not getattr(nn.Module, name, None) else None
+
+
+def _code(function: Any) -> Any:
+    return getattr(inspect.unwrap(function), "__code__", None)

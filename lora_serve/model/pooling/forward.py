@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from lora_serve.core.request import Task
 from lora_serve.model.pooling.plan import PoolingPlan
 from lora_serve.model.pooling.step import PoolingStep
-from lora_serve.model.step_context import StepContext
+from lora_serve.model.step.step_context import StepContext
 
 
 class PooledForward:

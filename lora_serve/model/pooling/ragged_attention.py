@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lora_serve.model.attention.sdpa import attend_masked
 from lora_serve.model.pooling.step import PoolingStep, RowGroup
-from lora_serve.model.step_context import StepContext
+from lora_serve.model.step.step_context import StepContext
 
 
 class RaggedAttention:

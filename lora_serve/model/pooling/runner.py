@@ -8,14 +8,34 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.errors import InternalError, LoraServeError, NumericalError
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import InternalError, LoraServeError, ModelError, NumericalError
 from lora_serve.core.messages import SmokeTestResult
-from lora_serve.model.device_memory import within_memory
-from lora_serve.model.host_adapter import HostAdapter
-from lora_serve.model.lora_slots import LoraSlots
-from lora_serve.model.own_linear import OwnLinear
-from lora_serve.model.pooling.model import PoolingModel
-from lora_serve.model.pooling.step import OwnLabels, PoolingRow
+from lora_serve.model.lora.adapted_model import AdaptedModel
+from lora_serve.model.lora.changes import ReplacedLinear
+from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.pooling.exactness import is_exact
+from lora_serve.model.pooling.loading import PoolingParts
+from lora_serve.model.pooling.step import PoolingRow, PoolingStep, StepLabels
+from lora_serve.model.system.device_memory import within_memory
+
+
+class PoolingModel(AdaptedModel[PoolingStep]):
+    """Rows in, one vector per row out."""
+
+    def __init__(self, parts: PoolingParts, slots: LoraSlots, config: ModelConfig) -> None:
+        """Raises ModelError if its answers are not the plain model's."""
+        super().__init__(parts.loaded, slots, config, parts.context)
+        self._forward = parts.forward
+        self._layout = parts.layout
+        dtype = next(parts.loaded.module.parameters()).dtype
+        if not is_exact(self.answers(parts.probe), parts.expected, dtype):
+            raise ModelError(f"{self.spec.architecture} cannot be served exactly: its replaced layers differ")
+
+    def answers(self, rows: tuple[PoolingRow, ...], own_labels: StepLabels | None = None) -> Tensor:
+        """[num_rows, dimension or width] float32; `own_labels`: if rows have label layers of their own."""
+        return self._forward(self._layout.step(rows, own_labels))
 
 
 class PoolingRunner:
@@ -77,7 +97,7 @@ class PoolingRunner:
         labels = None
         if any(own):
             slots = {row.adapters[0].slot.index for row, width in zip(rows, own, strict=True) if width}
-            labels = OwnLabels(frozenset(slots), max(self._base_width, *own))
+            labels = StepLabels(frozenset(slots), max(self._base_width, *own))
         answers = self._model.answers(tuple(rows), labels).cpu()
         base = self._base_width or answers.shape[1]
         return [answer[: width or base] for answer, width in zip(answers, own, strict=True)]
@@ -91,7 +111,9 @@ class PoolingRunner:
 
     def _own_width(self, slot: int) -> int:
         """Labels of the slot's own head; 0: the base's."""
-        found = (change.linear.out_features for change in self._heads.get(slot, ()) if isinstance(change, OwnLinear))
+        found = (
+            change.linear.out_features for change in self._heads.get(slot, ()) if isinstance(change, ReplacedLinear)
+        )
         return next(found, 0)
 
     def _refusal(self, row: Row) -> LoraServeError | None:

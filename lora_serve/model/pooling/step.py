@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import RowAdapter
-from lora_serve.model.step_context import LoraTokens, passes_of
+from lora_serve.model.step.step_context import LoraTokens, passes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class PoolingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLabels:
+class StepLabels:
     """Rows whose adapters have a label layer of their own; see `LoraLinear`."""
 
     slots: frozenset[int]
@@ -65,7 +65,7 @@ class PoolingStep:
     lasts: Tensor  # [num_rows] flat positions
     lora: tuple[LoraTokens, ...]
     lora_logits: tuple[LoraTokens, ...]  # of the pooled rows
-    vocabularies: OwnLabels | None = None
+    vocabularies: StepLabels | None = None
     masks: dict[tuple[int, bool, int | None], Tensor | None] = field(default_factory=dict)  # attention's own
 
 
@@ -79,7 +79,7 @@ class Layout:
     ignored_last: int | None  # a token that is never a row's last one (a decoder's classifier); None: any may be
     device: torch.device
 
-    def step(self, rows: Sequence[PoolingRow], own_labels: OwnLabels | None = None) -> PoolingStep:
+    def step(self, rows: Sequence[PoolingRow], own_labels: StepLabels | None = None) -> PoolingStep:
         """The rows in their order."""
         lengths = [len(row.token_ids) for row in rows]
         widths = lengths if self.is_ragged else [max(lengths)] * len(rows)

@@ -12,9 +12,7 @@ import pytest
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.messages import Tune
-from lora_serve.engine.batching.latency_controller import LatencyController, Running, StepLimits
-from lora_serve.engine.batching.latency_reason import reason_of
-from lora_serve.engine.batching.latency_window import RecentTimes
+from lora_serve.engine.batching.latency_controller import LatencyController, RecentTimes, Running, StepLimits, reason_of
 from lora_serve.engine.batching.step_cost import StepCost
 from tests.engine.timed_world import Arrival, FastOutputs, p95
 

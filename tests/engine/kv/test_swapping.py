@@ -16,8 +16,7 @@ from lora_serve.core.messages import FinishEvent
 from lora_serve.core.request import AdapterUse, InferenceRequest
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.kv.swap_space import SwapSpace
-from lora_serve.engine.kv.swapping import Swapping
+from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.sequence import Sequence
 from tests.engine.world import World, adapter
 

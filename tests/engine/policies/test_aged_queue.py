@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.engine.aged_queue import AgedQueue
+from lora_serve.engine.policies.base import AgedQueue
 from lora_serve.engine.sequence import Sequence
 from tests.engine.policies.traffic import waiting
 

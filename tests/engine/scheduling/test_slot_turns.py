@@ -1,4 +1,4 @@
-"""Slots that are owed: the others go on, and whoever waits gets the slots that are free soonest."""
+"""Slots that are owed: the others go on, and whoever waits gets the slots that are free first_to_finish."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def digests(*names: str) -> frozenset[str]:
 def test_soonest_is_whoever_has_the_fewest_steps_left() -> None:
     slots = table(3, "a", "b", "c")
     left = {adapter("a").digest: 9, adapter("b").digest: 2, adapter("c").digest: 5}
-    assert slots.soonest([adapter("x")], left) == digests("b")
-    assert slots.soonest([adapter("x"), adapter("y")], left) == digests("b", "c")
-    assert slots.soonest([adapter("b"), adapter("y")], left) == digests("c"), "what is wanted stays"
+    assert slots.first_to_finish([adapter("x")], left) == digests("b")
+    assert slots.first_to_finish([adapter("x"), adapter("y")], left) == digests("b", "c")
+    assert slots.first_to_finish([adapter("b"), adapter("y")], left) == digests("c"), "what is wanted stays"
 
 
 def test_soonest_makes_room_in_bytes_too_and_spares_the_pinned() -> None:
     slots = table(8, "a", "b", "c", max_bytes=30)
     slots.set_pinned(adapter("a").digest, True)
-    assert slots.soonest([adapter("x", 20)], {}) == digests("b", "c")
-    assert table(8, "a", max_bytes=30).soonest([adapter("x", 20)], {}) == frozenset()
+    assert slots.first_to_finish([adapter("x", 20)], {}) == digests("b", "c")
+    assert table(8, "a", max_bytes=30).first_to_finish([adapter("x", 20)], {}) == frozenset()
 
 
 def busy_world(policy: str = "fcfs") -> World:

@@ -233,7 +233,7 @@ async def test_late_inputs_wait_for_the_adapter_that_answered_the_first(
     async with http.post(PATH, json=body) as answer:
         assert answer.headers["X-Adapter-Digest"] == ref.digest
     late = house.engine.requests[MAX_IN_FLIGHT:]
-    assert all((request.refs, request.fallback, request.patience) == ((ref,), None, None) for request in late)
+    assert all((request.refs, request.fallback, request.cold_timeout) == ((ref,), None, None) for request in late)
 
 
 async def test_adapter_that_cannot_be_had_is_503_with_retry_after(http: aiohttp.ClientSession, house: Any) -> None:

@@ -1,0 +1,26 @@
+"""The values of settings whose choices are the files of a folder: policies, LoRA kernels, attention backends.
+
+The folder is the list: a new file is a new value, named nowhere else. Files are listed, not imported, as this floor
+knows nothing above it and `--help` must not load torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def names_in(folder: str) -> tuple[str, ...]:
+    """The modules of a folder of this package but `base`, the seam that they share: "engine/policies"."""
+    files = (_PACKAGE / folder).glob("[!_]*.py")
+    return tuple(sorted(file.stem for file in files if file.stem != "base"))
+
+
+if TYPE_CHECKING:
+    PolicyName = AttentionName = LoraKernelName = EvictionName = str
+else:
+    PolicyName = Literal[names_in("engine/policies")]
+    AttentionName = Literal[("auto", *names_in("model/attention"))]
+    LoraKernelName = Literal[("auto", *names_in("model/lora/kernels"))]

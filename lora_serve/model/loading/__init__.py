@@ -1,0 +1,1 @@
+"""Loads a frozen transformers model: its checks, its observation, its quantisation."""

@@ -1,0 +1,65 @@
+"""Refuses a base model whose packed, paged forward pass is not that of its plain self."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lora_serve.core.batch import Batch, Row, RowOutput
+from lora_serve.core.errors import ModelError
+from lora_serve.model.loading.frozen_model import LoadedModel
+
+_LENGTHS = (13, 9)  # tokens of the two probe sequences
+_CHUNKS = ((7, 5, 1), (1, 6, 2))  # how they are cut: prefill, continued prefill and decode rows in one batch
+_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1}  # of a log-probability
+
+Probe = tuple[tuple[int, ...], ...]
+
+
+def probe_tokens(vocab_size: int) -> Probe:
+    """Two short sequences of arbitrary token ids."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(tuple(torch.randint(vocab_size, (n,), generator=generator).tolist()) for n in _LENGTHS)
+
+
+@torch.inference_mode()
+def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
+    """log p(token | tokens before it) for every token but the first, by the untouched model, one sequence at a time."""
+    found = []
+    for tokens in probe:
+        ids = torch.tensor([tokens], device=loaded.device)
+        logprobs = loaded.module(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+        found.append(logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist())
+    return found
+
+
+def check_exactness(
+    run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: Probe, block_size: int,
+    dtype: torch.dtype, architecture: str,
+) -> None:  # fmt: skip
+    """Run the probe in uneven chunks, both sequences in one batch, and compare. Raises ModelError."""
+    width = -(-max(_LENGTHS) // block_size)
+    tables = [tuple(range(1 + i * width, 1 + (i + 1) * width)) for i in range(len(probe))]
+    found: list[list[float]] = [[] for _ in probe]
+    starts = [0] * len(probe)
+    for lengths in zip(*_CHUNKS, strict=True):
+        rows = tuple(
+            Row(i, tokens[start : start + n], start, table, (), None, (*tokens, 0)[start + 1 : start + n + 1])
+            for i, (tokens, start, n, table) in enumerate(zip(probe, starts, lengths, tables, strict=True))
+        )
+        for i, output in enumerate(
+            run(Batch(rows, tuple(b for table in tables for b in table) if not any(starts) else ()))
+        ):
+            if output.error is not None:
+                raise ModelError(f"{architecture} cannot be served: {output.error}")
+            found[i].extend(item.logprob for item in output.prompt_logprobs)
+        starts = [start + n for start, n in zip(starts, lengths, strict=True)]
+    worst = max(
+        abs(a - b) for mine, plain in zip(found, expected, strict=True) for a, b in zip(mine[:-1], plain, strict=True)
+    )
+    if not worst <= _TOLERANCE[dtype]:
+        raise ModelError(
+            f"{architecture} cannot be served exactly: packed rows over a paged cache give log-probabilities that "
+            f"differ by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g})"
+        )

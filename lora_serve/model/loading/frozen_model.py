@@ -1,0 +1,165 @@
+"""Loads a transformers model as it is: its own class, safetensors only, frozen, on its device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, PreTrainedModel
+
+from lora_serve.core.config import ModelConfig
+from lora_serve.core.errors import LoraServeError, ModelError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.loading.completeness import check_no_more_layers, check_num_layers, shape_that_differs
+from lora_serve.model.loading.observation import Observation, first_line, on_one_line
+from lora_serve.model.loading.quantization import check_quantized, plan_quantization
+from lora_serve.model.loading.transformers_import import without_compiler
+from lora_serve.model.native import onednn
+
+
+class SkipInit(TorchFunctionMode):
+    """`torch.nn.init` leaves tensors of the meta device alone; what has memory is drawn as ever.
+
+    `torch.arange` there would load torch's symbolic shapes, and sympy with them, to find out how long it is.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            tensor = named.get("tensor", args[0] if args else None)
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        if func is torch.arange and _is_meta(named.get("device")):
+            return _unnumbered(*args, **named)
+        return func(*args, **named)
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _unnumbered(*args: Any, **named: Any) -> torch.Tensor:
+    """A tensor of the meta device as `torch.arange` gives it, made of a range that is there."""
+    found = torch.arange(*args, **{**named, "device": "cpu"})
+    return torch.empty_like(found, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A plain transformers model, frozen, and the facts about it."""
+
+    module: PreTrainedModel
+    spec: ModelSpec
+    observation: Observation
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenModule:
+    """What `load_frozen` found."""
+
+    module: PreTrainedModel
+    missing: tuple[str, ...]  # parameters that the checkpoint does not hold: transformers drew them at random
+    dtype: torch.dtype
+    device: torch.device
+
+
+def read_model_config(config: ModelConfig) -> Any:
+    """The model's config.json. Raises ModelError."""
+    try:
+        found = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a broken folder
+        raise ModelError(f"--model {config.model}: config.json cannot be used: {on_one_line(error)}") from error
+    check_num_layers(config.model, found)
+    return found
+
+
+def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
+    """Load the model of `config.model`, a folder or a hub id, by an auto class of transformers. Raises ModelError."""
+    device = _device(config.device)
+    hf_config = read_model_config(config)
+    try:
+        plan = plan_quantization(config, hf_config, device)
+        dtype = _dtype(plan.dtype, hf_config, device)
+        module, info = _from_pretrained(config, auto_class, dtype, plan.arguments)
+    except LoraServeError:
+        raise
+    except Exception as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise _unfitting(config, lambda: auto_class.from_config(hf_config)) from error
+        raise _unloadable(config, error) from error
+    check_no_more_layers(config.model, module, info)
+    check_quantized(module, config)
+    if not plan.arguments.get("device_map"):
+        module.to(device)
+    module.eval()
+    module.requires_grad_(False)
+    return FrozenModule(module, tuple(sorted(info["missing_keys"])), dtype, device)
+
+
+def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, arguments: Mapping[str, Any]) -> Any:
+    """The model, and what transformers says of its loading."""
+    load = functools.partial(
+        auto_class.from_pretrained,
+        config.model,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="eager",
+        output_loading_info=True,
+        **arguments,
+    )
+    if arguments:  # torchao may compile its products
+        return load()
+    try:
+        with without_compiler(), SkipInit():
+            return load()
+    except (ImportError, AttributeError):  # a model whose code asks the compiler for more than its marks
+        return load()
+
+
+def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:
+    """Where in the model a module is."""
+    return next((path for path, candidate in module.named_modules() if candidate is part), None)
+
+
+def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
+    return ModelError(f"--model {config.model}: cannot be loaded: {first_line(error)}")
+
+
+def _unfitting(config: ModelConfig, build: Callable[[], nn.Module]) -> ModelError:
+    """transformers says only that there is a weight of another shape, and would draw it at random instead."""
+    with suppress(Exception):
+        if words := shape_that_differs(config.model, build):
+            return ModelError(f"--model {config.model}: config.json does not fit the weights: {words}")
+    return ModelError(f"--model {config.model}: config.json does not fit the weights: shapes differ")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda: no CUDA device is visible to torch; use --device cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
+    """auto: the checkpoint's own type where the device multiplies it natively, else float32."""
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    own = getattr(hf_config, "dtype", None) or torch.float32
+    native = device.type == "cuda" or (own == torch.bfloat16 and onednn.multiplies_bfloat16())
+    return own if native else torch.float32

@@ -1,0 +1,175 @@
+"""What can be learned of a model by watching one forward pass, instead of knowing its code."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+from transformers.pytorch_utils import Conv1D
+
+from lora_serve.core.errors import ModelError
+from lora_serve.core.model_spec import EmbeddingShape, LinearShape, Shape
+from lora_serve.model.kv_cache import KVShape
+
+NUM_TOKENS, NUM_LOGITS = 11, 7  # numbers that no model has as a dimension, so that a token dimension is known by size
+_ONE_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")  # which tokens it sees depends on the tokens
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A module that treats every token by itself, so that an adapter's rows can have it their own way."""
+
+    input_dims: tuple[int | None, ...]  # which dimension of each positional argument counts tokens; None: none does
+    output_dim: int  # likewise of its output, or of the first if it has several (the others are as the first)
+    is_output_head: bool  # it sees only the tokens whose logits are wanted, or the rows that were pooled
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one pass showed."""
+
+    kv_shape: KVShape
+    sites: Mapping[str, Site]  # by module path; every module with parameters of its own that runs once per token
+    linears: Mapping[str, LinearShape]
+    embeddings: Mapping[str, EmbeddingShape]
+
+    def parameters(self, module: PreTrainedModel) -> dict[str, dict[str, Shape]]:
+        """module -> parameter -> shape, of every site."""
+        tables = {path: dict(module.get_submodule(path).named_parameters(recurse=False)) for path in self.sites}
+        return {path: {name: tuple(p.shape) for name, p in table.items()} for path, table in tables.items()}
+
+
+def linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
+    """in and out features as the layer states them: a packed weight has another shape."""
+    if isinstance(linear, Conv1D):
+        return LinearShape(*linear.weight.shape)
+    return LinearShape(linear.in_features, linear.out_features)
+
+
+def layer_index(module: nn.Module) -> int:
+    """Which layer an attention module is."""
+    index = module.layer_idx
+    assert isinstance(index, int)
+    return index
+
+
+def first_line(error: Exception) -> str:
+    """What transformers says, without its essay."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def on_one_line(error: Exception) -> str:
+    """All that was said, if it is not too much."""
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+class ModuleWatch:
+    """Notes which modules see every token, or every output, exactly once, and along which dimension."""
+
+    def __init__(self, module: nn.Module, num_tokens: int, num_outputs: int) -> None:
+        """The numbers of the pass that is to be watched; no module may have either as a dimension."""
+        self._numbers = (num_tokens, num_outputs)
+        self._seen: dict[str, list[Site | None]] = {}
+        self._owners = {
+            path: owner
+            for path, owner in module.named_modules()
+            if not _ONE_EXPERT.search(path) and any(True for _ in owner.parameters(recurse=False))
+        }
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """One pass inside, under hooks that are gone afterwards."""
+        hooks = [m.register_forward_hook(self._watch(path), with_kwargs=True) for path, m in self._owners.items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def observation(self, kv_shape: KVShape) -> Observation:
+        """What was seen."""
+        sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
+        owners = {path: owner for path, owner in self._owners.items() if path in sites}
+        linears = {path: linear_shape(m) for path, m in owners.items() if isinstance(m, nn.Linear | Conv1D)}
+        embeddings = {
+            path: EmbeddingShape(m.num_embeddings, m.embedding_dim)
+            for path, m in owners.items()
+            if isinstance(m, nn.Embedding)
+        }
+        return Observation(kv_shape, sites, linears, embeddings)
+
+    def _watch(self, path: str) -> Callable[..., None]:
+        def note(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+            is_known = not keywords and not _is_transposed_stack(module)
+            self._seen.setdefault(path, []).append(_site(inputs, output, self._numbers) if is_known else None)
+
+        return note
+
+
+@torch.inference_mode()
+def observe(module: PreTrainedModel, device: torch.device) -> Observation:
+    """Run a few tokens and watch: what each layer would cache, and which modules see every token once."""
+    keys: dict[int, Tensor] = {}
+
+    def attend(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        if key.shape != value.shape:
+            raise ModelError("keys and values of different shapes are not supported")
+        keys[layer_index(layer)] = key
+        return query.transpose(1, 2).contiguous(), None
+
+    watch = ModuleWatch(module, NUM_TOKENS, NUM_LOGITS)
+    implementation = f"lora_serve_watch_{next(_names)}"
+    AttentionInterface.register(implementation, attend)
+    before = module.config._attn_implementation  # noqa: SLF001 - its setter is public, its getter is not
+    try:
+        module.set_attn_implementation(implementation)
+        ids = torch.arange(NUM_TOKENS, device=device)[None]
+        with watch.watching():
+            module(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=ids[0, -NUM_LOGITS:])
+    except Exception as error:
+        raise ModelError(f"{type(module).__name__} cannot be served: {first_line(error)}") from error
+    finally:
+        module.set_attn_implementation(before)
+    return watch.observation(_kv_shape(module, keys))
+
+
+def _is_transposed_stack(module: nn.Module) -> bool:
+    """Experts whose weights lie [expert, in, out]: no checkpoint of that shape is understood here."""
+    return bool(getattr(module, "is_transposed", False))
+
+
+def _site(inputs: tuple[Any, ...], output: Any, numbers: tuple[int, int]) -> Site | None:
+    outputs = output if isinstance(output, tuple) else (output,)
+    for num_tokens in numbers:
+        dims = {_dim_of(tensor, num_tokens) for tensor in outputs}
+        input_dims = tuple(_dim_of(tensor, num_tokens) for tensor in inputs)
+        if len(dims) == 1 and None not in dims and any(dim is not None for dim in input_dims):
+            return Site(input_dims, dims.pop() or 0, num_tokens == numbers[1])
+    return None
+
+
+def _dim_of(value: Any, size: int) -> int | None:
+    """The one dimension of that size; None if there is none or more than one."""
+    dims = [dim for dim, length in enumerate(value.shape) if length == size] if isinstance(value, Tensor) else []
+    return dims[0] if len(dims) == 1 else None
+
+
+def _kv_shape(module: PreTrainedModel, keys: Mapping[int, Tensor]) -> KVShape:
+    num_layers = module.config.get_text_config().num_hidden_layers
+    shapes = {(key.shape[1], key.shape[3], key.dtype) for key in keys.values()}
+    if sorted(keys) != list(range(num_layers)) or len(shapes) != 1:
+        raise ModelError(
+            f"{type(module).__name__} cannot be served: its {num_layers} layers do not all attend through keys and "
+            f"values of one shape (seen in {len(keys)} layers: {sorted(map(str, shapes))})"
+        )
+    num_kv_heads, head_dim, dtype = shapes.pop()
+    return KVShape(num_layers, num_kv_heads, head_dim, dtype)

@@ -1,0 +1,255 @@
+"""What an adapter may do to a module besides a linear layer's low-rank delta: one class per kind.
+
+Each is applied to the tokens of the rows that use it, after the base module has run for all rows, and writes only
+their outputs. `inputs` are the module's own positional arguments, `y` its output, both cut to those tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lora_serve.model.frozen_linear import FrozenLinear
+
+
+class Change(Protocol):
+    """One adapter's way with one module."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its own, the base model's not counted."""
+
+    def to(self, device: torch.device) -> Change:
+        """The same on a device."""
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        """Change `y` in place. `scale`: the request's own, 1.0 unless adapters are composed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDelta:
+    """y = gain * y + scale * A[token] B (gain None: one)."""
+
+    a: Tensor  # [num_embeddings, rank]
+    b: Tensor  # [rank, embedding_dim]
+    scale: float
+    gain: Tensor | None = None  # [embedding_dim], DoRA's magnitude / norm
+
+    @property
+    def num_bytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes + (0 if self.gain is None else self.gain.nbytes)
+
+    def to(self, device: torch.device) -> EmbeddingDelta:
+        gain = None if self.gain is None else self.gain.to(device)
+        return EmbeddingDelta(self.a.to(device), self.b.to(device), self.scale, gain)
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        if self.gain is not None:
+            y.mul_(self.gain)
+        y.add_(F.embedding(inputs[0], self.a) @ self.b, alpha=self.scale * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """An embedding's rows for some tokens: y = rows[j] where the token is token_ids[j]."""
+
+    token_ids: Tensor  # [num_rows] int64, ascending
+    rows: Tensor  # [num_rows, embedding_dim]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.token_ids.nbytes + self.rows.nbytes
+
+    def to(self, device: torch.device) -> TokenRows:
+        return TokenRows(self.token_ids.to(device), self.rows.to(device))
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        assert scale == 1.0, "only deltas can be scaled"
+        tokens = inputs[0].flatten()
+        which = torch.searchsorted(self.token_ids, tokens).clamp_(max=len(self.token_ids) - 1)
+        where = (self.token_ids[which] == tokens).nonzero()[:, 0]
+        y.view(-1, y.shape[-1])[where] = self.rows[which[where]].to(y.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """The output head's rows for some tokens: y[token_ids[j]] = x rows[j]^T."""
+
+    token_ids: Tensor  # [num_rows] int64
+    rows: Tensor  # [num_rows, in_features]
+    is_shared: bool = True  # they are those of TokenRows (the head is tied), and counted there
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.is_shared else self.token_ids.nbytes + self.rows.nbytes
+
+    def to(self, device: torch.device) -> HeadRows:
+        return HeadRows(self.token_ids.to(device), self.rows.to(device), self.is_shared)
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        assert scale == 1.0, "only deltas can be scaled"
+        y[..., self.token_ids] = F.linear(inputs[0], self.rows.to(y.dtype))
+
+
+class Twin:
+    """The base module's own code with the adapter's parameters: y = module(x; parameters)."""
+
+    def __init__(self, module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> None:
+        """`module`'s other parameters and its children are shared with it, not copied."""
+        self._source = module
+        self._parameters = {name: _as_in(module, name, parameter) for name, parameter in parameters.items()}
+        self._module = _twin_of(module, self._parameters)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters.values())
+
+    def to(self, device: torch.device) -> Twin:
+        return Twin(self._source, {name: parameter.to(device) for name, parameter in self._parameters.items()})
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert scale == 1.0, "only deltas can be scaled"
+        for old, new in zip(_tensors(y), _tensors(self._module(*inputs)), strict=True):
+            old.copy_(new)
+
+
+class LowRankWeight:
+    """A weight W + scale * B^T A that is never formed: `F.linear` on it computes both products.
+
+    Indexing takes one expert's weight out of a stack of them. To torch it is an argument that overrides functions
+    (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
+    """
+
+    def __init__(self, base: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+        """base [..., out, in], a [..., rank, in], b [..., rank, out]."""
+        self.base, self.a, self.b, self.scale = base, a, b, scale
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.base.shape
+
+    def to(self, device: torch.device) -> LowRankWeight:
+        return LowRankWeight(self.base, self.a.to(device), self.b.to(device), self.scale)
+
+    def __getitem__(self, expert: int | Tensor) -> LowRankWeight:
+        return LowRankWeight(self.base[expert], self.a[expert], self.b[expert], self.scale)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, arguments: tuple[Any, ...], keywords: Any = None
+    ) -> Any:
+        if function is not F.linear:
+            return NotImplemented
+        x, weight, *bias = arguments
+        y = F.linear(x, weight.base, *bias, **(keywords or {}))
+        wide = torch.promote_types(x.dtype, weight.a.dtype)
+        delta = (x.to(wide) @ weight.a.mT.to(wide)) @ weight.b.to(wide)
+        return y.add_(delta, alpha=weight.scale)
+
+
+def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:
+    """A parameter in the type of the module's own."""
+    return parameter.to(module.get_parameter(name).dtype) if isinstance(parameter, Tensor) else parameter
+
+
+def _twin_of(module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> nn.Module:
+    twin = copy.copy(module)
+    twin.__dict__.update(_parameters=dict(module._parameters), _forward_hooks={}, _forward_pre_hooks={})  # noqa: SLF001
+    twin.__dict__.pop("forward", None)  # a fused one reads the parameters of `module`
+    for name, parameter in parameters.items():
+        if isinstance(parameter, Tensor):
+            twin._parameters[name] = nn.Parameter(parameter, requires_grad=False)  # noqa: SLF001
+        else:
+            del twin._parameters[name]  # noqa: SLF001
+            twin.__dict__[name] = parameter
+    if any(isinstance(parameter, LowRankWeight) for parameter in parameters.values()) and hasattr(twin, "config"):
+        config: Any = copy.copy(module.config)
+        config._experts_implementation = "eager"  # noqa: SLF001 - the one that multiplies expert by expert
+        twin.config = config
+    return twin
+
+
+def _tensors(value: Tensor | tuple[Tensor, ...]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        yield from value
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedWeights:
+    """A layer that an adapter trained in full (modules_to_save), in host memory; `to` makes the `ReplacedLinear` of it.
+
+    An output head may have more or fewer rows than the base's (a resized vocabulary), and then its own bias.
+    """
+
+    base: FrozenLinear
+    parameters: Mapping[str, Tensor]  # weight as the base's checkpoint holds it ([out, in]; Conv1D [in, out]), bias
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.parameters.values())
+
+    def to(self, device: torch.device) -> ReplacedLinear:
+        """Laid out for the device's products, which takes a while: on a CPU it is done by the loader already."""
+        weight = self.parameters["weight"].t() if self.base.is_transposed else self.parameters["weight"]
+        bias = self.parameters.get("bias", self.base.bias)
+        source = nn.Linear(self.base.in_features, len(weight), bias=False, device="meta")
+        source.weight = nn.Parameter(weight.to(device, self.base.dtype).contiguous(), requires_grad=False)
+        if bias is not None:
+            source.bias = nn.Parameter(bias.to(device, self.base.dtype), requires_grad=False)
+        return ReplacedLinear(FrozenLinear(source), self.num_bytes, device)
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        raise AssertionError("it is not on a device yet")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedLinear:
+    """y = x W^T + bias with the adapter's own W, and its own bias or the base's; a `Change`."""
+
+    linear: FrozenLinear
+    num_bytes: int
+    device: torch.device
+
+    def to(self, device: torch.device) -> ReplacedLinear:
+        assert device == self.device, "its layout is this device's"
+        return self
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        assert scale == 1.0, "only deltas can be scaled"
+        y[..., : self.linear.out_features].copy_(self.linear(inputs[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class InputGain:
+    """y = W (gain * x) + bias, from y = W x + bias: (IA)^3 of a feed-forward layer; a `Change`."""
+
+    base: FrozenLinear
+    gain: Tensor  # [in_features]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.gain.nbytes
+
+    def to(self, device: torch.device) -> InputGain:
+        return InputGain(self.base, self.gain.to(device))
+
+    def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
+        assert isinstance(y, Tensor)
+        assert scale == 1.0, "only deltas can be scaled"
+        y.add_(self.base.product((inputs[0] * (self.gain - 1)).to(self.base.dtype)))

@@ -1,0 +1,177 @@
+"""An adapter in host memory, ready for a device slot: what it does to each module, the base's part worked in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_serve.model.lora.changes import Change
+
+
+@dataclass(frozen=True, slots=True)
+class LinearDelta:
+    """One linear layer's y [n, out] = gain * y + shift + scale * (x [n, in] A^T) B; None: one, or zero.
+
+    gain is DoRA's magnitude over norm, shift what trained biases add.
+    """
+
+    a: Tensor | None  # [rank, in_features], contiguous
+    b: Tensor | None  # [rank, out_features], contiguous, of a's dtype
+    scale: float  # not folded into a or b: folding would round twice in bfloat16
+    gain: Tensor | None = None  # [out_features] float32
+    shift: Tensor | None = None  # [out_features] float32
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.a is None else self.a.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.nbytes for t in (self.a, self.b, self.gain, self.shift) if t is not None)
+
+    def to(self, device: torch.device) -> LinearDelta:
+        """The same on a device; on the CPU the same tensors."""
+        moved = (None if t is None else t.to(device) for t in (self.a, self.b, self.gain, self.shift))
+        a, b, gain, shift = moved
+        return LinearDelta(a, b, self.scale, gain, shift)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotColumns:
+    """An adapter as the slot tables hold it: one number per linear layer and table, [num_modules] each.
+
+    Made on a loader's thread, so that loading a slot is a copy of seven columns.
+    """
+
+    deltas: tuple[LinearDelta | None, ...]  # whose memory the addresses below are
+    a: Tensor  # int64 addresses, 0: nothing there
+    b: Tensor
+    gain: Tensor
+    shift: Tensor
+    rank: Tensor  # int32
+    scale: Tensor  # float32
+    is_bfloat16: Tensor  # int32, of A and B
+
+    @staticmethod
+    def of(deltas: Sequence[LinearDelta | None]) -> SlotColumns:
+        """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: it is left alone."""
+        rows = [_NOTHING if delta is None else _row(delta) for delta in deltas]
+        a, b, gain, shift, rank, scale, is_bfloat16 = zip(*rows, strict=True)
+        return SlotColumns(
+            tuple(deltas),
+            a=torch.tensor(a, dtype=torch.int64),
+            b=torch.tensor(b, dtype=torch.int64),
+            gain=torch.tensor(gain, dtype=torch.int64),
+            shift=torch.tensor(shift, dtype=torch.int64),
+            rank=torch.tensor(rank, dtype=torch.int32),
+            scale=torch.tensor(scale, dtype=torch.float32),
+            is_bfloat16=torch.tensor(is_bfloat16, dtype=torch.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostAdapter:
+    """One adapter version in host memory, by module path as in ModelSpec."""
+
+    digest: str
+    name: str
+    rank: int  # the largest of any module
+    deltas: Mapping[str, LinearDelta]
+    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)  # in the order they apply
+    vocab_size: int = 0  # of its own embedding and output head; 0: the base's
+    columns: SlotColumns | None = None  # of `deltas`; None: a slot that is loaded makes them itself
+    is_plain: bool = False  # A and B of linear layers, as they were saved: nothing of the base's weights is in it
+    arena: Tensor | None = None  # uint8: the one piece of memory in which all tensors of `deltas` lie
+
+    @property
+    def num_bytes(self) -> int:
+        """Host memory of its own."""
+        changes = sum(change.num_bytes for table in self.changes.values() for change in table)
+        return changes + sum(delta.num_bytes for delta in self.deltas.values())
+
+
+_NOTHING = (0, 0, 0, 0, 0, 0.0, 0)
+
+
+def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
+    a, b, gain, shift = delta.a, delta.b, delta.gain, delta.shift
+    return (
+        0 if a is None else a.data_ptr(),
+        0 if b is None else b.data_ptr(),
+        0 if gain is None else gain.data_ptr(),
+        0 if shift is None else shift.data_ptr(),
+        0 if a is None else a.shape[0],
+        delta.scale,
+        0 if a is None else int(a.dtype is torch.bfloat16),
+    )
+
+
+ALIGNMENT = 64  # bytes: a cache line
+
+
+def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> HostAdapter:
+    """The same adapter with its linear layers' tensors in one arena. `pin`: in memory that a GPU reads by itself.
+
+    `linears`: every linear layer of the base, as in ModelSpec. Pinning was not run on a GPU yet.
+    """
+    places = list(_tensors(adapter.deltas.values()))
+    offsets, num_bytes = laid_out(places)
+    arena = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+    for tensor, offset in zip(places, offsets, strict=True):
+        arena.numpy()[offset : offset + tensor.nbytes] = bytes_of(tensor)
+    views = iter([_view(arena, tensor, offset) for tensor, offset in zip(places, offsets, strict=True)])
+    deltas = {path: _with_tensors(delta, views) for path, delta in adapter.deltas.items()}
+    columns = SlotColumns.of([deltas.get(path) for path in linears])
+    return dataclasses.replace(adapter, deltas=deltas, columns=columns, arena=arena)
+
+
+def laid_out(tensors: Iterable[Tensor], start: int = 0) -> tuple[list[int], int]:
+    """The offset of each, aligned, one after another from `start` on; and where the last ends, aligned."""
+    offsets, position = [], aligned(start)
+    for tensor in tensors:
+        offsets.append(position)
+        position = aligned(position + tensor.nbytes)
+    return offsets, position
+
+
+def aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """A contiguous tensor's memory as a flat numpy array of bytes; nothing is copied."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def moved_deltas(deltas: Sequence[LinearDelta | None], arena: Tensor, device: torch.device) -> list[LinearDelta | None]:
+    """`deltas`, whose tensors lie in `arena`, in a copy of it on `device`, which may still be under way on return."""
+    moved = arena.to(device, non_blocking=True, copy=True)
+    typed = {dtype: moved.view(dtype) for dtype in {tensor.dtype for tensor in _tensors(filter(None, deltas))}}
+    return [
+        None
+        if delta is None
+        else _with_tensors(
+            delta, (typed[t.dtype].as_strided(t.shape, t.stride(), t.storage_offset()) for t in _tensors([delta]))
+        )
+        for delta in deltas
+    ]
+
+
+def _tensors(deltas: Iterable[LinearDelta]) -> Iterator[Tensor]:
+    for delta in deltas:
+        yield from (t for t in (delta.a, delta.b, delta.gain, delta.shift) if t is not None)
+
+
+def _with_tensors(delta: LinearDelta, tensors: Iterator[Tensor]) -> LinearDelta:
+    """`delta` with other tensors in the places of its own, in the order of `_tensors`."""
+    a, b, gain, shift = (None if t is None else next(tensors) for t in (delta.a, delta.b, delta.gain, delta.shift))
+    return LinearDelta(a, b, delta.scale, gain, shift)
+
+
+def _view(arena: Tensor, like: Tensor, offset: int) -> Tensor:
+    return arena[offset : offset + like.nbytes].view(like.dtype).view(like.shape)

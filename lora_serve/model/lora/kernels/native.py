@@ -1,0 +1,64 @@
+"""`native/lora.c`: follows addresses to adapters where they lie. Without a C compiler the loop kernel serves."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.errors import ConfigError
+from lora_serve.model.lora.lora_slots import LoraSlots, SlotTables
+from lora_serve.model.native import compiler
+from lora_serve.model.step.step_context import LoraTokens
+
+_SOURCE = Path(compiler.__file__).with_name("lora.c")
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, *[_ADDRESS] * 8]
+
+
+def why_not(slots: LoraSlots) -> str | None:
+    """Why this kernel cannot serve `slots`; None: it can."""
+    return compiler.why_not(_SOURCE, slots.device)
+
+
+class Kernel:
+    """See `LoraKernel`."""
+
+    reads_device_tokens = False
+
+    def __init__(self, slots: LoraSlots) -> None:
+        reason = why_not(slots)
+        if reason is not None:
+            raise ConfigError(f"--lora-kernel native: {reason}")
+        self._add = compiler.load_library(_SOURCE).lora_add
+        self._add.argtypes, self._add.restype = _ARGUMENTS, None
+        self._slots = slots
+        self._tables = slots.tables
+        self._addresses = _addresses(slots.tables)
+
+    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
+        """See `LoraKernel`."""
+        if not tokens.segments:
+            return
+        if self._slots.tables is not self._tables:  # they have grown
+            self._tables = self._slots.tables
+            self._addresses = _addresses(self._tables)
+        wide_x = x.float() if x.dtype != torch.float32 else x
+        wide_x = wide_x if wide_x.stride(1) == 1 else wide_x.contiguous()
+        wide_y = y.float() if y.dtype != torch.float32 else y
+        self._add(
+            wide_x.data_ptr(), wide_x.stride(0), wide_y.data_ptr(), wide_y.stride(0), x.shape[1], y.shape[1],
+            tokens.pieces.data_ptr(), len(tokens.pieces),
+            None if tokens.weights is None else tokens.weights.data_ptr(), *self._addresses[module],
+        )  # fmt: skip
+        if wide_y is not y:
+            y.copy_(wide_y)
+
+
+def _addresses(tables: SlotTables) -> list[tuple[int, ...]]:
+    """Per module the addresses of its row of every table, in the order of `lora_add`'s arguments."""
+    ordered = (tables.a, tables.b, tables.gain, tables.shift, tables.rank, tables.scale, tables.is_bfloat16)
+    return [tuple(table[module].data_ptr() for table in ordered) for module in range(len(tables.a))]

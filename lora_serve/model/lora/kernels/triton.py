@@ -1,0 +1,103 @@
+"""Triton programs over device records: decode rows one by one, long segments in tiles. For CUDA.
+
+Not run on a GPU yet; the tests run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU.
+Block sizes are first guesses for a large GPU, the same for every shape: results never depend on a tuning run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.errors import ConfigError
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.step.device_tokens import TILE_TOKENS, DeviceTokens
+from lora_serve.model.step.step_context import LoraTokens
+
+_ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 4, 1024, 256  # of one program of a single token
+_TILE_INPUTS, _TILE_OUTPUTS, _MIN_DOT, _MAX_TILE_RANKS = 64, 128, 16, 64
+_ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
+
+
+def why_not(slots: LoraSlots) -> str | None:
+    """Why this kernel cannot serve `slots`; None: it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if slots.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"Triton compiles for GPUs, not for {slots.device.type}"
+    return None
+
+
+class Kernel:
+    """See `LoraKernel`. All that its launches read stays where it is while no slot is added: graphs may hold them."""
+
+    reads_device_tokens = True
+
+    def __init__(self, slots: LoraSlots) -> None:
+        reason = why_not(slots)
+        if reason is not None:
+            raise ConfigError(f"--lora-kernel triton: {reason}")
+        # imported here: a machine without Triton has this file too
+        self._programs: Any = importlib.import_module("lora_serve.model.triton_programs.lora")
+        self._slots = slots
+        self._records = slots.device_records()
+
+    def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
+        placed = tokens.on_device or tokens.placed(x.device).on_device
+        assert placed is not None
+        assert x.stride(-1) == y.stride(-1) == 1, "features lie side by side"
+        rank = self._slots.max_rank
+        hidden = torch.empty(len(x), max(rank, 1), dtype=torch.float32, device=x.device)
+        if placed.has_short:
+            self._add_rows(y, x, module, placed, hidden, rank)
+        if len(placed.tiles):
+            self._add_tiles(y, x, module, placed, hidden, rank)
+
+    def _add_rows(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens, hidden: Tensor, rank: int) -> None:
+        records, (num_tokens, out_features) = self._records.tensor, y.shape
+        if rank:
+            self._programs.shrink_rows[num_tokens, _pieces(rank, _ROW_RANKS)](
+                x, x.stride(0), tokens.slots, records, hidden, hidden.stride(0), x.shape[1], module, records.shape[1],
+                BLOCK_R=_ROW_RANKS, BLOCK_K=_block(x.shape[1], _ROW_INPUTS), ALIGNED=_is_aligned(x.shape[1]),
+            )  # fmt: skip
+        outputs = _block(out_features, _ROW_OUTPUTS)
+        self._programs.expand_rows[num_tokens, _pieces(out_features, outputs)](
+            y, y.stride(0), tokens.slots, tokens.scales, records, hidden, hidden.stride(0), out_features, module,
+            records.shape[1],
+            BLOCK_R=_MIN_DOT, BLOCK_N=outputs, ALIGNED=_is_aligned(out_features),
+        )  # fmt: skip
+
+    def _add_tiles(self, y: Tensor, x: Tensor, module: int, tokens: DeviceTokens, hidden: Tensor, rank: int) -> None:
+        records, out_features, num_tiles = self._records.tensor, y.shape[1], len(tokens.tiles)
+        ranks, half = _block(rank, _MAX_TILE_RANKS), self._programs.half_type(x)
+        if rank:
+            self._programs.shrink_tiles[num_tiles, _pieces(rank, ranks)](
+                x, x.stride(0), tokens.tiles, records, hidden, hidden.stride(0), x.shape[1], module, records.shape[1],
+                HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=ranks, BLOCK_K=_block(x.shape[1], _TILE_INPUTS),
+                ALIGNED=_is_aligned(x.shape[1]),
+            )  # fmt: skip
+        outputs = _block(out_features, _TILE_OUTPUTS)
+        self._programs.expand_tiles[num_tiles, _pieces(out_features, outputs)](
+            y, y.stride(0), tokens.tiles, tokens.tile_scales, records, hidden, hidden.stride(0), out_features, module,
+            records.shape[1],
+            HALF=half, BLOCK_M=TILE_TOKENS, BLOCK_R=ranks, BLOCK_N=outputs, ALIGNED=_is_aligned(out_features),
+        )  # fmt: skip
+
+
+def _pieces(size: int, block: int) -> int:
+    return -(-size // block)
+
+
+def _block(size: int, most: int) -> int:
+    """A power of two that covers `size`, from what a matrix product needs to `most`."""
+    return max(_MIN_DOT, min(most, 1 << (size - 1).bit_length() if size > 1 else 1))
+
+
+def _is_aligned(features: int) -> bool:
+    """Whether every row of a matrix with so many columns begins where 16 bytes can be loaded at once."""
+    return features % _ALIGNED_FEATURES == 0

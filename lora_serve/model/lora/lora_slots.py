@@ -1,0 +1,288 @@
+"""The pool of device slots: adapters' weights by slot index, at their true rank. Who owns which slot is decided in
+`engine/adapters/slots.py`; this file only stores bytes and refuses a row whose slot has changed under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import SlotRef
+from lora_serve.core.errors import InternalError
+from lora_serve.core.model_spec import LinearShape
+from lora_serve.model.lora.changes import Change
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, moved_deltas
+
+
+class CopyStream(Protocol):
+    """Copies in the background; whoever needs a copy waits for its event."""
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """What is enqueued within runs beside the computation. Yields the event of its end, set when it leaves."""
+
+    def wait(self, event: Any) -> None:
+        """What is computed from now on comes after the event; the calling thread itself does not wait."""
+
+
+class CudaCopyStream:
+    """See `CopyStream`. Not run on a GPU yet: the tests use a stream of their own in its place.
+
+    A copy comes after all that was enqueued for computation before it: memory of a slot that was cleared may be given
+    out again for the copy while a kernel that still reads it is under way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def copying(self) -> Iterator[Any]:
+        """See `CopyStream`."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield event
+            event.record(self._stream)
+
+    def wait(self, event: Any) -> None:
+        """See `CopyStream`."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+
+def copy_stream(device: torch.device) -> CopyStream | None:
+    """The device's; None on the CPU, where nothing is copied."""
+    return CudaCopyStream(device) if device.type == "cuda" else None
+
+
+RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
+
+
+class SlotRecords:
+    """[num_slots, num_modules, RECORD_WORDS] int64, 64 bytes per record: what a program needs of a layer's adapter.
+
+    A slot's new content is one copy that joins the queue of the stream it is made on; the memory stays where it is,
+    so that captured graphs go on reading it. Only growth moves it, which `tensor` shows by being another object.
+    """
+
+    def __init__(self, num_slots: int, num_modules: int, device: torch.device) -> None:
+        self.tensor = torch.zeros(num_slots, num_modules, RECORD_WORDS, dtype=torch.int64, device=device)
+
+    def write(self, slot: int, columns: SlotColumns) -> None:
+        """`columns`: of tensors on this device."""
+        words = packed(columns)
+        self.tensor[slot].copy_(words.pin_memory() if self.tensor.is_cuda else words, non_blocking=True)
+
+    def clear(self, slot: int) -> None:
+        self.tensor[slot].zero_()
+
+    def widen(self, num_slots: int) -> None:
+        wide = self.tensor.new_zeros(num_slots, *self.tensor.shape[1:])
+        wide[: len(self.tensor)] = self.tensor
+        self.tensor = wide
+
+
+def packed(columns: SlotColumns) -> Tensor:
+    """[num_modules, RECORD_WORDS] int64."""
+    words = torch.zeros(len(columns.a), RECORD_WORDS, dtype=torch.int64)
+    for word, column in enumerate((columns.a, columns.b, columns.gain, columns.shift, columns.rank)):
+        words[:, word] = column
+    words[:, 5] = columns.scale.view(torch.int32)
+    words[:, 6] = columns.is_bfloat16
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTables:
+    """Where each slot's weights lie, for kernels that follow addresses; every table is [num_modules, num_slots]."""
+
+    a: Tensor  # int64 addresses of A [rank, in]; 0: nothing of low rank
+    b: Tensor  # int64 addresses of B [rank, out]
+    gain: Tensor  # int64 addresses of gain [out], 0: one
+    shift: Tensor  # int64 addresses of shift [out], 0: zero
+    rank: Tensor  # int32
+    scale: Tensor  # float32
+    is_bfloat16: Tensor  # int32, of A and B
+
+    @staticmethod
+    def empty(num_modules: int, num_slots: int) -> SlotTables:
+        shape = (num_modules, num_slots)
+        a, b, gain, shift = (torch.zeros(shape, dtype=torch.int64) for _ in range(4))
+        return SlotTables(
+            a,
+            b,
+            gain,
+            shift,
+            rank=torch.zeros(shape, dtype=torch.int32),
+            scale=torch.zeros(shape, dtype=torch.float32),
+            is_bfloat16=torch.zeros(shape, dtype=torch.int32),
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.a.shape[1]
+
+    def widened(self, num_slots: int) -> SlotTables:
+        """A copy with room for more slots."""
+        wide = SlotTables.empty(len(self.a), num_slots)
+        for table in fields(self):
+            getattr(wide, table.name)[:, : self.num_slots] = getattr(self, table.name)
+        return wide
+
+    def set(self, slot: int, columns: SlotColumns) -> None:
+        for table in fields(self):
+            getattr(self, table.name)[:, slot] = getattr(columns, table.name)
+
+    def clear(self, slot: int) -> None:
+        for addresses in (self.a, self.b, self.gain, self.shift):
+            addresses[:, slot] = 0
+
+
+class LoraSlots:
+    """Slots of adapters, each what the adapter does to every linear layer; as many as were ever loaded at once.
+
+    On the CPU a slot refers to the host tensors (device and host memory are the same bytes); on a GPU it copies them,
+    on a stream of its own, and the computation waits for a copy only where a row uses the slot (see `check`).
+    """
+
+    def __init__(
+        self,
+        linears: Mapping[str, LinearShape],
+        num_slots: int,
+        device: torch.device,
+        stream: CopyStream | None = None,
+    ) -> None:
+        """`num_slots`: room at the start; a slot beyond it makes more. `stream`: None where nothing is copied."""
+        self.module_index = {name: index for index, name in enumerate(linears)}
+        self.tables = SlotTables.empty(len(linears), num_slots)  # another object after growth: kernels look again
+        self.device = device
+        self.max_rank = 0  # of any adapter that was ever here, as a power of two
+        self._records: SlotRecords | None = None
+        self._stream = stream
+        self._owners: list[SlotRef | None] = [None] * num_slots
+        self._deltas: list[tuple[LinearDelta | None, ...]] = [()] * num_slots  # by module; empty: none
+        self._changes: dict[str, dict[int, tuple[Change, ...]]] = {}  # module path -> slot
+        self._vocab_sizes = [0] * num_slots
+        self._with_changes: set[int] = set()
+        self._copies: dict[int, Any] = {}  # slot -> the event of a copy that no row has waited for yet
+
+    @property
+    def num_slots(self) -> int:
+        """There is room for."""
+        return self.tables.num_slots
+
+    def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
+        """Put `adapter` into the slot in place of whatever was there. Its copy may still be under way on return."""
+        assert adapter.digest == slot.digest, "the table and the pool disagree about a digest"
+        self._reach(slot.index)
+        self.clear(slot.index)
+        if self._stream is None:
+            self._place(slot.index, adapter)
+        else:
+            with self._stream.copying() as event:
+                self._place(slot.index, adapter)
+            self._copies[slot.index] = event
+        self._vocab_sizes[slot.index] = adapter.vocab_size
+        if adapter.changes or adapter.vocab_size:
+            self._with_changes.add(slot.index)
+        self._owners[slot.index] = slot
+
+    def clear(self, index: int) -> None:
+        """Forget the slot's weights; their bytes are free when nothing else refers to them."""
+        if index >= self.tables.num_slots:
+            return
+        self._owners[index] = None
+        self._deltas[index] = ()
+        self._vocab_sizes[index] = 0
+        self._with_changes.discard(index)
+        self._copies.pop(index, None)
+        self.tables.clear(index)
+        if self._records is not None:
+            self._records.clear(index)
+        for table in self._changes.values():
+            table.pop(index, None)
+
+    def check(self, slot: SlotRef) -> None:
+        """Raise InternalError unless the slot still holds exactly this digest in this generation.
+
+        What is computed after a check comes after the slot's copy.
+        """
+        if slot.index >= len(self._owners) or self._owners[slot.index] != slot:
+            raise InternalError(
+                f"adapter slot {slot.index} no longer holds {slot.digest} of generation {slot.generation}"
+            )
+        if self._copies and (event := self._copies.pop(slot.index, None)) is not None:
+            assert self._stream is not None
+            self._stream.wait(event)
+
+    def delta(self, module: int, slot: int) -> LinearDelta | None:
+        """The slot's delta of a linear layer, None if it does not adapt it."""
+        deltas = self._deltas[slot]
+        return deltas[module] if deltas else None
+
+    def device_records(self) -> SlotRecords:
+        """The tables on the device, made at the first call and kept up to date from then on."""
+        if self._records is None:
+            self._records = SlotRecords(self.tables.num_slots, len(self.module_index), self.device)
+            for slot, deltas in enumerate(self._deltas):
+                if deltas:
+                    self._records.write(slot, SlotColumns.of(deltas))
+        return self._records
+
+    def has_changes(self, slot: int) -> bool:
+        """Whether the slot's adapter does more than `LinearDelta`s: changes of modules, or a vocabulary of its own."""
+        return slot in self._with_changes
+
+    def vocab_size(self, slot: int) -> int:
+        """How many tokens the slot's adapter knows; 0: those of the base model."""
+        return self._vocab_sizes[slot]
+
+    def changes_of(self, path: str) -> Mapping[int, tuple[Change, ...]]:
+        """What each slot changes in a module: a table that stays the same object and is kept up to date."""
+        return self._changes.setdefault(path, {})
+
+    def _reach(self, index: int) -> None:
+        """Room for a slot, twice as much as before if it must be made."""
+        num_slots = self.tables.num_slots
+        if index < num_slots:
+            return
+        more = max(index + 1, 2 * num_slots) - num_slots
+        self.tables = self.tables.widened(num_slots + more)
+        if self._records is not None:
+            self._widen_records(self._records, num_slots + more)
+        self._owners += [None] * more
+        self._deltas += [()] * more
+        self._vocab_sizes += [0] * more
+
+    def _widen_records(self, records: SlotRecords, num_slots: int) -> None:
+        """After the copies under way: they write into the memory that is left behind."""
+        for event in self._copies.values():
+            assert self._stream is not None
+            self._stream.wait(event)
+        records.widen(num_slots)
+
+    def _place(self, index: int, adapter: HostAdapter) -> None:
+        columns = self._columns(adapter)
+        self._deltas[index] = columns.deltas
+        rank = int(columns.rank.max()) if len(columns.rank) else 0
+        self.max_rank = max(self.max_rank, 1 << (rank - 1).bit_length() if rank else 0)
+        self.tables.set(index, columns)
+        if self._records is not None:
+            self._records.write(index, columns)
+        for path, changes in adapter.changes.items():
+            self._changes.setdefault(path, {})[index] = tuple(change.to(self.device) for change in changes)
+
+    def _columns(self, adapter: HostAdapter) -> SlotColumns:
+        """Those of the adapter on the CPU; those of its copy otherwise."""
+        if self._stream is None and adapter.columns is not None:
+            return adapter.columns
+        unknown = adapter.deltas.keys() - self.module_index.keys()
+        assert not unknown, f"no linear layers of this model: {sorted(unknown)}"
+        host = [adapter.deltas.get(path) for path in self.module_index]
+        if self._stream is not None and adapter.arena is not None:
+            return SlotColumns.of(moved_deltas(host, adapter.arena, self.device))
+        return SlotColumns.of([None if delta is None else delta.to(self.device) for delta in host])

@@ -1,0 +1,169 @@
+"""Measures the loaded model's steps and lays the KV pool that leaves room for them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from lora_serve.adapters.checkpoint.weights.zeros import dummy_adapter
+from lora_serve.core.batch import BlockCopy, BlockMoves, RowAdapter, SlotRef
+from lora_serve.core.config import EngineConfig
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.model.base_model import BaseModel
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora.folding import fold
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.memory.activation_probe import ActivationProbe
+from lora_serve.model.runner.model_runner import ModelRunner
+from lora_serve.model.system.device_memory import free_memory, peak_meter
+
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
+_CUDA_SWAP_SPACE = 4 * 2**30
+_USUAL_RANK = 16  # of the adapters that room is left for where no budget was given
+_MAX_ADAPTER_SHARE = 0.25  # and at most this share of what weights and steps leave
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What was found out about the device, bytes."""
+
+    is_cuda: bool
+    limit: int  # for all that is ours
+    free_now: int  # with the weights loaded
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """`num_blocks`: KV blocks; `adapter_bytes`: of device slots, None: no limit but their number."""
+
+    num_blocks: int
+    adapter_bytes: int | None
+    num_host_blocks: int
+
+
+def share_out(
+    facts: DeviceFacts,
+    spec: ModelSpec,
+    config: EngineConfig,
+    activations: ActivationModel,
+    num_slots: int,
+    adapter_bytes: int | None,
+) -> Shares:
+    """Raises ConfigError if not even one sequence of full length fits. `adapter_bytes`: the configured budget."""
+    room = facts.limit - spec.num_bytes - activations.num_bytes(largest_step(spec, config))
+    if adapter_bytes is None and (facts.is_cuda or config.memory_limit is not None):
+        adapter_bytes = min(_usual_bytes(spec, num_slots), int(max(0, room) * _MAX_ADAPTER_SHARE))
+    num_blocks = _num_blocks(facts, spec, config, activations, room - (adapter_bytes or 0))
+    space = config.swap_space if config.swap_space is not None else _CUDA_SWAP_SPACE if facts.is_cuda else 0
+    return Shares(num_blocks, adapter_bytes, space // facts.block_bytes)
+
+
+def largest_step(spec: ModelSpec, config: EngineConfig) -> MemoryLoad:
+    """As many tokens and rows as a step may have, a chunk of the longest prompt among them.
+
+    The keys of decoding rows are not in it: they are charged to the blocks that hold them.
+    """
+    tokens, rows = config.batch.max_num_batched_tokens, config.batch.max_num_seqs
+    chunk = min(tokens, spec.max_model_len)
+    return MemoryLoad(tokens, rows, rows, longest_chunk=spec.max_model_len, num_scores=chunk * spec.max_model_len)
+
+
+def _num_blocks(
+    facts: DeviceFacts, spec: ModelSpec, config: EngineConfig, activations: ActivationModel, room: int
+) -> int:
+    """How many blocks budget and room pay for; at least one sequence of full length must fit."""
+    per_sequence = -(-spec.max_model_len // config.block_size)
+    wanted = per_sequence * config.batch.max_num_seqs
+    share = _CUDA_SHARE if facts.is_cuda else _CPU_SHARE
+    budget = config.kv_cache_memory if config.kv_cache_memory is not None else int(facts.free_now * share)
+    if budget // facts.block_bytes < per_sequence:
+        raise ConfigError(
+            f"--kv-cache-memory: {budget} bytes hold {budget // facts.block_bytes * config.block_size} tokens, fewer "
+            f"than one sequence of --max-model-len {spec.max_model_len}; give at least "
+            f"{per_sequence * facts.block_bytes} bytes or a smaller --max-model-len"
+        )
+    in_use = facts.block_bytes + int(activations.per_decode_key * config.block_size)
+    if room // in_use < per_sequence:
+        raise ConfigError(
+            f"--memory-limit: of {facts.limit} bytes, {spec.num_bytes} of weights, the adapters and the largest "
+            f"step leave {max(0, room)} for KV blocks; one sequence of --max-model-len {spec.max_model_len} needs "
+            f"{per_sequence * in_use}. Give more, or a smaller --max-model-len or --max-num-batched-tokens"
+        )
+    return min(wanted, budget // facts.block_bytes, room // in_use)
+
+
+def _usual_bytes(spec: ModelSpec, num_slots: int) -> int:
+    weights = sum(_USUAL_RANK * (shape.in_features + shape.out_features) for shape in spec.linears.values())
+    return num_slots * weights * (4 if spec.dtype == "float32" else 2)
+
+
+_PROBE_SLOT = 0
+_COPIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySetup:
+    """The parts whose memory is shared out. The pool has no blocks yet but its spare ones."""
+
+    base: BaseModel
+    runner: ModelRunner
+    cache: KVCache
+    slots: LoraSlots
+    config: EngineConfig
+
+    def run(self, num_slots: int, adapter_bytes: int | None) -> MemoryPlan:
+        """Measure, share out, and give the pool its blocks."""
+        spec, cache = self.base.spec, self.cache
+        activations = self._learn()
+        is_cuda = self.base.device.type == "cuda"
+        free = free_memory(self.base.device)
+        limit = self.config.memory_limit if self.config.memory_limit is not None else free + spec.num_bytes
+        block_bytes = cache.shape.block_bytes(cache.block_size)
+        facts = DeviceFacts(is_cuda, limit, free, block_bytes)
+        shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes)
+        cache.resize(shares.num_blocks + 1, shares.num_host_blocks)
+        return MemoryPlan(
+            limit,
+            spec.num_bytes,
+            block_bytes * shares.num_blocks,
+            shares.adapter_bytes,
+            activations,
+            shares.num_host_blocks,
+            self._copy_seconds() if shares.num_host_blocks else 0.0,
+            peak_meter(self.base.device, spec.num_bytes),
+        )
+
+    def _learn(self) -> ActivationModel:
+        adapter = fold(dummy_adapter(self.base.spec), base=self.base)
+        slot = SlotRef(_PROBE_SLOT, 1, adapter.digest)
+        self.slots.load(slot, adapter)
+        try:
+            return self._probe().learn(RowAdapter(slot))
+        finally:
+            self.slots.clear(_PROBE_SLOT)
+
+    def _probe(self) -> ActivationProbe:
+        return ActivationProbe(
+            self.runner.run,
+            self.base.spec,
+            self.base.device,
+            self._spare_block(),
+            self.cache.block_size,
+            self.config.batch.max_num_batched_tokens,
+        )
+
+    def _copy_seconds(self) -> float:
+        """Of one block to host memory or back, the best of a few."""
+        copy = (BlockCopy(self._spare_block(), 0),)
+        seconds = []
+        for _ in range(_COPIES):
+            start = time.perf_counter()
+            self.cache.move(BlockMoves(copy, copy))
+            seconds.append(time.perf_counter() - start)
+        return min(seconds) / 2
+
+    def _spare_block(self) -> int:
+        return self.cache.spare_blocks(1, 1)[0][0]

@@ -1,0 +1,176 @@
+"""Runs one batch: rows to packed tensors, one forward pass, logits to one token per row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.errors import (
+    InternalError,
+    InvalidRequestError,
+    LoraServeError,
+    NumericalError,
+)
+from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
+from lora_serve.model.base_model import BaseModel
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora.host_adapter import HostAdapter
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.runner.decode_graphs import DecodeGraphs
+from lora_serve.model.runner.packing import LogitSpan, StepPacker
+from lora_serve.model.runner.sampler import Choice, choose, logprobs_of
+from lora_serve.model.system.device_memory import within_memory
+from lora_serve.model.system.transfer import to_device
+
+_LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
+
+
+class ModelRunner:
+    """The runner that `engine/engine.py` speaks to; it knows slots, blocks and rows, but no requests and no tenants."""
+
+    def __init__(
+        self,
+        model: BaseModel,
+        cache: KVCache,
+        slots: LoraSlots,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """`graphs`: for batches that they can replay; None: every batch goes the ordinary way."""
+        self._model = model
+        self._cache = cache
+        self._slots = slots
+        self._device = device
+        self._graphs = graphs
+        self._packer = StepPacker(cache, slots, model.spec.vocab_size, device)
+
+    def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
+        """Put an adapter's weights into a device slot."""
+        self._slots.load(slot, adapter)
+
+    def clear_slot(self, index: int) -> None:
+        """Free a device slot's weights."""
+        self._slots.clear(index)
+
+    def run(self, batch: Batch) -> list[RowOutput]:
+        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
+
+        Raises DeviceMemoryError; then what the attempt had allocated is free again.
+        """
+        return within_memory(self._device, lambda: self._run(batch))
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """Copy KV blocks to host memory, then others back; done when it returns."""
+        self._cache.move(moves)
+
+    def _run(self, batch: Batch) -> list[RowOutput]:
+        self._cache.zero(batch.fresh_blocks)
+        refused = {row.sequence_id: error for row in batch.rows if (error := self._refusal(row)) is not None}
+        rows = sorted(
+            (row for row in batch.rows if row.sequence_id not in refused), key=lambda row: len(row.token_ids) > 1
+        )
+        outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
+        if rows:
+            outputs.update(self._run_rows(rows))
+        return [outputs[row.sequence_id] for row in batch.rows]
+
+    @torch.inference_mode()
+    def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
+        """The prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
+        self._slots.check(adapter.slot)
+        blocks = self._cache.spare_blocks(3, len(token_ids))
+        rows = [
+            Row(i, token_ids, 0, table, adapters, None, token_ids)
+            for i, (table, adapters) in enumerate(zip(blocks, ((), (adapter,), ()), strict=True))
+        ]
+        self._cache.zero([block for table in blocks for block in table])
+        step, _ = self._packer.pack(rows)
+        known = self._slots.vocab_size(adapter.slot.index) or self._model.spec.vocab_size
+        logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # what both can say
+        base, changed, again = logits.reshape(3, len(token_ids), -1)
+        return SmokeTestResult(
+            (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
+        )
+
+    def _refusal(self, row: Row) -> LoraServeError | None:
+        try:
+            for adapter in row.adapters:
+                self._slots.check(adapter.slot)
+        except InternalError as error:
+            return error
+        # On a GPU an id beyond the table would end the whole process's use of it; the door checks the base's alone.
+        size = self._packer.vocab_size(row) or self._model.spec.vocab_size
+        if max(row.token_ids) >= size or min(row.token_ids) < 0:
+            return InvalidRequestError(f"The token ids must be below {size}, the vocabulary's size.", param="prompt")
+        return None
+
+    @torch.inference_mode()
+    def _run_rows(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
+        """rows: those of one token first."""
+        logits, spans = self._logits(rows)
+        prompt_logprobs = {
+            row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)
+        }
+        sampled = [
+            (row, row.sample, span.end - 1) for row, span in zip(rows, spans, strict=True) if row.sample is not None
+        ]
+        chosen = self._sample(logits, sampled)
+        return {
+            row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
+            if not prompt_logprobs[row.sequence_id]
+            else _with_prompt(chosen.get(row.sequence_id), row.sequence_id, prompt_logprobs[row.sequence_id])
+            for row in rows
+        }
+
+    def _logits(self, rows: Sequence[Row]) -> tuple[Tensor, list[LogitSpan]]:
+        """[num_logits, vocab] float32, valid until the next step, and each row's part of them."""
+        if self._graphs is not None and self._graphs.can_replay(rows):
+            logits = self._graphs.logits(rows)
+            if logits is not None:
+                return logits, [LogitSpan(i, i + 1) for i in range(len(rows))]
+        step, spans = self._packer.pack(rows)
+        return self._model.logits(step), spans
+
+    def _sample(self, logits: Tensor, sampled: Sequence[tuple[Row, SampleInput, int]]) -> dict[int, RowOutput]:
+        """One output per (row, its sampling input, index of its last logits)."""
+        if not sampled:
+            return {}
+        indices = [index for *_, index in sampled]
+        own = logits if indices == list(range(len(logits))) else logits[to_device(indices, torch.int64, self._device)]
+        choices = choose(own, [inputs for _, inputs, _ in sampled])
+        return {row.sequence_id: _output(row, choice) for (row, *_), choice in zip(sampled, choices, strict=True)}
+
+
+def _output(row: Row, choice: Choice) -> RowOutput:
+    if choice.is_number:
+        return RowOutput(row.sequence_id, choice.token_id, choice.logprobs)
+    return _no_numbers(row.sequence_id)
+
+
+def _no_numbers(sequence_id: int) -> RowOutput:
+    error = NumericalError("the model's logits for this request are not numbers")
+    return RowOutput(sequence_id, None, error=error)
+
+
+def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLogprobs, ...]:
+    """The log-probabilities of the row's prompt targets, a few positions at a time."""
+    targets = row.prompt_targets or ()
+    found: list[TokenLogprobs] = []
+    for start in range(0, len(targets), _LOGPROB_ROWS):
+        part = targets[start : start + _LOGPROB_ROWS]
+        own = logits[span.start + start : span.start + start + len(part)]
+        tokens = to_device(part, torch.int64, logits.device)
+        found.extend(logprobs_of(own, tokens, [row.num_prompt_logprobs] * len(part)))
+    return tuple(found)
+
+
+def _with_prompt(output: RowOutput | None, sequence_id: int, found: tuple[TokenLogprobs, ...]) -> RowOutput:
+    if any(math.isnan(logprobs.logprob) for logprobs in found):
+        return _no_numbers(sequence_id)
+    if output is None:
+        return RowOutput(sequence_id, None, prompt_logprobs=found)
+    return RowOutput(sequence_id, output.token_id, output.logprobs, found, output.error)

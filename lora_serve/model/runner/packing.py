@@ -1,0 +1,118 @@
+"""Rows to the packed tensors of one step, in one copy to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import Row
+from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs, passes_of
+from lora_serve.model.step.vocabularies import StepVocabularies
+from lora_serve.model.system.transfer import columns_to_device
+
+
+@dataclass(frozen=True, slots=True)
+class LogitSpan:
+    """Where a row's logits lie among all logits of the step."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which packed tokens are whose, and whose logits are wanted."""
+
+    spans: list[LogitSpan]
+    logit_positions: list[int]
+    bounds: list[tuple[int, int]]  # packed tokens start .. end of each row
+
+
+class StepPacker:
+    """Packs the rows of a step; rows of one token first."""
+
+    def __init__(self, cache: KVCache, slots: LoraSlots, vocab_size: int, device: torch.device) -> None:
+        """`vocab_size`: of the base model."""
+        self._cache = cache
+        self._slots = slots
+        self._base_size = vocab_size
+        self._device = device
+
+    def pack(self, rows: Sequence[Row]) -> tuple[StepInputs, list[LogitSpan]]:
+        """The step's tensors, and where each row's logits will lie."""
+        layout = _layout(rows)
+        num_decode = sum(len(row.token_ids) == 1 for row in rows)
+        width = max((len(row.block_table) for row in rows[:num_decode]), default=0)
+        ids, positions, cached, logit_positions, table, lengths, *blocks = columns_to_device(
+            [
+                [token for row in rows for token in row.token_ids],
+                [p for row in rows for p in _positions(row)],
+                [p for row in rows for p in self._cache_positions(row)],
+                layout.logit_positions or [0],
+                [b for row in rows[:num_decode] for b in (*row.block_table, *[0] * (width - len(row.block_table)))],
+                [row.start + 1 for row in rows[:num_decode]],
+                *(row.block_table for row in rows[num_decode:]),
+            ],
+            self._device,
+        )
+        vocabularies = self._vocabularies(rows, layout.spans, ids[None])
+        adapters = [row.adapters for row in rows]
+        ends = [row.start + len(row.token_ids) for row in rows]
+        outputs = [(end - span.end + span.start, end) for span, end in zip(layout.spans, ends, strict=True)]
+        return StepInputs(
+            token_ids=ids[None] if vocabularies is None else ids[None].clamp(max=self._base_size - 1),
+            position_ids=positions[None],
+            cache_positions=cached,
+            decode=DecodeRows(num_decode, table.view(num_decode, width), lengths),
+            prefill=tuple(
+                PrefillRow(start, end, row.start, own)
+                for row, own, (start, end) in zip(rows[num_decode:], blocks, layout.bounds[num_decode:], strict=True)
+            ),
+            logit_positions=logit_positions,
+            lora=passes_of(adapters, [(row.start, end) for row, end in zip(rows, ends, strict=True)], self._device),
+            lora_logits=passes_of(adapters, outputs, self._device),
+            vocabularies=vocabularies,
+        ), layout.spans
+
+    def vocab_size(self, row: Row) -> int:
+        """Of the row's adapter; 0: the base model's. An adapter with its own is never composed with others."""
+        return self._slots.vocab_size(row.adapters[0].slot.index) if row.adapters else 0
+
+    def _vocabularies(
+        self, rows: Sequence[Row], spans: Sequence[LogitSpan], token_ids: Tensor
+    ) -> StepVocabularies | None:
+        own = {row.adapters[0].slot.index: size for row in rows if (size := self.vocab_size(row))}
+        if not own:
+            return None
+        sizes = [
+            self.vocab_size(row) or self._base_size
+            for row, span in zip(rows, spans, strict=True)
+            for _ in range(span.start, span.end)
+        ]
+        return StepVocabularies.of(token_ids, own, sizes, self._base_size, self._device)
+
+    def _cache_positions(self, row: Row) -> list[int]:
+        size, table = self._cache.block_size, row.block_table
+        return [table[p // size] * size + p % size for p in _positions(row)]
+
+
+def _positions(row: Row) -> range:
+    return range(row.start, row.start + len(row.token_ids))
+
+
+def _layout(rows: Sequence[Row]) -> _Layout:
+    layout, position = _Layout([], [], []), 0
+    for row in rows:
+        end = position + len(row.token_ids)
+        first = position if row.prompt_targets else end - 1 if row.sample is not None else end
+        num_before = len(layout.logit_positions)
+        layout.spans.append(LogitSpan(num_before, num_before + end - first))
+        layout.logit_positions.extend(range(first, end))
+        layout.bounds.append((position, end))
+        position = end
+    return layout

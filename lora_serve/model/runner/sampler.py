@@ -1,0 +1,237 @@
+"""From logits to one token per row, on tensors: no Python loop over the vocabulary and none over rows' tokens.
+
+Sampling inverts the cumulative distribution at one uniform number per row, which is a hash of the row's seed and of
+how many tokens it has: a seeded request draws the same numbers alone or in any batch, and after a recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import SampleInput
+from lora_serve.core.messages import TokenLogprobs
+from lora_serve.model.system.transfer import to_device, to_host
+
+_COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
+_NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens first, at all only when they must
+
+
+def uniform(seeds: Sequence[int], counters: Sequence[int]) -> Tensor:
+    """One number in (0, 1) per (seed, counter): SplitMix64 (Steele et al., OOPSLA 2014). Returns [rows] float64."""
+    z = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
+    count = np.array(counters, dtype=np.uint64)
+    for step in (np.uint64(0), count):  # mix the seed before the counter: neighbouring seeds stay unrelated
+        z = z + (step + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return torch.from_numpy(((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+
+
+def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """logits [rows, vocab] float32 -> token ids [rows] int64. Order of the steps as in vLLM:
+    forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p.
+    """
+    tokens, is_final = draw(logits, rows)
+    (settled,) = to_host(is_final)
+    return tokens if bool(settled.all()) else draw_again(logits, rows, tokens, is_final)
+
+
+def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor) -> Tensor:
+    """`tokens`, but those of rows that are not settled drawn among all of the vocabulary.
+
+    A settled row keeps its own: among more candidates, tokens of equal probability may stand in another order, and a
+    row's token must not depend on its neighbours.
+    """
+    return torch.where(is_final, tokens, draw(logits, rows, logits.shape[1])[0])
+
+
+def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
+    """`sample` without waiting for the device: token ids [rows], and whether each row is settled [rows] bool.
+
+    A row that is not may keep more than its `num_candidates` best tokens, and has to be drawn again among more.
+    """
+    logits = _adjusted(logits, rows)
+    tokens = logits.argmax(dim=-1)
+    is_final = torch.ones_like(tokens, dtype=torch.bool)
+    warm = [i for i, row in enumerate(rows) if row.params.temperature >= _COLDEST]
+    for chosen in ([i for i in warm if not _is_truncated(rows[i])], [i for i in warm if _is_truncated(rows[i])]):
+        if chosen:
+            index = to_device(chosen, torch.int64, logits.device)
+            members = [rows[i] for i in chosen]
+            temperature = _column([row.params.temperature for row in members], logits)
+            probabilities = torch.softmax(_below_best(logits[index]) / temperature, dim=-1)
+            numbers = uniform([row.seed for row in members], [row.num_output_tokens for row in members])
+            numbers = to_device(numbers, torch.float64, logits.device)[:, None]
+            if _is_truncated(members[0]):
+                tokens[index], is_final[index] = _draw_truncated(probabilities, numbers, members, num_candidates)
+            else:
+                tokens[index] = _draw(probabilities, numbers)
+    return tokens, is_final
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
+    """Of the raw distribution: logits [rows, vocab] float32, the chosen tokens [rows], how many best ones per row."""
+    return logprobs_from(to_host(*logprob_columns(logits, tokens, num_top)), num_top)
+
+
+def logprob_columns(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> tuple[Tensor, ...]:
+    """What `logprobs_from` makes its records of once it is in host memory: five tensors [rows, ...]."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    best = logprobs.topk(min(max([*num_top, 1]), logits.shape[1]), dim=-1)
+    return tokens, chosen[:, 0], ranks, best.indices, best.values
+
+
+def logprobs_from(columns: Sequence[Tensor], num_top: Sequence[int]) -> list[TokenLogprobs]:
+    """One record per row of `logprob_columns`."""
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [
+        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for (token, logprob, rank, ids, values), count in zip(rows, num_top, strict=True)
+    ]
+
+
+def _is_truncated(row: SampleInput) -> bool:
+    params = row.params
+    return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return to_device(values, like.dtype, like.device)[:, None]
+
+
+def _below_best(logits: Tensor) -> Tensor:
+    """With the best at 0, so that no temperature makes an infinity of it."""
+    return logits - logits.amax(dim=-1, keepdim=True)
+
+
+def _draw(probabilities: Tensor, numbers: Tensor) -> Tensor:
+    """Inverse transform over the vocabulary in its own order; probabilities [rows, vocab], numbers [rows, 1]."""
+    cumulative = probabilities.double().cumsum(dim=-1)
+    drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
+    return drawn.clamp_(max=probabilities.shape[1] - 1)
+
+
+def _draw_truncated(
+    probabilities: Tensor, numbers: Tensor, rows: Sequence[SampleInput], num_candidates: int
+) -> tuple[Tensor, Tensor]:
+    """Inverse transform over the tokens kept by min-p, top-k and top-p, best first; and whether those are all."""
+    vocabulary = probabilities.shape[1]
+    best = probabilities.topk(min(num_candidates, vocabulary), dim=-1)
+    kept = _kept(best.values, rows, vocabulary)
+    positions = _draw(kept, numbers)
+    is_final = (kept[:, -1] == 0) | (best.values.shape[1] == vocabulary)
+    return best.indices.gather(1, positions[:, None])[:, 0], is_final
+
+
+def _kept(ordered: Tensor, rows: Sequence[SampleInput], vocabulary: int) -> Tensor:
+    """`ordered` [rows, candidates] descending, with 0 where min-p, top-k or top-p cut; rows of their own sums."""
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
+    min_p = _column([row.params.min_p for row in rows], ordered)
+    top_k = to_device([row.params.top_k or vocabulary for row in rows], torch.int64, ordered.device)[:, None]
+    top_p = _column([row.params.top_p for row in rows], ordered)
+    kept = ordered.masked_fill((ordered < min_p * ordered[:, :1]) | (ranks >= top_k), 0.0)
+    # without min-p and top-k the whole row sums to 1, also when only its best candidates are here
+    is_cut = (top_k <= ordered.shape[1]) | (kept[:, -1:] == 0)
+    total = torch.where(is_cut, kept.sum(dim=-1, keepdim=True), torch.ones_like(min_p))
+    before = kept.cumsum(dim=-1) - kept
+    return kept.masked_fill((before >= top_p * total) & (ranks > 0), 0.0)
+
+
+def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """Logits with forbidden tokens, bias and penalties applied; the argument itself stays as it is."""
+    forbidden = [
+        (i, token)
+        for i, row in enumerate(rows)
+        if row.num_output_tokens < row.params.min_tokens
+        for token in (*row.eos_token_ids, *row.params.stop_token_ids)
+    ]
+    bias = [(i, token, value) for i, row in enumerate(rows) for token, value in row.params.logit_bias]
+    penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
+    if not (forbidden or bias or penalised):
+        return logits
+    logits = logits.clone()
+    device = logits.device
+    if forbidden:
+        index = to_device(forbidden, torch.int64, device)
+        logits[index[:, 0], index[:, 1]] = float("-inf")
+    if bias:
+        where = to_device([(i, token) for i, token, _ in bias], torch.int64, device)
+        values = to_device([value for *_, value in bias], logits.dtype, device)
+        logits.index_put_((where[:, 0], where[:, 1]), values, accumulate=True)
+    if penalised:
+        index = to_device(penalised, torch.int64, device)
+        logits[index] = _penalised(logits[index], [rows[i] for i in penalised])
+    return logits
+
+
+def _penalised(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
+    """Repetition (Keskar et al., 2019: prompt and output), frequency and presence (OpenAI: output) penalties."""
+    prompts = _counts([row.prompt_token_ids for row in rows], logits)
+    outputs = _counts([row.output_token_ids for row in rows], logits)
+    repetition = _column([row.params.repetition_penalty for row in rows], logits)
+    seen = (prompts > 0) | (outputs > 0)
+    factor = torch.where(logits > 0, 1.0 / repetition, repetition)
+    largest = torch.finfo(logits.dtype).max  # a penalty near 0 rewards: not with infinity
+    logits = torch.where(seen, (logits * factor).clamp(max=largest), logits)
+    logits = logits - _column([row.params.frequency_penalty for row in rows], logits) * outputs
+    return logits - _column([row.params.presence_penalty for row in rows], logits) * (outputs > 0)
+
+
+def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """How often each token of the vocabulary occurs per row: [rows, vocab]."""
+    row_of = to_device([i for i, ids in enumerate(tokens) for _ in ids], torch.int64, like.device)
+    flat = to_device([token for ids in tokens for token in ids], torch.int64, like.device)
+    counts = torch.zeros_like(like)
+    return counts.index_put_(
+        (row_of, flat), torch.ones(len(flat), dtype=like.dtype, device=like.device), accumulate=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One row's next token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None  # None: not asked for
+    is_number: bool  # False: the logits are none, and so the token means nothing
+
+
+def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
+    """One token per row of logits [rows, vocab] float32.
+
+    Rows that keep more than the sampler's candidates, which flat distributions alone do, make it wait twice.
+    """
+    is_number = logits.amax(dim=-1).isfinite()  # amax passes NaN on; a token alone may be at -inf
+    tokens, is_final = draw(logits, rows)
+    choices, settled = _read(logits, rows, tokens, is_final, is_number)
+    if settled:
+        return choices
+    tokens = draw_again(logits, rows, tokens, is_final)
+    return _read(logits, rows, tokens, is_final, is_number)[0]
+
+
+def _read(
+    logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor, is_number: Tensor
+) -> tuple[list[Choice], bool]:
+    """The choices, and whether no row has to be drawn again."""
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    num_top = [rows[i].params.logprobs or 0 for i in wanted]
+    columns: tuple[Tensor, ...] = ()
+    if wanted:
+        index = to_device(wanted, torch.int64, logits.device)
+        columns = logprob_columns(logits[index], tokens[index], num_top)
+    ids, settled, fine, *found = to_host(tokens, is_final, is_number, *columns)
+    logprobs = dict(zip(wanted, logprobs_from(found, num_top), strict=True)) if wanted else {}
+    choices = [
+        Choice(token, logprobs.get(i), good)
+        for i, (token, good) in enumerate(zip(ids.tolist(), fine.tolist(), strict=True))
+    ]
+    return choices, bool((settled | ~fine).all())

@@ -1,0 +1,1 @@
+"""One step as tensors, as the model's layers read it."""

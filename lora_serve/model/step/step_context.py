@@ -1,0 +1,183 @@
+"""One step as tensors, and the object through which the model's layers find it.
+
+Rows lie end to end in one packed sequence of `num_tokens` tokens: rows of a single token (decode) first, then
+longer ones (prefill chunks). There is no padding. The context is an object given to the layers at construction;
+there is no global current batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import BASE_SLOT, RowAdapter
+from lora_serve.model.step.device_tokens import DeviceTokens
+from lora_serve.model.step.vocabularies import OwnRows, StepVocabularies
+
+PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The first `num_rows` tokens of the step: one query token per row."""
+
+    num_rows: int
+    block_table: Tensor  # [num_rows, max_blocks] int64, padded with block 0, which is always zero
+    lengths: Tensor  # [num_rows] int64, keys to attend to, the token's own included
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """One row of several tokens: packed tokens start .. end, preceded by `context` cached tokens."""
+
+    start: int
+    end: int
+    context: int
+    blocks: Tensor  # [num_blocks] int64, covering context + (end - start) tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSegment:
+    """Neighbouring packed tokens start .. end that use the same slot with the same scale."""
+
+    start: int
+    end: int
+    slot: int
+    scale: float = 1.0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTokens:
+    """Which slot each packed token uses; tokens of the base model are in no segment."""
+
+    segments: tuple[LoraSegment, ...]
+    num_tokens: int
+    pieces: Tensor  # [num_pieces, 3] int32 on the CPU: segments cut evenly; first token, number of tokens, slot
+    weights: Tensor | None  # [num_pieces] float32 on the CPU: their scales; None: all are 1
+    on_device: DeviceTokens | None = None  # None on the CPU, whose kernels read the fields above
+
+    def placed(self, device: torch.device) -> LoraTokens:
+        """The same with its form on a device."""
+        segments = [(segment.start, segment.end, segment.slot, segment.scale) for segment in self.segments]
+        return replace(self, on_device=DeviceTokens.of(self.num_tokens, segments, device))
+
+    @staticmethod
+    def of(pieces: Iterable[Piece]) -> LoraTokens:
+        """From pieces in packed order; equal neighbours become one segment."""
+        segments: list[LoraSegment] = []
+        position = 0
+        for length, slot, scale in pieces:
+            end = position + length
+            last = segments[-1] if segments else None
+            if last is not None and (last.slot, last.scale, last.end) == (slot, scale, position):
+                segments[-1] = LoraSegment(last.start, end, slot, scale)
+            elif length > 0 and slot != BASE_SLOT:
+                segments.append(LoraSegment(position, end, slot, scale))
+            position = end
+        cut = [(segment, first, count) for segment in segments for first, count in _cut(segment)]
+        table = torch.tensor([(first, count, segment.slot) for segment, first, count in cut], dtype=torch.int32)
+        is_scaled = any(segment.scale != 1.0 for segment in segments)
+        weights = torch.tensor([segment.scale for segment, *_ in cut]) if is_scaled else None
+        return LoraTokens(tuple(segments), position, table.view(-1, 3), weights)
+
+
+def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
+    """First token and number of tokens of its pieces, PIECE at most and as equal as can be."""
+    parts = -(-segment.num_tokens // PIECE)
+    for part in range(parts):
+        first, end = (segment.num_tokens * edge // parts for edge in (part, part + 1))
+        yield segment.start + first, end - first
+
+
+def passes_of(
+    rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[LoraTokens, ...]:
+    """One pass over the packed tokens per adapter that a row composes; none if all rows are the base model's.
+
+    `spans`: for each row the positions start .. end, in its sequence, of its packed tokens. Deltas add up, so the
+    order of a row's adapters does not matter.
+    """
+    most = max((len(adapters) for adapters in rows), default=0)
+    passes = (
+        LoraTokens.of(
+            piece
+            for adapters, span in zip(rows, spans, strict=True)
+            for piece in _pieces(adapters[index] if index < len(adapters) else None, *span)
+        )
+        for index in range(most)
+    )
+    return tuple(tokens.placed(device) if device.type == "cuda" else tokens for tokens in passes)
+
+
+def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ...]:
+    if adapter is None:
+        return ((end - start, BASE_SLOT, 1.0),)
+    first = min(max(adapter.start, start), end)
+    return (first - start, BASE_SLOT, 1.0), (end - first, adapter.slot.index, adapter.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Everything one forward pass reads besides weights."""
+
+    token_ids: Tensor  # [1, num_tokens] int64, of the base model's vocabulary
+    position_ids: Tensor  # [1, num_tokens] int64
+    cache_positions: Tensor  # [num_tokens] int64, flat index into the KV cache: block * block_size + offset
+    decode: DecodeRows
+    prefill: tuple[PrefillRow, ...]
+    logit_positions: Tensor  # [num_logits] int64, packed tokens whose logits are wanted
+    lora: tuple[LoraTokens, ...]  # of the packed tokens, see `passes_of`
+    lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
+    vocabularies: StepVocabularies | None = None  # None: every row has the base model's
+    prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
+
+
+class AdapterStep(Protocol):
+    """What a layer with adapters reads of a step, whatever kind of step it is."""
+
+    @property
+    def lora(self) -> tuple[LoraTokens, ...]:
+        """Of the tokens."""
+
+    @property
+    def lora_logits(self) -> tuple[LoraTokens, ...]:
+        """Of the outputs: the positions whose logits are wanted, or the rows that were pooled."""
+
+    @property
+    def vocabularies(self) -> OwnRows | None:
+        """Of the output layer; None: every row has the base model's."""
+
+
+Step = TypeVar("Step", bound=AdapterStep)
+
+
+class StepContext(Generic[Step]):
+    """Holds the running step; `step` is only valid inside `running`."""
+
+    def __init__(self) -> None:
+        self._step: Step | None = None
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None, "a layer ran outside of a step"
+        return self._step
+
+    @contextmanager
+    def running(self, step: Step) -> Iterator[None]:
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None

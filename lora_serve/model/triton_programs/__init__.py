@@ -1,0 +1,1 @@
+"""GPU kernels in Triton, compiled where they run; without a GPU its interpreter runs them in tests."""

@@ -1,0 +1,62 @@
+"""Which modules treat every token by itself: learned by watching, not by knowing a model's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lora_serve.model.loading.observation import Observation, Site, observe
+from tests.oracle import ARCHITECTURES, load_fresh, save_tiny_model
+
+
+def observed(architecture: str, tmp_path: Path, **overrides: Any) -> tuple[Any, Observation]:
+    model = load_fresh(save_tiny_model(architecture, tmp_path / "model", **overrides))
+    return model, observe(model, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_module_with_parameters_is_a_site(architecture: str, tmp_path: Path) -> None:
+    """But OPT's position table, which is looked up by more than the token's position."""
+    model, found = observed(architecture, tmp_path)
+    owners = {path for path, module in model.named_modules() if list(module.parameters(recurse=False))}
+    assert owners - found.sites.keys() <= {"model.decoder.embed_positions"}
+    heads = [path for path, site in found.sites.items() if site.is_output_head]
+    assert [model.get_submodule(path) for path in heads] == [model.get_output_embeddings()]
+    assert model.get_input_embeddings() in [model.get_submodule(path) for path in found.embeddings]
+
+
+def test_token_dimension_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    _, qwen = observed("qwen3", tmp_path / "a")
+    assert qwen.sites["model.layers.0.self_attn.q_norm"] == Site((1,), 1, False)
+    _, moe = observed("mixtral", tmp_path / "b")
+    assert moe.sites["model.layers.1.mlp.experts"] == Site((0, 0, 0), 0, False)
+    assert moe.sites["model.layers.1.mlp.gate"].output_dim == 0
+
+
+def test_module_that_runs_twice_or_mixes_tokens_is_no_site(tmp_path: Path) -> None:
+    model = load_fresh(save_tiny_model("llama", tmp_path / "model"))
+    layer = model.model.layers[1]
+    layer.input_layernorm = model.model.layers[0].input_layernorm  # one module, two places
+    layer.mlp.down_proj = MixesTokens(64, 32)
+    found = observe(model, torch.device("cpu"))
+    assert "model.layers.0.input_layernorm" not in found.sites
+    assert "model.layers.1.mlp.down_proj" not in found.sites
+    assert "model.layers.1.mlp.up_proj" in found.linears
+
+
+class MixesTokens(nn.Module):
+    """Swaps the dimensions, so that none of its output counts tokens alone."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_out, num_in))
+
+    def forward(self, *, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.t()
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return super().__call__(x=x)

@@ -1,0 +1,205 @@
+"""Captured decode steps give what the ordinary way gives, whatever the rows, slots and sizes of later steps are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.request import SamplingParams
+from lora_serve.model.attention import varlen
+from lora_serve.model.native import packed_linear
+from lora_serve.model.runner.decode_graphs import DecodeGraphs
+from lora_serve.model.runner.model_runner import ModelRunner
+from tests.contracts.test_attention import older_varlen
+from tests.loading import load_adapter
+from tests.local_engine import LocalEngine
+from tests.model.recorded_call import RecordedCall, WatchedPrograms
+from tests.oracle import save_adapter, save_tiny_model
+
+GREEDY = SampleInput(SamplingParams(temperature=0.0, logprobs=1), 0, 0, ())
+MAX_ROWS = 6
+
+
+class World:
+    """One model with an ordinary runner, and one that captures."""
+
+    def __init__(self, root: Path) -> None:
+        model = save_tiny_model("llama", root / "model")
+        adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
+        with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
+            patch.setattr(packed_linear, "why_not", lambda weight: "not on a GPU")
+            self.engine = LocalEngine(
+                model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",
+                attention="sdpa", fuse_layers=False,
+            )  # fmt: skip
+        self.plain: Any = self.engine.parts.runner
+        self.recorders: list[RecordedCall] = []
+        kernel = self.plain._model.kernel
+        kernel._programs = WatchedPrograms(kernel._programs, self.recorders)
+        self.graphs = DecodeGraphs(
+            self.plain._model,
+            self.plain._cache,
+            self.plain._slots,
+            MAX_ROWS,
+            lambda: RecordedCall(self.recorders),
+        )
+        self.captured = ModelRunner(
+            self.plain._model, self.plain._cache, self.plain._slots, torch.device("cpu"), self.graphs
+        )
+
+    def load(self, name: str, index: int, generation: int) -> RowAdapter:
+        ref = self.engine.refs[name]
+        slot = SlotRef(index, generation, ref.digest)
+        saved = load_adapter(self.engine._folders[name], ref, self.engine.parts.spec)
+        self.plain.load_slot(slot, self.engine.parts.fold(saved))
+        return RowAdapter(slot)
+
+    def prompt(self, i: int, length: int) -> tuple[int, ...]:
+        """Puts a prompt into the cache, in blocks of its own. Returns its block table with room for one more."""
+        table = tuple(range(1 + 3 * i, 4 + 3 * i))
+        row = Row(i, tuple(range(3 + i, 3 + i + length)), 0, table, (), None, None)
+        self.plain.run(Batch((row,), table))
+        return table
+
+    def agree(self, rows: list[Row]) -> None:
+        """Both runners on the same rows, which write the same K and V again."""
+        assert self.graphs.can_replay(rows)
+        before = self.num_replays
+        found = self.captured.run(Batch(tuple(rows), ()))
+        assert self.num_replays == before + 1
+        for mine, plain in zip(found, self.plain.run(Batch(tuple(rows), ())), strict=True):
+            assert same(mine, plain)
+
+    @property
+    def num_replays(self) -> int:
+        return sum(recorder.num_replays for recorder in self.recorders)
+
+
+def same(mine: RowOutput, plain: RowOutput) -> bool:
+    if (mine.token_id, mine.error) != (plain.token_id, plain.error) or mine.logprobs is None or plain.logprobs is None:
+        return False
+    return math.isclose(mine.logprobs.logprob, plain.logprobs.logprob, abs_tol=1e-5)
+
+
+def decode(i: int, length: int, table: tuple[int, ...], token: int, *adapters: RowAdapter) -> Row:
+    return Row(i, (token,), length, table[: length // 4 + 1], adapters, GREEDY, None)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("graphs"))
+
+
+def test_replays_follow_rows_slots_scales_and_lengths(world: World) -> None:
+    a, b = world.load("a", 0, 1), world.load("b", 1, 1)
+    tables = [world.prompt(i, 4 + i) for i in range(3)]
+    world.agree([decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8), decode(2, 6, tables[2], 7, b)])
+    num_captured = len(world.recorders)
+    world.agree([decode(2, 6, tables[2], 11, a), decode(1, 5, tables[1], 12, b), decode(0, 4, tables[0], 3, a)])
+    half = RowAdapter(b.slot, 0.5)
+    world.agree([decode(i, 4 + i, tables[i], 5 + i, half) for i in range(3)])
+    world.agree([decode(i, 4 + i, tables[i], 5 + i, half) for i in range(3)] + [decode(3, 0, (20,), 6, a)])
+    assert len(world.recorders) == num_captured  # four rows are one size with three
+
+
+def test_a_slots_new_owner_is_found_without_a_new_capture(world: World) -> None:
+    table, a = world.prompt(0, 4), world.load("a", 0, 2)
+    world.agree([decode(0, 4, table, 9, a)])
+    num_captured = len(world.recorders)
+    world.agree([decode(0, 4, table, 9, world.load("c", 0, 3))])
+    assert len(world.recorders) == num_captured
+
+
+def test_steps_of_the_base_model_launch_no_deltas(world: World) -> None:
+    tables = [world.prompt(i, 4) for i in range(2)]
+    world.agree([decode(i, 4, table, 9 + i) for i, table in enumerate(tables)])
+    assert not any(shape.with_lora for shape in list(world.graphs._captured)[-1:])
+
+
+def test_idle_rows_write_nothing_that_is_somebodys(world: World) -> None:
+    table = world.prompt(0, 4)
+    pool = world.plain._cache._pool
+    before = pool[:, :, : world.plain._cache.num_blocks].clone()
+    world.captured.run(Batch((decode(0, 4, table, 9), decode(1, 0, (20,), 4), decode(2, 0, (21,), 5)), ()))
+    after = pool[:, :, : world.plain._cache.num_blocks].clone()
+    for block, offset in ((table[1], 0), (20, 0), (21, 0)):
+        assert not torch.equal(after[:, :, block, offset], before[:, :, block, offset])
+        after[:, :, block, offset] = before[:, :, block, offset]
+    assert torch.equal(after, before)
+    assert not after[:, :, 0].any()
+
+
+def test_replays_follow_when_attention_reads_the_cache_in_place(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    backend: Any = varlen.Backend(world.plain._cache, older_varlen, (torch.float32,))
+    backend._paged._programs = WatchedPrograms(backend._paged._programs, world.recorders)
+    world.plain._model._attention = backend
+    a = world.load("a", 0, 1)
+    tables = [world.prompt(i, 4 + i) for i in range(2)]
+    world.agree([decode(0, 4, tables[0], 9, a), decode(1, 5, tables[1], 8)])
+    world.agree([decode(1, 5, tables[1], 7, a), decode(0, 4, tables[0], 6)])
+    assert len(world.recorders) == 1
+
+
+def test_growth_of_slots_and_a_resized_pool_are_captured_anew(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    table = world.prompt(0, 4)
+    world.agree([decode(0, 4, table, 9, world.load("a", 0, 1))])
+    world.agree([decode(0, 4, table, 9, world.load("b", 40, 1))])
+    world.plain._cache.resize(40)
+    table = world.prompt(0, 4)
+    world.agree([decode(0, 4, table, 9, world.load("a", 0, 2))])
+    assert len(world.graphs._captured) == 1
+
+
+def test_what_a_graph_cannot_hold_goes_the_ordinary_way(world: World) -> None:
+    a, b = world.load("a", 0, 9), world.load("b", 1, 9)
+    table = (1, 2, 3)
+    base = decode(0, 4, table, 9)
+    assert world.graphs.can_replay([base])
+    refused = {
+        "a prompt's tokens": Row(0, (9, 9), 4, table, (), GREEDY, None),
+        "prompt log-probabilities": Row(0, (9,), 4, table, (), GREEDY, (3,)),
+        "composed adapters": decode(0, 4, table, 9, a, b),
+        "an adapter that begins later": decode(0, 4, table, 9, RowAdapter(a.slot, 1.0, 5)),
+    }
+    for words, row in refused.items():
+        assert not world.graphs.can_replay([base, row]), words
+    assert not world.graphs.can_replay([base] * (MAX_ROWS + 1))
+    world.plain._slots._with_changes.add(1)
+    assert not world.graphs.can_replay([decode(0, 4, table, 9, b)])
+    assert world.graphs.can_replay([decode(0, 4, table, 9, a)])
+    world.plain._slots._with_changes.discard(1)
+
+
+class Refused:
+    """A graph of a model whose code waits for the device."""
+
+    def capture(self, call: Any) -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was captured")
+
+
+def test_a_model_that_cannot_be_captured_is_served_the_ordinary_way(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = world.plain
+    graphs = DecodeGraphs(plain._model, plain._cache, plain._slots, 4, Refused)
+    runner = ModelRunner(plain._model, plain._cache, plain._slots, torch.device("cpu"), graphs)
+    row = decode(0, 0, (1,), 9)
+    assert graphs.can_replay([row])
+    assert same(runner.run(Batch((row,), (1,)))[0], plain.run(Batch((row,), (1,)))[0])
+    assert "not captured" in caplog.text
+    assert not graphs.can_replay([row])
+
+
+def test_waiting_for_the_device_within_a_capture_is_seen() -> None:
+    with pytest.raises(RuntimeError, match="makes the host wait"):
+        RecordedCall().capture(lambda: torch.ones(1) * torch.ones(1).item())
