@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lora_serve.commands.bench.figures import spread_ms
-from lora_serve.commands.bench.machine import machine as bench_machine
-from lora_serve.commands.bench.machine import versions
+from lora_serve.commands.bench.report import machine as bench_machine
+from lora_serve.commands.bench.report import versions
+from lora_serve.commands.bench.result import spread_ms
 
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
 

@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lora_serve.commands.bench.popularity import POPULARITIES, ZIPF_EXPONENT, draw_adapters
-from lora_serve.commands.bench.workload import FIRST_TOKEN_ID
+from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, POPULARITIES, ZIPF_EXPONENT, draw_adapters
 
 __all__ = ["POPULARITIES", "ZIPF_EXPONENT", "Job", "Load", "Measured", "Sample", "make_jobs"]
 

@@ -135,3 +135,9 @@ def json_object(text: str) -> dict[str, Any]:
 
 def _wrong(message: str) -> NoReturn:
     raise argparse.ArgumentTypeError(message)
+
+
+def adapter_path(adapter_id: str, verb: str = "") -> str:
+    """/admin/adapters/{id}[/verb]; a legal id (`check_adapter_id`) holds nothing that needs quoting."""
+    path = f"/admin/adapters/{adapter_id}"
+    return f"{path}/{verb}" if verb else path

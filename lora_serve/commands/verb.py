@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lora_serve.commands.failure import EXIT_CODES, CommandError, ExitCode
 from lora_serve.commands.flags import DEFAULT_TIMEOUT, CommandParser, add_common_flags, environment_urls
 from lora_serve.commands.output import Output
+from lora_serve.commands.subcommands import make_parser, run_subcommand
 from lora_serve.core.errors import ConfigError
 
 if TYPE_CHECKING:  # --help and mistakes need no HTTP client
@@ -62,6 +63,16 @@ def run_verb(verb: Verb, flags: argparse.Namespace) -> int:
         output.note("interrupted")
         return ExitCode.INTERRUPTED
     return ExitCode.OK
+
+
+def run_verbs(program: str, description: str, verbs: Sequence[Verb], arguments: list[str]) -> int:
+    """Runs a command with subcommands, whose shared flags may stand before or after the subcommand.
+
+    Returns the exit code (`commands.failure.ExitCode`). Raises ConfigError for a wrong command line.
+    """
+    parser = make_parser(program, description, EXIT_CODES, verbs, add_common_flags)
+    add_common_flags(parser)
+    return run_subcommand(parser, arguments, run_verb)
 
 
 def run_alone(verb: Verb, arguments: list[str]) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lora_serve.commands.adapters.paths import adapter_path
 from lora_serve.commands.adapters.waiting import is_gone, wait_for_all
 from lora_serve.commands.failure import CommandError, ExitCode
-from lora_serve.commands.flags import adapter_id, add_wait_flag, count
+from lora_serve.commands.flags import adapter_id, adapter_path, add_wait_flag, count
 from lora_serve.commands.verb import Call, Verb
 
 

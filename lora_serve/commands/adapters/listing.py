@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 
 from lora_serve.commands.adapters.card import card_table, list_table
-from lora_serve.commands.adapters.paths import adapter_path
-from lora_serve.commands.flags import adapter_id, count
+from lora_serve.commands.flags import adapter_id, adapter_path, count
 from lora_serve.commands.verb import Call, Verb
 from lora_serve.core.adapter import AdapterState
 

@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lora_serve.commands.adapters.paths import adapter_path
 from lora_serve.commands.adapters.upload_files import files_of, send_files
 from lora_serve.commands.adapters.waiting import shows, wait_for_all
-from lora_serve.commands.flags import adapter_id, add_wait_flag, json_object
+from lora_serve.commands.flags import adapter_id, adapter_path, add_wait_flag, json_object
 from lora_serve.commands.output import bytes_text
 from lora_serve.commands.verb import Call, Verb
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Awaitable, Callable
 
-from lora_serve.commands.adapters.paths import adapter_path
-from lora_serve.commands.flags import adapter_id
+from lora_serve.commands.flags import adapter_id, adapter_path
 from lora_serve.commands.verb import Call, Verb
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from lora_serve.commands.adapters.card import route_text
-from lora_serve.commands.adapters.paths import adapter_path
 from lora_serve.commands.adapters.waiting import shows, wait_for_all
-from lora_serve.commands.flags import adapter_id, add_wait_flag, canary, count, percent
+from lora_serve.commands.flags import adapter_id, adapter_path, add_wait_flag, canary, count, percent
 from lora_serve.commands.output import plain
 from lora_serve.commands.verb import Call, Verb
 from lora_serve.core.errors import ConfigError

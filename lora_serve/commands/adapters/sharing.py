@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lora_serve.commands.adapters.paths import adapter_path
-from lora_serve.commands.flags import adapter_id, tenant_name
+from lora_serve.commands.flags import adapter_id, adapter_path, tenant_name
 from lora_serve.commands.verb import Call, Verb
 from lora_serve.core.tenant import EVERYBODY
 

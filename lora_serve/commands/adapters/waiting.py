@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lora_serve.commands.adapters.paths import adapter_path
 from lora_serve.commands.failure import CommandError, ExitCode
+from lora_serve.commands.flags import adapter_path
 
 if TYPE_CHECKING:
     from lora_serve.commands.admin_client import AdminClient

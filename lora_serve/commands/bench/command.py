@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from lora_serve.commands.bench.combinations import check_flags
-from lora_serve.commands.bench.flags import PROGRAM, bench_parser
+from lora_serve.commands.bench.flags import PROGRAM, bench_parser, check_flags
 from lora_serve.commands.failure import ExitCode
 from lora_serve.commands.flags import DEFAULT_URL
 from lora_serve.commands.output import Output

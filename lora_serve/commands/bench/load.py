@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
-from lora_serve.commands.bench.plan import Plan, PlannedRequest
+from lora_serve.commands.bench.plan import Plan, PlannedRequest, Target
 from lora_serve.commands.bench.result import LoadResult, RequestRecord
 from lora_serve.commands.bench.sending import Clock, open_session, send
-from lora_serve.commands.bench.target import Target
 
 OnDone = Callable[[RequestRecord], None]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lora_serve.commands.bench.figures import percentile
-from lora_serve.commands.bench.result import LoadResult
+from lora_serve.commands.bench.result import LoadResult, percentile
 
 INK, SOFT = "#22313f", "#7f8c8d"
 BLUE, ORANGE, GREEN, RED = "#2f6db3", "#e08214", "#3a923a", "#c0392b"

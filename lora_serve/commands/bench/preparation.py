@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from lora_serve.commands.bench.arrivals import Arrivals
-from lora_serve.commands.bench.combinations import api_key, popularity_of
 from lora_serve.commands.bench.discovery import Found, discover, find_words
-from lora_serve.commands.bench.plan import Plan
-from lora_serve.commands.bench.target import Target
-from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Workload
+from lora_serve.commands.bench.flags import api_key, popularity_of
+from lora_serve.commands.bench.plan import Plan, Target
+from lora_serve.commands.bench.workload import FIRST_TOKEN_ID, Arrivals, Workload
 from lora_serve.core.errors import ConfigError
 from lora_serve.simulate.traces import TraceRow, read_trace
 

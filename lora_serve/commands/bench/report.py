@@ -5,15 +5,24 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
+import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lora_serve.commands.bench.figures import Objective, in_flight, spread_ms, tokens_over_time
-from lora_serve.commands.bench.machine import machine, versions
-from lora_serve.commands.bench.result import LoadResult, RequestRecord
+import lora_serve
+from lora_serve.commands.bench.result import (
+    LoadResult,
+    Objective,
+    RequestRecord,
+    in_flight,
+    spread_ms,
+    tokens_over_time,
+)
 
 BASE_LABEL = "(base)"
 
@@ -130,3 +139,32 @@ def _goodput(result: LoadResult, objective: Objective) -> dict[str, Any]:
 def _per_second(amount: float, result: LoadResult) -> float:
     rate = amount / result.seconds if result.seconds > 0 else 0.0
     return round(rate, 3) if math.isfinite(rate) else 0.0
+
+
+def machine() -> dict[str, Any]:
+    """The load generator's machine; with --spawn also the server's."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": _cpu_field("model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "bf16_instructions": "avx512_bf16" in _cpu_field("flags"),
+        "memory_gib": round(memory / 2**30, 1),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of this project and of the installed libraries that matter."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found | {"lora_serve": lora_serve.__version__}
+
+
+def _cpu_field(field: str) -> str:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith(field)), "unknown")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lora_serve.commands.bench.plan import PlannedRequest
-from lora_serve.commands.bench.target import Target
+from lora_serve.commands.bench.plan import PlannedRequest, Target
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from lora_serve.commands.bench.combinations import num_spawned
+from lora_serve.commands.bench.flags import num_spawned
 from lora_serve.commands.bench.load import run_load
 from lora_serve.commands.bench.preparation import Prepared, prepare
 from lora_serve.commands.bench.report import RunFacts, make_report, write_report

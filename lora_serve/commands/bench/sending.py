@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from lora_serve.commands.bench.answer import Answer, StreamError
-from lora_serve.commands.bench.event_stream import EventStream
-from lora_serve.commands.bench.plan import PlannedRequest
+from lora_serve.commands.bench.answer import Answer, EventStream, StreamError
+from lora_serve.commands.bench.plan import PlannedRequest, Target
 from lora_serve.commands.bench.request_body import request_body, request_headers, request_url
 from lora_serve.commands.bench.result import RequestRecord
-from lora_serve.commands.bench.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,125 @@ same times.
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from lora_serve.commands.bench.arrivals import Arrivals
-from lora_serve.commands.bench.lengths import Lengths
 from lora_serve.commands.bench.plan import PlannedRequest
-from lora_serve.commands.bench.popularity import ZIPF_EXPONENT, draw_adapters
 from lora_serve.simulate.traces import TraceRow
 
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Arrivals at `rate` requests per second. Gaps have the mean 1 / rate and the variation coefficient burstiness **
+    -0.5.
+
+    burstiness: the gamma distribution's shape, as in vLLM's benchmark: 1 is a Poisson process, 0.25 comes in bursts,
+    100 is almost regular.
+    """
+
+    rate: float
+    burstiness: float = 1.0
+
+    def times(self, generator: random.Random) -> Iterator[float]:
+        """Yields seconds from the start, without end."""
+        scale = 1.0 / (self.rate * self.burstiness)
+        return itertools.accumulate(generator.gammavariate(self.burstiness, scale) for _ in itertools.count())
+
+
+POPULARITIES = ("base", "identical", "uniform", "skewed", "distinct")
+
+ZIPF_EXPONENT = 1.1
+
+
+def draw_adapters(
+    popularity: str, adapters: Sequence[str], generator: random.Random, zipf: float = ZIPF_EXPONENT
+) -> Iterator[str | None]:
+    """Yields adapter ids without end. Raises ValueError for an unknown popularity, or for no adapter where one is
+    needed.
+
+    base: none; identical: the first for all; uniform: each consecutive `len(adapters)` requests name every adapter
+    once in a shuffled order, so a full batch of that many rows holds that many different adapters; skewed: each
+    request by itself, the adapter of rank k with a probability that falls with k ** zipf; distinct: in turn, so no two
+    of `len(adapters)` requests in a row share one.
+    """
+    if popularity not in POPULARITIES:
+        raise ValueError(f"popularity {popularity!r} is none of {', '.join(POPULARITIES)}")
+    if popularity == "base":
+        return itertools.repeat(None)
+    if not adapters:
+        raise ValueError(f"popularity {popularity!r} needs adapters")
+    if popularity == "identical":
+        return itertools.repeat(adapters[0])
+    if popularity == "distinct":
+        return itertools.cycle(adapters)
+    if popularity == "skewed":
+        return _skewed(adapters, generator, zipf)
+    return itertools.chain.from_iterable(generator.sample(adapters, len(adapters)) for _ in itertools.count())
+
+
+def _skewed(adapters: Sequence[str], generator: random.Random, zipf: float) -> Iterator[str]:
+    weights = list(itertools.accumulate(rank**-zipf for rank in range(1, len(adapters) + 1)))
+    while True:
+        yield generator.choices(adapters, cum_weights=weights)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of token counts. fixed: `first`; uniform: every number from `first` to `second`; normal: mean and
+    deviation; lognormal: the median, and the deviation of the natural logarithm. Never less than 1.
+    """
+
+    kind: Literal["fixed", "uniform", "normal", "lognormal"]
+    first: float
+    second: float = 0.0
+
+    def draw(self, generator: random.Random) -> int:
+        match self.kind:
+            case "fixed":
+                return int(self.first)
+            case "uniform":
+                return generator.randint(int(self.first), int(self.second))
+            case "normal":
+                return max(1, round(generator.gauss(self.first, self.second)))
+            case "lognormal":
+                return max(1, round(generator.lognormvariate(math.log(self.first), self.second)))
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Parses the flag's text. Raises ArgumentTypeError."""
+    kind, colon, numbers = text.partition(":")
+    try:
+        if colon and kind in ("normal", "lognormal"):
+            first, second = map(float, numbers.split(","))
+            found = Lengths("normal" if kind == "normal" else "lognormal", first, second)
+        elif "-" in text:
+            low, high = map(int, text.split("-"))
+            found = Lengths("uniform", low, high)
+        else:
+            found = Lengths("fixed", int(text))
+    except ValueError:
+        found = Lengths("fixed", 0)
+    is_right = (
+        1 <= found.first < 1e7 and 0 <= found.second < 1e7 and (found.kind != "uniform" or found.second >= found.first)
+    )
+    if not is_right:
+        raise argparse.ArgumentTypeError(
+            f"expected tokens as 128, 16-256, normal:MEAN,DEVIATION or lognormal:MEDIAN,SIGMA (got {text[:60]!r})"
+        )
+    return found
+
+
 FIRST_TOKEN_ID = 3  # below are a tokenizer's special tokens, mostly
+
 TRACE_BLOCK = 512  # tokens of one id of a Mooncake trace's blocks
+
 PROMPT_LENGTHS = Lengths("uniform", 16, 256)
+
 OUTPUT_LENGTHS = Lengths("fixed", 64)
 
 

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.commands.bench.arrivals import Arrivals
-from lora_serve.commands.bench.lengths import Lengths, parse_lengths
-from lora_serve.commands.bench.popularity import draw_adapters
-from lora_serve.commands.bench.workload import Workload
+from lora_serve.commands.bench.workload import Arrivals, Lengths, Workload, draw_adapters, parse_lengths
 from lora_serve.simulate.traces import TraceRow, read_trace
 
 TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lora_serve.commands.bench.figures import Objective, in_flight, percentile, spread_ms, tokens_over_time
 from lora_serve.commands.bench.report import RunFacts, make_report, per_adapter, summarise
-from lora_serve.commands.bench.result import Chunk, LoadResult, RequestRecord
+from lora_serve.commands.bench.result import (
+    Chunk,
+    LoadResult,
+    Objective,
+    RequestRecord,
+    in_flight,
+    percentile,
+    spread_ms,
+    tokens_over_time,
+)
 
 FACTS = RunFacts("lora_serve", "base", "uniform", 2, 4, None, 0, "lora-serve bench", "0.1", {"start_s": 1.0})
 

@@ -11,12 +11,17 @@ from rich.table import Table
 from lora_serve.commands.flags import tenant_name
 from lora_serve.commands.output import plain, time_text
 from lora_serve.commands.quota_flags import add_quota_flags, given_quota, quota_text
-from lora_serve.commands.verb import Call, Verb
+from lora_serve.commands.verb import Call, Verb, run_verbs
 from lora_serve.core.tenant import Role
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([1-9][0-9]{0,8})([mhd])\Z")
 _KEY_ID = re.compile(r"[a-z0-9]{1,64}\Z")
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
+    return run_verbs("lora-serve keys", "API keys of a running server's tenants.", VERBS, arguments)
 
 
 def _tenant_flags(parser: argparse.ArgumentParser) -> None:

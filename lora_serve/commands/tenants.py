@@ -13,11 +13,16 @@ from lora_serve.commands.failure import CommandError, ExitCode
 from lora_serve.commands.flags import tenant_name
 from lora_serve.commands.output import plain, time_text
 from lora_serve.commands.quota_flags import add_quota_flags, given_quota, quota_text
-from lora_serve.commands.verb import Call, Verb
+from lora_serve.commands.verb import Call, Verb, run_verbs
 from lora_serve.core.errors import ConfigError
 
 PATH = "/admin/tenants"
 PAGE = "1000"  # the server's own limit
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a subcommand; returns the exit code (`commands.failure.ExitCode`). Raises ConfigError."""
+    return run_verbs("lora-serve tenants", "Tenants of a running server.", VERBS, arguments)
 
 
 def _name_flags(parser: argparse.ArgumentParser) -> None:
