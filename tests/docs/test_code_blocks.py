@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.server_process import free_port
+from lora_serve.commands.server_process import free_port
 from tests.docs.pages import ROOT, RUN, blocks, expected, missing, program
 
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "how-to").rglob("*.md"))]
