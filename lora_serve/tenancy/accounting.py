@@ -13,10 +13,9 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.config import AccountingConfig, AdapterConfig
 from lora_serve.tenancy.audit.journal import AuditJournal
 from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.quotas.counters import RateCounters
+from lora_serve.tenancy.quotas.counters import RateCounters, SharedCounters
 from lora_serve.tenancy.quotas.quotas import Quotas
 from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
-from lora_serve.tenancy.quotas.shared_counters import SharedCounters
 from lora_serve.tenancy.usage.journal import UsageJournal
 from lora_serve.tenancy.usage.metering import Meter
 

@@ -1,20 +1,16 @@
-"""Where the counts of a minute are kept: in this process, in Redis (redis_counters.py), or in Redis while it is there.
-
-The storages of the package `limits` hold the numbers here. Its strategies are not used: none can give back what was
-reserved and not used, a moving window keeps an entry per token, and its scripts in Redis need EVAL, which the server's
-Redis user need not have. What a storage has, adding to a counter by any number, a negative one too, is enough.
-"""
+"""Counts of a minute: kept in this process, in Redis (redis_counters.py), or in Redis while it is there."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from limits.aio.storage import MemoryStorage
-
-KEPT_SECONDS = 180  # this minute and the one before are looked at
-_SWEEP = 30.0  # seconds between two looks for counters that have expired
+KEPT_MINUTES = 3  # counters of this minute and the one before are read
+_RETRY = 2.0  # seconds without asking counters that did not answer
+_log = logging.getLogger(__name__)
 
 Counts = dict[str, tuple[int, int]]  # by name: of the minute before, of this one
 
@@ -23,38 +19,70 @@ class RateCounters(Protocol):
     """Counters by name and minute. Raises OSError if they cannot be reached."""
 
     async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
-        """Add to the counters of `minute`, and say what is in them then and in those of the minute before."""
+        """Adds to the counters of `minute`; returns them as they are then, with those of the minute before."""
 
     async def close(self) -> None:
-        """Give back what is held."""
-
-
-class _Storage(MemoryStorage):
-    """The base looks through all counters for those that have expired at every addition; here once in a while."""
-
-    _swept_at = 0.0  # seconds of time.monotonic()
-
-    async def _MemoryStorage__schedule_expiry(self) -> None:  # noqa: N802 - the base's name for it
-        if time.monotonic() - self._swept_at >= _SWEEP:
-            self._swept_at = time.monotonic()
-            await super()._MemoryStorage__schedule_expiry()  # type: ignore[misc]
+        """Gives back what is held."""
 
 
 class MemoryCounters:
-    """See RateCounters. Of this process alone."""
+    """The counters of this process alone."""
 
     def __init__(self) -> None:
-        self._storage = _Storage()
+        self._minutes: dict[int, Counter[str]] = {}
 
     async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
         """See RateCounters."""
-        counts: Counts = {}
+        if minute not in self._minutes:  # the clock may have been set back, too
+            kept = {known: counts for known, counts in self._minutes.items() if abs(minute - known) < KEPT_MINUTES}
+            self._minutes = {**kept, minute: Counter()}
+        before, current = self._minutes.get(minute - 1, Counter()), self._minutes[minute]
         for name, amount in amounts.items():
-            current = await self._storage.incr(f"{name}:{minute}", KEPT_SECONDS, amount)
-            counts[name] = (await self._storage.get(f"{name}:{minute - 1}"), current)
-        return counts
+            current[name] += amount
+        return {name: (before[name], current[name]) for name in amounts}
 
     async def close(self) -> None:
         """See RateCounters."""
-        if self._storage.timer is not None:
-            self._storage.timer.cancel()
+
+
+class SharedCounters:
+    """Which counters to use now: the shared ones, else this server's own."""
+
+    def __init__(
+        self, shared: RateCounters | None, goes_on_alone: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`shared` None: there are none to share. `goes_on_alone`: count here while the shared ones are away."""
+        self._shared = shared
+        self._own = MemoryCounters()
+        self._goes_on_alone = goes_on_alone
+        self._clock = clock
+        self._away_until: float | None = None  # when to ask again; None: they answered the last time
+
+    @property
+    def choices(self) -> tuple[RateCounters, ...]:
+        """In the order in which to try them; none: nobody can be counted now."""
+        own: tuple[RateCounters, ...] = (self._own,) if self._shared is None or self._goes_on_alone else ()
+        if self._shared is None or (self._away_until is not None and self._clock() < self._away_until):
+            return own
+        return (self._shared, *own)
+
+    def failed(self, counters: RateCounters, error: Exception) -> None:
+        """They did not answer."""
+        if counters is not self._shared:
+            return
+        if self._away_until is None:
+            consequence = "limits are counted here alone" if self._goes_on_alone else "limited callers are refused"
+            _log.warning("the shared rate counters cannot be reached (%s): %s until they can", error, consequence)
+        self._away_until = self._clock() + _RETRY
+
+    def answered(self, counters: RateCounters) -> None:
+        """They did."""
+        if counters is self._shared and self._away_until is not None:
+            self._away_until = None
+            _log.info("the shared rate counters answer again")
+
+    async def close(self) -> None:
+        """Give back what is held."""
+        await self._own.close()
+        if self._shared is not None:
+            await self._shared.close()

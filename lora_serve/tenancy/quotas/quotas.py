@@ -9,8 +9,8 @@ from lora_serve.core.rate_limits import Unit
 from lora_serve.core.tenant import Caller, Quota
 from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter
+from lora_serve.tenancy.quotas.counters import SharedCounters
 from lora_serve.tenancy.quotas.rate_limiter import RateLimit, RateLimiter, Reservation
-from lora_serve.tenancy.quotas.shared_counters import SharedCounters
 
 _UNITS: tuple[tuple[Unit, str], ...] = (("requests", "requests_per_minute"), ("tokens", "tokens_per_minute"))
 _REGISTRATIONS: tuple[tuple[Unit, str], ...] = (("registrations", "registrations_per_minute"),)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from lora_serve.core.errors import RateLimitedError
 from lora_serve.core.rate_limits import Standing, Standings, Unit
-from lora_serve.tenancy.quotas.counters import Counts, RateCounters
+from lora_serve.tenancy.quotas.counters import Counts, RateCounters, SharedCounters
 from lora_serve.tenancy.quotas.rate_window import WINDOW, WindowCount
-from lora_serve.tenancy.quotas.shared_counters import SharedCounters
 
 _REMEMBERED = 1.0  # seconds for which a refusal is repeated without asking the counters
 _AWAY = 2.0  # seconds to say when nobody can be counted

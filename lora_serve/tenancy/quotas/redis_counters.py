@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.tenancy.quotas.counters import KEPT_SECONDS, Counts
+from lora_serve.tenancy.quotas.counters import KEPT_MINUTES, Counts
 
 _MAX_CONNECTIONS = 16  # more requests wait for one, which takes a fraction of a millisecond
 
@@ -43,7 +43,7 @@ class RedisCounters:
             async with self._redis.pipeline(transaction=True) as pipe:
                 for name, amount in amounts.items():
                     pipe.incrby(f"{self._prefix}{name}:{minute}", amount)
-                    pipe.expire(f"{self._prefix}{name}:{minute}", KEPT_SECONDS)
+                    pipe.expire(f"{self._prefix}{name}:{minute}", 60 * KEPT_MINUTES)
                     pipe.get(f"{self._prefix}{name}:{minute - 1}")
                 replies = await pipe.execute()
         except (redis.RedisError, ValueError) as error:

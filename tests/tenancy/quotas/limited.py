@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.core.tenant import Caller, Quota
+from lora_serve.tenancy.quotas.counters import SharedCounters
 from lora_serve.tenancy.quotas.rate_limiter import RateLimiter
-from lora_serve.tenancy.quotas.shared_counters import SharedCounters
 
 
 @dataclass

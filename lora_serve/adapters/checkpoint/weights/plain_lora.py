@@ -22,7 +22,7 @@ from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS, MAX_FILE_BYTE
 from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.checkpoint.weights.weights_file import open_storage
+from lora_serve.adapters.checkpoint.weights.weights_file import open_weights
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.core.model_spec import ModelSpec
 
@@ -80,7 +80,7 @@ def _replace_config(path: Path) -> None:
 def _replace_weights(folder: Path, bound: BoundAdapter, saved: SavedAdapter) -> None:
     """New factors under their old names; whatever else was trained stays as it is."""
     factors = dict(_factors(bound, saved))
-    file, written = open_storage(folder), folder / f"{WEIGHTS_NAME}.new"
+    file, written = open_weights(folder), folder / f"{WEIGHTS_NAME}.new"
     tensors = {name: factors[name] if name in factors else file.get_tensor(name) for name in file.tensors}
     save_file(tensors, written, metadata={"format": "pt"})
     written.replace(folder / WEIGHTS_NAME)

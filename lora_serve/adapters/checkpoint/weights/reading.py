@@ -28,7 +28,7 @@ from lora_serve.adapters.checkpoint.weights.saved import (
     SavedLinear,
     SavedTokens,
 )
-from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, open_storage
+from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, open_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
@@ -56,7 +56,7 @@ def read_weights(
 
     `check`: called at every tensor. Raises InvalidAdapterError, OSError, what `check` raises.
     """
-    return _saved(open_storage(folder, check), artifact, name, max_rank)
+    return _saved(open_weights(folder, check), artifact, name, max_rank)
 
 
 def _saved(file: WeightsFile, artifact: Artifact, name: str, max_rank: int | None) -> SavedAdapter:

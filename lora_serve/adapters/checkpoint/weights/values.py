@@ -11,7 +11,7 @@ from torch import Tensor
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.weights.host_tensors import bits_of
-from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, open_storage
+from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
@@ -26,7 +26,7 @@ def check_values(
     What it really changes in the model's answers is the smoke test's part. `check`: called at every tensor. Raises
     InvalidAdapterError naming the tensors, OSError, what `check` raises.
     """
-    file = open_storage(folder, check)
+    file = open_weights(folder, check)
     reasons = [f"tensor {name!r} holds NaN or infinity" for name in artifact.tensors if not _is_finite(file, name)]
     reasons += [
         f"tensors {first!r} and {second!r} are one and the same to PEFT, but they differ"

@@ -45,7 +45,7 @@ class WeightsFile:
         return torch.frombuffer(self._content, dtype=dtype, count=count, offset=begin).reshape(info.shape)
 
 
-def open_storage(folder: Path, check: Callable[[], None] = lambda: None) -> WeightsFile:
+def open_weights(folder: Path, check: Callable[[], None] = lambda: None) -> WeightsFile:
     """The weights of a folder that nobody else writes: they are read from the disk as they are looked at.
 
     What is written to a tensor stays in memory. Raises InvalidAdapterError, OSError.

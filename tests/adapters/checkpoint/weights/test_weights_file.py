@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.weights.weights_file import open_storage
+from lora_serve.adapters.checkpoint.weights.weights_file import open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_tensor_is_as_safetensors_reads_it(folder: Path) -> None:
-    file, expected = open_storage(folder), load_file(folder / WEIGHTS_NAME)
+    file, expected = open_weights(folder), load_file(folder / WEIGHTS_NAME)
     assert set(file.tensors) == set(expected)
     for name, tensor in expected.items():
         found = file.get_tensor(name)
@@ -43,17 +43,17 @@ def test_unaligned_tensor_is_read_too(tmp_path: Path) -> None:
     values = torch.tensor([1.5, -2.0])
     content = len(header).to_bytes(8, "little") + header + values.numpy().tobytes()
     (tmp_path / WEIGHTS_NAME).write_bytes(content)
-    assert torch.equal(open_storage(tmp_path).get_tensor("a"), values)
+    assert torch.equal(open_weights(tmp_path).get_tensor("a"), values)
 
 
 def test_what_is_written_to_a_tensor_is_not_in_the_file(folder: Path) -> None:
     before = (folder / WEIGHTS_NAME).read_bytes()
-    open_storage(folder).get_tensor("table").fill_(9)
+    open_weights(folder).get_tensor("table").fill_(9)
     assert (folder / WEIGHTS_NAME).read_bytes() == before
 
 
 def test_tensor_outlives_the_file_that_was_opened(folder: Path) -> None:
-    tensor = open_storage(folder).get_tensor("table")
+    tensor = open_weights(folder).get_tensor("table")
     gc.collect()
     assert float(tensor.sum()) == sum(range(24))
 
@@ -61,17 +61,17 @@ def test_tensor_outlives_the_file_that_was_opened(folder: Path) -> None:
 def test_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS_NAME).write_bytes(b"")
     with pytest.raises(InvalidAdapterError, match="truncated"):
-        open_storage(tmp_path)
+        open_weights(tmp_path)
 
 
 def test_nothing_is_kept_of_what_was_read(folder: Path) -> None:
     """A thousand reads leave no thousand objects behind."""
-    open_storage(folder).get_tensor("table")
+    open_weights(folder).get_tensor("table")
     tracemalloc.start()
     try:
         before = tracemalloc.take_snapshot()
         for _ in range(1000):
-            open_storage(folder).get_tensor("table")
+            open_weights(folder).get_tensor("table")
         gc.collect()
         grown = tracemalloc.take_snapshot().compare_to(before, "filename")
     finally:
