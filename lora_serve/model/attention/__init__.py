@@ -1,7 +1,7 @@
 """Paged attention over ragged rows. The folder is the list of backends: the name of a file is a value of --attention.
 
-A new backend is a new file with `class Backend`, see `Attention`, and what `model/backends.py` asks of every backend; it
-is named nowhere else. The contract tests run over all files (tests/contracts/test_attention.py).
+A new backend is a new file, named nowhere else: `class Backend` (see `Attention`) and what `model/backends.py` asks of
+every file. The contract tests run over all files (tests/contracts/test_attention.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The LoRA delta of a mixed batch. The folder is the list of kernels: the name of a file is a value of --lora-kernel.
 
-A new kernel is a new file with `class Kernel`, see `LoraKernel`, and what `model/backends.py` asks of every backend; it is
-named nowhere else. The contract tests run over all files (tests/contracts/test_lora_kernel.py).
+A new kernel is a new file, named nowhere else: `class Kernel` (see `LoraKernel`) and what `model/backends.py` asks of
+every file. The contract tests run over all files (tests/contracts/test_lora_kernel.py).
 """
 
 from __future__ import annotations
