@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.alternating import Clock
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.fusion.decoder_layer import FusedDecoderLayer
+from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native.packed_linear import PackedLinear
 from lora_serve.model.runner import model_runner as runner_module

@@ -1,7 +1,7 @@
-"""The values of settings whose choices are the files of a folder: policies, LoRA kernels, attention backends.
+"""The values of settings whose choices are the files of a folder: policies, attention backends, LoRA kernels.
 
-The folder is the list: a new file is a new value, named nowhere else. Files are listed, not imported, as this floor
-knows nothing above it and `--help` must not load torch.
+The folder is the list: a new file is a new value and is named nowhere else. Files are listed, not imported, as this
+floor knows nothing above it and `--help` must not load torch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def names_in(folder: str) -> tuple[str, ...]:
-    """The modules of a folder of this package but `base`, the seam that they share: "engine/policies"."""
+    """The files of a folder of this package, without the seam `base.py` that they share."""
     files = (_PACKAGE / folder).glob("[!_]*.py")
     return tuple(sorted(file.stem for file in files if file.stem != "base"))
 
 
 if TYPE_CHECKING:
-    PolicyName = AttentionName = LoraKernelName = EvictionName = str
+    PolicyName = AttentionName = LoraKernelName = str
 else:
     PolicyName = Literal[names_in("engine/policies")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]

@@ -21,8 +21,8 @@ from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.model.attention import Attention, create_attention
-from lora_serve.model.fusion import fuse
-from lora_serve.model.fusion.rotary_attention import AttentionSettings
+from lora_serve.model.fusion.fuse import fuse
+from lora_serve.model.fusion.parts import AttentionSettings, FusionParts
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.completeness import check_nothing_missing
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
@@ -30,6 +30,7 @@ from lora_serve.model.loading.observation import Observation, layer_index, obser
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
+from lora_serve.model.native import layers
 from lora_serve.model.step.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
@@ -47,16 +48,13 @@ class BaseModel(AdaptedModel[StepInputs]):
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as its own code asked at its last run
-        if config.fuse_layers and fuse.why_not(self.device, cache.shape.dtype) is None:
+        if config.fuse_layers and layers.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 
     @torch.inference_mode()
     def _fuse(self, slots: LoraSlots) -> None:
-        fuser = fuse.Fuser(
-            self.module, self.spec.vocab_size, self.spec.max_model_len, self._cache, slots, self._attention,
-            self.context, self.logits, self._settings,
-        )  # fmt: skip
-        done = fuser.fuse()
+        parts = FusionParts(self.module, self._cache, slots, self._attention, self.context, self._settings)
+        done = fuse(parts, self.logits, self.spec.vocab_size, self.spec.max_model_len)
         _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")
 
     @torch.inference_mode()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_serve.core.config import BatchLimits, EngineConfig, QueueLimits
-from lora_serve.engine import policies
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.profiles import Profile
 from lora_serve.simulate.report import Summary, summarise
@@ -57,8 +55,3 @@ class Scenario:
         fleet = Fleet(self.profile, self.engine_config(policy), router, self.num_replicas, num_warm)
         fleet.run(arrivals)
         return summarise(fleet, policy, router, num_warm)
-
-
-def policy_names() -> list[str]:
-    """Every file of engine/policies that holds one."""
-    return sorted(module.name for module in pkgutil.iter_modules(policies.__path__) if module.name != "base")

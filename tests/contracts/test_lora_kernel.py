@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import get_args
+
 import pytest
 import torch
 
 from lora_serve.core.batch import BASE_SLOT
+from lora_serve.core.errors import ConfigError
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model.lora.kernels import LoraKernel, create_kernel
+from lora_serve.core.settings import Settings
+from lora_serve.model.backends import backend_names
+from lora_serve.model.lora import kernels
+from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import LoraTokens
 from tests.model.tiny import MODULE, filled_slots
@@ -50,9 +58,42 @@ def tokens_of(rows: list[tuple[float, ...]]) -> LoraTokens:
     return LoraTokens.of((int(length), int(slot), *(given or (1.0,))) for length, slot, *given in rows)
 
 
-@pytest.fixture(params=["loop", "native", "triton"])
+@pytest.fixture(params=backend_names(kernels))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def test_files_are_the_values_of_the_setting() -> None:
+    names = get_args(Settings.model_fields["lora_kernel"].annotation)
+    assert names == ("auto", *backend_names(kernels)) == ("auto", "loop", "native", "triton")
+
+
+def test_new_file_in_the_folder_is_a_kernel_and_its_preference_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = (
+        "from lora_serve.model.lora.kernels import loop\n\nPREFERENCE = {}\n\n\n"
+        "def why_not(slots):\n    return {!r}\n\n\nclass Kernel(loop.Kernel):\n    pass\n"
+    )
+    for kernel, preference, reason in (("toy", 90, None), ("unable", 99, "it is a toy"), ("unasked", 0, None)):
+        (tmp_path / f"{kernel}.py").write_text(toy.format(preference, reason))
+    monkeypatch.setattr(kernels, "__path__", [*kernels.__path__, str(tmp_path)])
+    slots = filled_slots(LinearShape(8, 8), RANKS)
+    try:
+        assert {"toy", "unable", "unasked"} < set(backend_names(kernels))
+        assert type(create_kernel("auto", slots)).__module__.endswith(".toy")
+        assert type(create_kernel("unasked", slots)).__module__.endswith(".unasked")
+        with pytest.raises(ConfigError, match="--lora-kernel unable: it is a toy"):
+            create_kernel("unable", slots)
+    finally:
+        for kernel in ("toy", "unable", "unasked"):
+            sys.modules.pop(f"lora_serve.model.lora.kernels.{kernel}", None)
+
+
+def test_auto_takes_the_compiled_kernel_and_no_interpreter() -> None:
+    slots = filled_slots(LinearShape(8, 8), RANKS)
+    name = type(create_kernel("auto", slots)).__module__.rpartition(".")[2]
+    assert name == ("native" if native.why_not(slots) is None else "loop")
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -29,6 +30,24 @@ every_policy = pytest.mark.parametrize("name", NAMES)
 
 def test_files_are_the_values_of_the_setting() -> None:
     assert sorted(get_args(Settings.model_fields["policy"].annotation)) == NAMES
+
+
+def test_new_file_in_the_folder_is_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy.py").write_text(
+        "from lora_serve.engine.policies import base\n\n\n"
+        "class Policy(base.Policy):\n"
+        "    def key(self, sequence):\n"
+        "        return (-sequence.sequence_id,)\n"
+    )
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    try:
+        assert package.policy_names() == sorted([*NAMES, "toy"])
+        policy = policy_of("toy")
+        for number in (1, 2, 3):
+            policy.add(waiting(number))
+        assert [sequence.sequence_id for sequence in policy.order(0.0)] == [3, 2, 1]
+    finally:
+        sys.modules.pop("lora_serve.engine.policies.toy", None)
 
 
 # -- any traffic -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from lora_serve.core.extensions import AttentionName, LoraKernelName, PolicyName
 from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, SettingsGroup, TenantWeights
 
 
@@ -96,9 +97,7 @@ class EngineSettings(SettingsGroup):
         le=MAX_COUNT,
         description="restarts of the engine within ten minutes, after which the server gives up and exits with 3",
     )
-    policy: Literal["fcfs", "affinity", "fair", "deadline", "priority"] = Field(
-        "fcfs", description="order of waiting requests"
-    )
+    policy: PolicyName = Field("fcfs", description="order of waiting requests")
     max_wait_ms: float = Field(
         10_000,
         gt=0,
@@ -108,12 +107,8 @@ class EngineSettings(SettingsGroup):
     tenant_weight: TenantWeights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
     )
-    attention: Literal["auto", "native", "sdpa", "varlen"] = Field(
-        "auto", description="paged attention; auto: the fastest that runs here"
-    )
+    attention: AttentionName = Field("auto", description="paged attention; auto: the fastest that runs here")
     fuse_layers: bool = Field(True, description="fused kernels (CPU, float32) for layers where they prove to be equal")
-    lora_kernel: Literal["auto", "loop", "native", "triton"] = Field(
-        "auto", description="LoRA delta; auto: the fastest that runs here"
-    )
+    lora_kernel: LoraKernelName = Field("auto", description="LoRA delta; auto: the fastest that runs here")
     cuda_graphs: bool = Field(True, description="on GPUs capture decode steps once and replay them")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")

@@ -1,19 +1,23 @@
-"""Paged attention over ragged rows: one file per backend, one contract test for all."""
+"""Paged attention over ragged rows. The folder is the list of backends: the name of a file is a value of --attention.
+
+A new backend is a new file, named nowhere else: `class Backend` (see `Attention`) and what `model/backends.py` asks of
+every file. The contract tests run over all files (tests/contracts/test_attention.py).
+"""
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import Protocol
 
 from torch import Tensor
 
-from lora_serve.core.errors import ConfigError
+from lora_serve.model.backends import load_backend
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step.step_context import StepInputs
 
 
 class Attention(Protocol):
-    """`file.py` holds `class Backend` with this constructor and method; the file's name is the config value."""
+    """What a file of this folder provides as `class Backend`."""
 
     def __init__(self, cache: KVCache) -> None: ...
 
@@ -38,16 +42,6 @@ class Attention(Protocol):
 
 
 def create_attention(name: str, cache: KVCache) -> Attention:
-    """The backend of file `name`; "auto": varlen where CUDA has it, native where a C compiler made it, else sdpa.
-
-    Raises ConfigError.
-    """
-    varlen, native = (importlib.import_module(f"{__name__}.{choice}") for choice in ("varlen", "native"))
-    why_not = varlen.why_not(cache)
-    if name == "varlen" and why_not is not None:
-        raise ConfigError(f"--attention varlen: {why_not}")
-    if name == "auto":
-        name = "varlen" if why_not is None else "native" if native.why_not(cache) is None else "sdpa"
-    module = importlib.import_module(f"{__name__}.{name}")
-    backend: Attention = module.Backend(cache)
+    """The backend of file `name`; "auto": the preferred one of those that run here. Raises ConfigError."""
+    backend: Attention = load_backend(sys.modules[__name__], name, "--attention", cache).Backend(cache)
     return backend

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.core.errors import ConfigError
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native import compiler
 from lora_serve.model.step.step_context import StepInputs
 
+PREFERENCE = 2
 _SOURCE = Path(compiler.__file__).with_name("paged_attention.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: list[Any] = [
@@ -53,9 +53,6 @@ class Backend:
     """See `Attention`."""
 
     def __init__(self, cache: KVCache) -> None:
-        reason = why_not(cache)
-        if reason is not None:
-            raise ConfigError(f"--attention native: {reason}")
         library = compiler.load_library(_SOURCE)
         library.paged_attention.argtypes, library.paged_attention.restype = _ARGUMENTS, None
         self._attend = library.paged_attention

@@ -14,6 +14,13 @@ from torch.nn import functional as F
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step.step_context import PrefillRow, StepInputs
 
+PREFERENCE = 1
+
+
+def why_not(cache: KVCache) -> str | None:
+    """None: every device and type is served."""
+    return None
+
 
 class Backend:
     """See `Attention`."""

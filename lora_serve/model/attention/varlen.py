@@ -23,6 +23,7 @@ from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInput
 from lora_serve.model.system.transfer import columns_to_device
 from lora_serve.model.triton_programs import paged_decode
 
+PREFERENCE = 3
 _TYPES = (torch.bfloat16, torch.float16)
 _MAX_HEAD_DIM = 256
 _DECODE, _PREFILL = "varlen decode", "varlen prefill"

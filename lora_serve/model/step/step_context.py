@@ -7,7 +7,7 @@ there is no global current batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -55,6 +55,7 @@ class LoraSegment:
         return self.end - self.start
 
 
+ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
 Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
 
@@ -142,6 +143,14 @@ class StepInputs:
     lora_logits: tuple[LoraTokens, ...]  # of the tokens in logit_positions, for adapters of the output head
     vocabularies: StepVocabularies | None = None  # None: every row has the base model's
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # attention's own, worked out once for all layers
+
+    def changes_any(self, tables: Sequence[ChangeTable]) -> bool:
+        """True if a row's adapter changes one of these modules, so that a kernel cannot stand for them all."""
+        filled = [table for table in tables if table]
+        if not filled:
+            return False
+        slots = {segment.slot for tokens in self.lora for segment in tokens.segments}
+        return any(slot in table for table in filled for slot in slots)
 
 
 class AdapterStep(Protocol):

@@ -1,18 +1,23 @@
-"""The LoRA delta of a mixed batch: one file per kernel, one contract test for all."""
+"""The LoRA delta of a mixed batch. The folder is the list of kernels: the name of a file is a value of --lora-kernel.
+
+A new kernel is a new file, named nowhere else: `class Kernel` (see `LoraKernel`) and what `model/backends.py` asks of
+every file. The contract tests run over all files (tests/contracts/test_lora_kernel.py).
+"""
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import Protocol
 
 from torch import Tensor
 
+from lora_serve.model.backends import load_backend
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import LoraTokens
 
 
 class LoraKernel(Protocol):
-    """`file.py` holds `class Kernel` with this constructor and method; the file's name is the config value."""
+    """What a file of this folder provides as `class Kernel`."""
 
     reads_device_tokens: bool  # of a step only `LoraTokens.on_device`, so that a captured graph can hold its launches
 
@@ -28,16 +33,6 @@ class LoraKernel(Protocol):
 
 
 def create_kernel(name: str, slots: LoraSlots) -> LoraKernel:
-    """The kernel of file `name`; "auto": the first of triton, native, loop that runs here. Raises ConfigError."""
-    if name == "auto":
-        on_cuda = slots.device.type == "cuda"
-        name = (
-            "triton" if on_cuda and _can_serve("triton", slots) else "native" if _can_serve("native", slots) else "loop"
-        )
-    module = importlib.import_module(f"{__name__}.{name}")
-    kernel: LoraKernel = module.Kernel(slots)
+    """The kernel of file `name`; "auto": the preferred one of those that run here. Raises ConfigError."""
+    kernel: LoraKernel = load_backend(sys.modules[__name__], name, "--lora-kernel", slots).Kernel(slots)
     return kernel
-
-
-def _can_serve(name: str, slots: LoraSlots) -> bool:
-    return importlib.import_module(f"{__name__}.{name}").why_not(slots) is None

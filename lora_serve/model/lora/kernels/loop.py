@@ -8,6 +8,13 @@ from lora_serve.model.lora.host_adapter import LinearDelta
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import LoraTokens
 
+PREFERENCE = 1
+
+
+def why_not(slots: LoraSlots) -> str | None:
+    """None: every device and type is served."""
+    return None
+
 
 class Kernel:
     """See `LoraKernel`."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.core.errors import ConfigError
 from lora_serve.model.lora.lora_slots import LoraSlots, SlotTables
 from lora_serve.model.native import compiler
 from lora_serve.model.step.step_context import LoraTokens
 
+PREFERENCE = 2
 _SOURCE = Path(compiler.__file__).with_name("lora.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, *[_ADDRESS] * 8]
@@ -30,9 +30,6 @@ class Kernel:
     reads_device_tokens = False
 
     def __init__(self, slots: LoraSlots) -> None:
-        reason = why_not(slots)
-        if reason is not None:
-            raise ConfigError(f"--lora-kernel native: {reason}")
         self._add = compiler.load_library(_SOURCE).lora_add
         self._add.argtypes, self._add.restype = _ARGUMENTS, None
         self._slots = slots

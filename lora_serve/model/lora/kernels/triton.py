@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.core.errors import ConfigError
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.device_tokens import TILE_TOKENS, DeviceTokens
 from lora_serve.model.step.step_context import LoraTokens
 
+PREFERENCE = 0 if os.environ.get("TRITON_INTERPRET") == "1" else 3  # the interpreter is for tests
 _ROW_RANKS, _ROW_INPUTS, _ROW_OUTPUTS = 4, 1024, 256  # of one program of a single token
 _TILE_INPUTS, _TILE_OUTPUTS, _MIN_DOT, _MAX_TILE_RANKS = 64, 128, 16, 64
 _ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
@@ -39,9 +39,6 @@ class Kernel:
     reads_device_tokens = True
 
     def __init__(self, slots: LoraSlots) -> None:
-        reason = why_not(slots)
-        if reason is not None:
-            raise ConfigError(f"--lora-kernel triton: {reason}")
         # imported here: a machine without Triton has this file too
         self._programs: Any = importlib.import_module("lora_serve.model.triton_programs.lora")
         self._slots = slots

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.fusion.joined import JoinedLinears
+from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels
 
+STAGE, WRITES_CACHE = 1, False
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATION = "act_fn"
 _NAMES = frozenset({*_PARTS, _ACTIVATION})
@@ -32,25 +34,25 @@ class FusedGatedMLP:
 
 
 def could_be(module: nn.Module) -> bool:
-    """Whether it looks like one."""
+    """True for modules of three linear layers and an activation that name nothing else."""
     parts = [getattr(module, name, None) for name in _PARTS]
     own = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
     is_like = all(isinstance(part, LoraLinear) for part in parts) and own <= set(_PARTS)
     return is_like and names_only(module, _NAMES)
 
 
-def candidates(module: nn.Module, kernels: LayerKernels) -> list[FusedGatedMLP]:
-    """What might take its place."""
+def candidates(module: nn.Module, parts: FusionParts) -> list[FusedGatedMLP]:
+    """One, if the activation is known and gate and up lie in one piece of memory."""
     gate, up, down = (module.get_submodule(name) for name in _PARTS)
     assert isinstance(gate, LoraLinear)
     assert isinstance(up, LoraLinear)
     assert isinstance(down, LoraLinear)
     sizes = {gate.base.out_features, up.base.out_features, down.base.in_features}
-    activation = next((name for name in ACTIVATIONS if _computes(module, name, kernels)), None)
+    activation = next((name for name in ACTIVATIONS if _computes(module, name, parts.kernels)), None)
     joined = JoinedLinears.of((gate, up)) if activation is not None and len(sizes) == 1 else None
     if activation is None or joined is None:
         return []
-    return [FusedGatedMLP(joined, down, activation, kernels)]
+    return [FusedGatedMLP(joined, down, activation, parts.kernels)]
 
 
 def _computes(module: nn.Module, activation: str, kernels: LayerKernels) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.native.decoder_layer import Norm
 from lora_serve.model.native.layers import LayerKernels
 
+STAGE, WRITES_CACHE = 1, False
 _OFFSETS = (0.0, 1.0)
 _NAMES = frozenset(
     {"_norm", "dtype", "eps", "float", "float32", "mean", "pow", "rsqrt", "to", "torch", "type_as"}
@@ -35,7 +37,7 @@ class FusedNorm:
 
 
 def could_be(module: nn.Module) -> bool:
-    """Whether it looks like one."""
+    """True for modules that are called RMSNorm and name nothing that such a norm has no use for."""
     parameters = dict(module.named_parameters())
     return (
         "RMSNorm" in type(module).__name__
@@ -47,9 +49,9 @@ def could_be(module: nn.Module) -> bool:
     )
 
 
-def candidates(module: nn.Module, kernels: LayerKernels) -> list[FusedNorm]:
-    """What might take its place."""
-    return [FusedNorm(module, offset, kernels) for offset in _OFFSETS]
+def candidates(module: nn.Module, parts: FusionParts) -> list[FusedNorm]:
+    """One per way in which models count the weight."""
+    return [FusedNorm(module, offset, parts.kernels) for offset in _OFFSETS]
 
 
 def _epsilon(module: nn.Module) -> float:

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.model.attention import native as native_attention
-from lora_serve.model.fusion import own_ways
-from lora_serve.model.fusion.gated_mlp import FusedGatedMLP
-from lora_serve.model.fusion.norm import FusedNorm
-from lora_serve.model.fusion.own_ways import ChangeTable
-from lora_serve.model.fusion.rotary_attention import FusedRotaryAttention
+from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
+from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
+from lora_serve.model.fusion.kinds.norm import FusedNorm
+from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.lora.kernels import native as native_lora
 from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native import decoder_layer as native
 from lora_serve.model.native.layers import ACTIVATIONS
-from lora_serve.model.step.step_context import StepInputs
+from lora_serve.model.step.step_context import ChangeTable, StepInputs
 
+STAGE, WRITES_CACHE = 2, True
 _PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
@@ -39,7 +39,7 @@ class _NativeStep:
 class FusedDecoderLayer:
     """h += attention(norm(h)); h += mlp(norm(h)).
 
-    A step with a row that has a module of this layer its own way (see `Change`) runs the layer's parts one by one.
+    A step with a row whose adapter changes a module of this layer (see `Change`) runs the layer's parts one by one.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FusedDecoderLayer:
         """hidden_states [1, tokens, size], changed in place and returned."""
         step = self._attention.context.step
         embeddings = keywords.get("position_embeddings")
-        if embeddings is None or not hidden_states.is_contiguous() or own_ways.any_in(step, self._changes):
+        if embeddings is None or not hidden_states.is_contiguous() or step.changes_any(self._changes):
             return self.by_parts(hidden_states, *arguments, **keywords)
         if self._slots.tables is not self._tables:
             self._tables = self._slots.tables
@@ -114,7 +114,7 @@ class FusedDecoderLayer:
 
 
 def could_be(module: nn.Module) -> bool:
-    """Whether it looks like one, once its parts are fused."""
+    """True for modules of two fused norms, fused attention and a fused MLP that name nothing else."""
     kinds = (FusedNorm, FusedRotaryAttention, FusedNorm, FusedGatedMLP)
     return names_only(module, frozenset(_PARTS)) and all(
         isinstance(getattr(getattr(module, name, None), "__dict__", {}).get("forward"), kind)
@@ -122,17 +122,18 @@ def could_be(module: nn.Module) -> bool:
     )
 
 
-def candidate(module: nn.Module, path: str, slots: LoraSlots) -> FusedDecoderLayer | None:
-    """What might take its place."""
-    parts = tuple(module.get_submodule(name).__dict__["forward"] for name in _PARTS)
-    attention, mlp = parts[1], parts[3]
+def candidates(module: nn.Module, parts: FusionParts) -> list[FusedDecoderLayer]:
+    """One, if attention and all linear layers run in C."""
+    fused = tuple(module.get_submodule(name).__dict__["forward"] for name in _PARTS)
+    attention, mlp = fused[1], fused[3]
     norms = [norm for norm in (attention.query_norm, attention.key_norm) if norm is not None]
     if not isinstance(attention.attention, native_attention.Backend) or not _are_native(attention.output, mlp.down):
-        return None
+        return []
     if len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
-        return None
+        return []
+    path = parts.path(module)
     inside = [f"{path}.{name}" for name, _ in module.named_modules() if name]
-    return FusedDecoderLayer(module, parts, slots, [slots.changes_of(name) for name in inside])
+    return [FusedDecoderLayer(module, fused, parts.slots, [parts.slots.changes_of(name) for name in inside])]
 
 
 def _are_native(*linears: LoraLinear) -> bool:

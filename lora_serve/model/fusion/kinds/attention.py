@@ -9,16 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from lora_serve.model.attention import Attention
-from lora_serve.model.fusion import own_ways
 from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.own_ways import ChangeTable
+from lora_serve.model.fusion.parts import AttentionSettings, FusionParts
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_linear import LoraLinear
-from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native.layers import LayerKernels
-from lora_serve.model.step.step_context import StepContext, StepInputs
+from lora_serve.model.step.step_context import ChangeTable, StepContext, StepInputs
 
+STAGE, WRITES_CACHE = 1, True
 _PARTS = ("q_proj", "k_proj", "v_proj")
 _OTHERS = ("o_proj", "q_norm", "k_norm")
 _NAMES = frozenset(
@@ -31,19 +30,10 @@ _NAMES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSettings:
-    """What the layer's own code asked of attention."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class FusedRotaryAttention:
     """The layer's own linear layers and norms, with two kernels between them.
 
-    A step with a row that has a norm its own way runs the layer's own code.
+    A step with a row whose adapter changes a norm runs the layer's own code.
     """
 
     own_code: Callable[..., Any]
@@ -64,7 +54,7 @@ class FusedRotaryAttention:
     ) -> Any:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
         step, size = self.context.step, self.cache.shape.head_dim
-        if own_ways.any_in(step, self.changes):
+        if step.changes_any(self.changes):
             return self.own_code(hidden_states, position_embeddings, *arguments, **keywords)
         y = self.joined(hidden_states[0])
         q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
@@ -87,39 +77,32 @@ class FusedRotaryAttention:
 
 
 def could_be(module: nn.Module) -> bool:
-    """Whether it looks like one."""
+    """True for modules with q, k, v and o projections that name nothing that such attention has no use for."""
     parts = [getattr(module, name, None) for name in (*_PARTS, "o_proj")]
     own = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
     is_like = all(isinstance(part, LoraLinear) for part in parts) and own <= {*_PARTS, *_OTHERS}
     return is_like and hasattr(module, "layer_idx") and names_only(module, _NAMES)
 
 
-def candidate(
-    module: nn.Module,
-    path: str,
-    slots: LoraSlots,
-    settings: AttentionSettings,
-    cache: KVCache,
-    attention: Attention,
-    context: StepContext[StepInputs],
-    kernels: LayerKernels,
-) -> FusedRotaryAttention | None:
-    """What might take its place."""
-    parts = [module.get_submodule(name) for name in (*_PARTS, "o_proj")]
-    q, k, v, output = (part for part in parts if isinstance(part, LoraLinear))
-    joined = JoinedLinears.of((q, k, v))
-    if joined is None:
-        return None
-    layer = module.layer_idx
-    assert isinstance(layer, int)
+def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttention]:
+    """One, if q, k and v lie in one piece of memory and norms, if there are any, are those of single heads."""
+    linears = [module.get_submodule(name) for name in (*_PARTS, "o_proj")]
+    q, k, v, output = (linear for linear in linears if isinstance(linear, LoraLinear))
+    layer: Any = module.layer_idx
+    settings, cache, path = parts.settings.get(layer), parts.cache, parts.path(module)
+    joined = JoinedLinears.of((q, k, v)) if settings is not None else None
+    if settings is None or joined is None:
+        return []
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
     if any(norm is not None and norm.weight.shape != (cache.shape.head_dim,) for norm in (query_norm, key_norm)):
-        return None
-    changes = [slots.changes_of(f"{path}.{name}") for name in ("q_norm", "k_norm")]
-    return FusedRotaryAttention(
-        module.forward, layer, joined, output, query_norm, key_norm, changes, settings, cache, attention, context,
-        kernels,
-    )  # fmt: skip
+        return []
+    changes = [parts.slots.changes_of(f"{path}.{name}") for name in ("q_norm", "k_norm")]
+    return [
+        FusedRotaryAttention(
+            module.forward, layer, joined, output, query_norm, key_norm, changes, settings, cache, parts.attention,
+            parts.context, parts.kernels,
+        )
+    ]  # fmt: skip
 
 
 def _heads(y: Tensor, size: int) -> Tensor:
