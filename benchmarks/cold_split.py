@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
+from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef

@@ -24,10 +24,10 @@ import torch
 
 from benchmarks.checkpoints import make_checkpoints
 from benchmarks.report import machine
-from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.commands.demo import DATA
 from lora_serve.core.adapter import AdapterRef

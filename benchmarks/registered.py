@@ -24,7 +24,7 @@ from lora_serve.adapters.catalog.edits import new_entry
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import saved
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.messages import SmokeTestResult

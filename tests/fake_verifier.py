@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.validation import convert, validate
-from lora_serve.adapters.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.validation import convert, validate
+from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.messages import SmokeTestResult
 
 
 @dataclass
 class FakeVerifier:
-    """See `lora_serve/adapters/verification.py`."""
+    """See `lora_serve/adapters/registration/verification.py`."""
 
     result: SmokeTestResult = field(default_factory=lambda: SmokeTestResult(1.0, 0.0, 1.0))
     smoke_tested: list[AdapterRef] = field(default_factory=list)

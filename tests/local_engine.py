@@ -13,8 +13,8 @@ from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
-from lora_serve.adapters.loader import LoadFinished
-from lora_serve.adapters.summary import traits_of
+from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.adapters.registration.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs

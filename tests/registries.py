@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
-from lora_serve.adapters.catalog.places import Address, Place, open_place
-from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
 from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.maintenance.registries import Address, Place, open_place
+from lora_serve.adapters.maintenance.transfer import Report, Transfer, open_ends
 from lora_serve.adapters.stores.disk import is_sound
 from tests.catalog_versions import held
 

@@ -11,7 +11,7 @@ from lora_serve.adapters.catalog.blob_writer import catch_up
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_catalog
-from lora_serve.adapters.catalog.recognition import check_own, check_shared, check_there
+from lora_serve.adapters.catalog.startup_check import check_own, check_shared, check_there
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.storage import AdapterStorage, open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor

@@ -21,9 +21,9 @@ from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values
+from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
+from lora_serve.adapters.registration.summary import base_warnings, kinds_of, traits_of
 from lora_serve.adapters.regular_file import copy_regular
-from lora_serve.adapters.smoke_test import check_smoke_test, smoke_test_prompt
-from lora_serve.adapters.summary import base_warnings, kinds_of, traits_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.errors import InvalidAdapterError

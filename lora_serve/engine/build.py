@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lora_serve.adapters.host_cache import HostCache
+from lora_serve.adapters.loading.host_cache import HostCache
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, EngineConfig
 from lora_serve.core.memory import MemoryPlan

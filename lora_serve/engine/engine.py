@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import Batch, BlockMoves, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import (
     AdapterUnavailableError,

@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.errors import InternalError, LoraServeError, NotReadyError
 from lora_serve.core.messages import AdapterCommand, ErrorEvent, Event, Evict, StepEvent, Unpin
 from lora_serve.engine.desired_state import DesiredState

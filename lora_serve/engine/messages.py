@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import AdapterCommand, SmokeTestResult
 from lora_serve.core.request import InferenceRequest

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lora_serve.adapters.blobs import Blobs
 from lora_serve.adapters.checkpoint.weights.zeros import dummy_adapter
 from lora_serve.adapters.dummy import dummy_adapter_ref
-from lora_serve.adapters.fetch import fetch_timed
-from lora_serve.adapters.loader import Loaded
+from lora_serve.adapters.loading.blobs import Blobs
+from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.loading.loader import Loaded
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError

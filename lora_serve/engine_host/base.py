@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.storage import AdapterStorage
-from lora_serve.adapters.verification import AdapterVerifier
 from lora_serve.client.base import EngineClient
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.settings import Settings

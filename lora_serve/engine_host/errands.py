@@ -1,7 +1,7 @@
 """The server's part of `remote_blobs.py`: holds adapters' folders open for the loaders of an engine process.
 
-A store that hangs is given up after a term, as loads are (`adapters/loader.py`): the engine is told, and another thread
-takes the place of the one that hangs.
+A store that hangs is given up after a term, as loads are (`adapters/loading/loader.py`): the engine is told, and
+another thread takes the place of the one that hangs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TypeVar, cast
 
-from lora_serve.adapters.blobs import StoredBlobs
-from lora_serve.adapters.loader import TERM
-from lora_serve.adapters.replaced_threads import ReplacedThreads
+from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.loading.loader import TERM
+from lora_serve.adapters.loading.watchdog_pool import ReplacedThreads
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.client.faults import fault_of

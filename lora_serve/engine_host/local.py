@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from lora_serve.adapters.blobs import Blobs
-from lora_serve.adapters.loader import Loader, Pace
+from lora_serve.adapters.loading.blobs import Blobs
+from lora_serve.adapters.loading.loader import Loader, Pace
 from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.build import build_engine

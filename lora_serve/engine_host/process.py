@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
 from lora_serve.adapters.storage import AdapterStorage
-from lora_serve.adapters.verification import AdapterSize, StagedAdapter
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
 from lora_serve.client.wire import Configure, Forget, Settle

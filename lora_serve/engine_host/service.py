@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.validation_budget import ValidationBudget
-from lora_serve.adapters.verification import StagedAdapter
+from lora_serve.adapters.registration.validation_budget import ValidationBudget
+from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record

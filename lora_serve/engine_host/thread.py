@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lora_serve.adapters.blobs import StoredBlobs
+from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.settings import Settings

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from lora_serve.adapters.checkpoint.weights.plain_lora import Undo
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
-from lora_serve.adapters.validation import convert, validate
-from lora_serve.adapters.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.validation import convert, validate
+from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.model.lora.host_adapter import HostAdapter

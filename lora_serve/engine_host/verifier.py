@@ -1,4 +1,4 @@
-"""Tries an adapter on the running engine, for the registry (see `adapters/verification.py`). No torch."""
+"""Tries an adapter on the running engine, for the registry (see `adapters/registration/verification.py`). No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import CancelledError
 from typing import Protocol
 
-from lora_serve.adapters.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError

@@ -9,7 +9,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient

@@ -6,7 +6,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.load_times import LoadTimes

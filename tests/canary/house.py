@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from lora_serve.adapters.loader import Loader
+from lora_serve.adapters.loading.loader import Loader
 from lora_serve.app import launch
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine

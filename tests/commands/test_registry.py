@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.catalog.places import open_place
+from lora_serve.adapters.maintenance.registries import open_place
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
 from tests.commands.conftest import Ended

@@ -20,16 +20,16 @@ from aiohttp import web
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from lora_serve.adapters.intake import Progress, no_progress
 from lora_serve.adapters.sources import filesystem
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
 from lora_serve.adapters.sources.base import AdapterSource
 from lora_serve.adapters.sources.filesystem import FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
-from lora_serve.adapters.sources.patience import Patience
+from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.sources.table import SourceTable
+from lora_serve.adapters.sources.timeouts import Patience
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,

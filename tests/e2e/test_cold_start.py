@@ -16,12 +16,12 @@ import pytest
 from aiohttp import web
 from openai import APIStatusError, AsyncOpenAI
 
-from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.fetch import fetch_timed
-from lora_serve.adapters.loader import Loaded, Loader
-from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.loading.blobs import StoredBlobs
+from lora_serve.adapters.loading.fetch import fetch_timed
+from lora_serve.adapters.loading.loader import Loaded, Loader
+from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.client.thread import ThreadEngineClient

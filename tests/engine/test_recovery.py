@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
 from lora_serve.core.errors import DeviceMemoryError, InternalError

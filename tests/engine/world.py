@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.memory import MemoryPlan

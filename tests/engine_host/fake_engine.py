@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lora_serve.adapters.loader import LoadFinished
-from lora_serve.adapters.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
 from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.core.adapter import AdapterRef

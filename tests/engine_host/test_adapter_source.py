@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from lora_serve.adapters.blobs import StoredBlobs
 from lora_serve.adapters.checkpoint.artifact import read_artifact
 from lora_serve.adapters.dummy import dummy_adapter_ref
+from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.tiered import TieredStore

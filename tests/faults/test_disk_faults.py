@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters import registry as registry_module
+from lora_serve.adapters.registration import registry as registry_module
 from lora_serve.adapters.stores import disk, files
 from tests.canary.asking import Canaries
 from tests.canary.house import ADMIN, House, running, settings_of

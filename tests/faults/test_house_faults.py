@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lora_serve.adapters import registry
+from lora_serve.adapters.registration import registry
 from tests.canary.asking import Canaries
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import BASE, World

@@ -1,6 +1,6 @@
 """Redis away, slow, emptied, restarted, or full of what nobody of us wrote: what is known is served all the same.
 
-Two replicas and their catch-up: tests/e2e/test_replicas.py, tests/adapters/test_shared_catalog.py.
+Two replicas and their catch-up: tests/e2e/test_replicas.py, tests/adapters/catalog/test_shared_catalog.py.
 """
 
 from __future__ import annotations

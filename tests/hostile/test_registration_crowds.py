@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters import registry
 from lora_serve.adapters.checkpoint.patterns import patterns
+from lora_serve.adapters.registration import registry
 from tests.canary.house import ADMIN, House
 from tests.canary.questions import World
 from tests.faults.injecting import settle

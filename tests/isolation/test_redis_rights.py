@@ -13,7 +13,7 @@ import pytest
 import redis
 from safetensors.numpy import save_file
 
-from lora_serve.adapters.archive import WEIGHTS_NAME
+from lora_serve.adapters.archives.unpacking import WEIGHTS_NAME
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.stores.redis import RedisStore

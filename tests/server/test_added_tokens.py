@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
-from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.catalog.places import Address
-from lora_serve.adapters.catalog.rebuilding import rebuild_folder, rebuild_redis
+from lora_serve.adapters.maintenance.rebuild import rebuild_folder, rebuild_redis
+from lora_serve.adapters.maintenance.registries import Address
 from tests.stateful.catalog_damage import RedisDamage, SqliteDamage
 from tests.stateful.expected import Adapter, Expected
 

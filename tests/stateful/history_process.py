@@ -17,13 +17,13 @@ from typing import Any
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterNotFoundError, ConfigError, ConflictError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from tests.adapters.registering_process import Verifier, spec_from
+from tests.adapters.registration.registering_process import Verifier, spec_from
 
 STATUSES = {AdapterNotFoundError: 404, ConflictError: 409, InvalidRequestError: 400}
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog import edits, routes
 from lora_serve.adapters.catalog.allowance import check_allowance, check_pinned, owner_of
+from lora_serve.adapters.catalog.blob_leases import Holds
 from lora_serve.adapters.catalog.blob_writer import BlobWriter
 from lora_serve.adapters.catalog.entry import (
     Canary,
@@ -21,7 +22,6 @@ from lora_serve.adapters.catalog.entry import (
     check_tenant,
     tenant_of,
 )
-from lora_serve.adapters.catalog.holds import Holds
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from lora_serve.adapters.archive import unpack
-from lora_serve.adapters.intake import CHUNK_BYTES, Intake, Progress
+from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.sources.answer_body import content_of
 from lora_serve.adapters.sources.base import refuse
-from lora_serve.adapters.sources.patience import PATIENCE, Clock, Patience, TimedSocket
+from lora_serve.adapters.sources.intake import CHUNK_BYTES, Intake, Progress
+from lora_serve.adapters.sources.timeouts import PATIENCE, Clock, Patience, TimedSocket
 from lora_serve.adapters.sources.url_rules import Url, join_url, parse_url
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidRequestError

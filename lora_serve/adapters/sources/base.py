@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from lora_serve.adapters.intake import Progress
+from lora_serve.adapters.sources.intake import Progress
 from lora_serve.core.errors import InvalidRequestError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_serve.adapters.admission import copy_files, find_folder
-from lora_serve.adapters.intake import Progress
+from lora_serve.adapters.sources.folder_copy import copy_files, find_folder
+from lora_serve.adapters.sources.intake import Progress
 
 
 class FolderSource:

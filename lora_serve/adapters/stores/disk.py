@@ -30,6 +30,7 @@ from lora_serve.adapters.stores.files import (
     scratch_folder,
 )
 from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.orphans import UnnamedBlobs
 from lora_serve.adapters.stores.record_files import (
     TRACE,
     is_record,
@@ -38,7 +39,6 @@ from lora_serve.adapters.stores.record_files import (
     take_away,
     write_record,
 )
-from lora_serve.adapters.stores.unnamed import UnnamedBlobs
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,

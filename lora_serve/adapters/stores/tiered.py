@@ -16,9 +16,9 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content_sizes import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest
+from lora_serve.adapters.eviction.tier_counts import TierCounts
 from lora_serve.adapters.stores.base import AdapterStore, Knows, Records
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.stats import EvictionReason, TierStats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lora_serve.adapters.catalog.places import Address
+from lora_serve.adapters.maintenance.registries import Address
 from lora_serve.commands.admin_key import DEFAULT_STORE
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.setting_texts import check_redis_prefix

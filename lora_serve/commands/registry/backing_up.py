@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from lora_serve.adapters.catalog.backup_folder import BackupList
-from lora_serve.adapters.catalog.backups import BackupError, Others, back_up, restore
-from lora_serve.adapters.catalog.blob_copier import OnProgress
-from lora_serve.adapters.catalog.places import Address
+from lora_serve.adapters.maintenance.backup import BackupError, Others, back_up, restore
+from lora_serve.adapters.maintenance.backup_folder import BackupList
+from lora_serve.adapters.maintenance.blob_copier import OnProgress
+from lora_serve.adapters.maintenance.registries import Address
 from lora_serve.commands.output import Output, plain, time_text
 from lora_serve.commands.registry.addresses import add_registry_flags, folder_address, registry_address
 from lora_serve.commands.registry.verb import Verb

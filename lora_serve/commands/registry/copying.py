@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from lora_serve.adapters.catalog.exports import finish, is_unfinished
-from lora_serve.adapters.catalog.merging import Outcome
-from lora_serve.adapters.catalog.places import Address
-from lora_serve.adapters.catalog.transfer import Report, Transfer, open_ends
+from lora_serve.adapters.maintenance.exports import finish, is_unfinished
+from lora_serve.adapters.maintenance.merging import Outcome
+from lora_serve.adapters.maintenance.registries import Address
+from lora_serve.adapters.maintenance.transfer import Report, Transfer, open_ends
 from lora_serve.commands.output import Output, bytes_text, plain
 from lora_serve.commands.registry.addresses import (
     add_prefix_flag,

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.adapters.catalog.places import Place, open_place
-from lora_serve.adapters.catalog.soundness import BadBlob, Inventory, bad_blobs, take_stock
+from lora_serve.adapters.maintenance.integrity import BadBlob, Inventory, bad_blobs, take_stock
+from lora_serve.adapters.maintenance.registries import Place, open_place
 from lora_serve.commands.output import Output, bytes_text, plain
 from lora_serve.commands.registry.addresses import add_registry_flags, registry_address
 from lora_serve.commands.registry.verb import Verb

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.adapters.catalog.places import Address
-from lora_serve.adapters.catalog.rebuild_plan import Fate, RebuiltId
-from lora_serve.adapters.catalog.rebuilding import Rebuilt, accept_folder, accept_redis, rebuild_folder, rebuild_redis
+from lora_serve.adapters.maintenance.rebuild import Rebuilt, accept_folder, accept_redis, rebuild_folder, rebuild_redis
+from lora_serve.adapters.maintenance.rebuild_plan import Fate, RebuiltId
+from lora_serve.adapters.maintenance.registries import Address
 from lora_serve.commands.output import Output, plain
 from lora_serve.commands.registry.addresses import add_registry_flags, folder_address, registry_address
 from lora_serve.commands.registry.verb import Verb

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lora_serve.adapters.host_cache import HostCache
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.host_cache import HostCache
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError

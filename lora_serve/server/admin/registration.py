@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.entry import tenant_of
-from lora_serve.adapters.registry import Registration
+from lora_serve.adapters.registration.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError, RateLimitedError

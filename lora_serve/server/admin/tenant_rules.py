@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 
 from lora_serve.adapters.catalog.routes import own_name
-from lora_serve.adapters.registry import Registration
+from lora_serve.adapters.registration.registry import Registration
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import (
     AdapterNotFoundError,

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from lora_serve.adapters.archive import unpack
+from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.edits import OtherContentError
-from lora_serve.adapters.registry import Registration
+from lora_serve.adapters.registration.registry import Registration
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.admin.removal import remove_adapter

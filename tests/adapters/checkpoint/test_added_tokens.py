@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
-from lora_serve.adapters.archive import unpack
+from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint import tokenizer_file
@@ -28,7 +28,7 @@ from lora_serve.adapters.checkpoint.added_tokens import (
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundTokens
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.tokenizer_file import added_tokens_text
-from lora_serve.adapters.registry import Registry
+from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.record_files import is_record
 from lora_serve.core.adapter import AddedToken

@@ -28,16 +28,16 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from lora_serve.adapters import admission
-from lora_serve.adapters.intake import no_progress
+from lora_serve.adapters.sources import folder_copy
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
 from lora_serve.adapters.sources.base import AdapterSource
 from lora_serve.adapters.sources.checksum import of_hub, of_s3
 from lora_serve.adapters.sources.filesystem import FilesystemSource
 from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
-from lora_serve.adapters.sources.patience import Patience
+from lora_serve.adapters.sources.intake import no_progress
 from lora_serve.adapters.sources.table import SourceTable
+from lora_serve.adapters.sources.timeouts import Patience
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
@@ -286,7 +286,7 @@ def test_file_of_a_folder_that_changes_while_it_is_read_is_refused(
     folder.mkdir(parents=True)
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
-    plain = admission.pieces_of
+    plain = folder_copy.pieces_of
 
     def changing(file: Any) -> Iterator[bytes]:
         pieces = plain(file)
@@ -296,7 +296,7 @@ def test_file_of_a_folder_that_changes_while_it_is_read_is_refused(
         yield from pieces
 
     monkeypatch.setattr("lora_serve.adapters.regular_file.CHUNK_BYTES", 10_000)
-    monkeypatch.setattr(admission, "pieces_of", changing)
+    monkeypatch.setattr(folder_copy, "pieces_of", changing)
     with pytest.raises(AdapterUnavailableError, match="changed"):
         fetched(FolderSource([tmp_path / "root"]), str(folder), tmp_path)
 

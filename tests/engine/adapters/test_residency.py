@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError, LoraServeError
 from lora_serve.core.load_times import LoadTimes

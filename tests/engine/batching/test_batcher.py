@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.adapters.loader import LoadFinished
+from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import Batch
 from lora_serve.core.config import BatchLimits
 from lora_serve.core.errors import InvalidRequestError

@@ -14,7 +14,7 @@ from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundDelt
 from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.summary import kinds_of
+from lora_serve.adapters.registration.summary import kinds_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 

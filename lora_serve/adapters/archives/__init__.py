@@ -1,0 +1,1 @@
+"""Adapters as tar, tar.gz or zip."""

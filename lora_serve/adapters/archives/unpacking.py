@@ -1,0 +1,177 @@
+"""Reads a sent or fetched tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
+
+Each stream is read to its own end and held against its own checksums, the members that are passed over included.
+
+Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json
+beside them; a README is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
+"""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol, cast
+
+from lora_serve.adapters.archives.bounded_reader import BoundedReader, ByteAllowance
+from lora_serve.adapters.archives.tar import BrokenArchiveError, read_members
+from lora_serve.adapters.archives.zip import read_zip_members
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.regular_file import open_regular
+from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
+
+MAX_MEMBERS = 1000
+_NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+_CHUNK_BYTES = 2**20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second: of one without members; a tar may begin with a name in PK
+_OTHERS: Mapping[bytes, str] = {  # of those that are told by name
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"LZIP": "lzip",
+    b"\x1f\x9d": "compress",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip",
+    b"Rar!\x1a\x07": "RAR",
+}
+_MAX_MAGIC = max(map(len, _OTHERS))
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_BROKEN = (
+    BrokenArchiveError,
+    EOFError,
+    NotImplementedError,  # zipfile: a compression method or version it lacks
+    UnicodeError,
+    gzip.BadGzipFile,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class _Readable(Protocol):
+    def read(self, size: int) -> bytes: ...
+
+
+def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
+    """Write the files into `folder`, which is the caller's own and empty.
+
+    Raises InvalidAdapterError (no archive, broken, an illegal or missing member), PayloadTooLargeError (the content,
+    decompressed, passes `max_bytes`), OSError.
+    """
+    taker = _Taker(folder, max_bytes)
+    try:
+        with open_regular(archive) as file:
+            start = file.read(_MAX_MAGIC)
+            file.seek(0)
+            if start.startswith(_ZIP):
+                _take_zip(file, taker, max_bytes)
+            elif start.startswith(b"\x1f\x8b"):
+                with gzip.GzipFile(fileobj=file) as content:
+                    _take_tar(cast("IO[bytes]", content), taker, max_bytes)
+            else:
+                _take_tar(file, taker, max_bytes)
+    except _BROKEN as error:
+        reason = _other_kind(start) or str(error)[:200]  # asked last: a tar may begin with any name
+        raise InvalidAdapterError([f"this is not a sound tar, tar.gz or zip: {reason}"]) from None
+    taker.check_complete()
+
+
+def _other_kind(start: bytes) -> str | None:
+    """None: nothing that is known by its first bytes."""
+    found = [name for magic, name in _OTHERS.items() if start.startswith(magic)]
+    return f"it is compressed with {found[0]}, which is not supported (gzip is)" if found else None
+
+
+def _take_tar(source: IO[bytes], taker: _Taker, max_bytes: int) -> None:
+    # Headers and what is passed over count too, so a compression bomb ends here.
+    bounded = cast("IO[bytes]", BoundedReader(source, max_bytes + 4096 * MAX_MEMBERS))
+    for member in read_members(bounded):
+        taker.take(member.name, member.is_file, member.is_folder, member)
+
+
+def _take_zip(file: IO[bytes], taker: _Taker, max_bytes: int) -> None:
+    for member in read_zip_members(file, ByteAllowance(max_bytes + 4096 * MAX_MEMBERS)):
+        kind = stat.S_IFMT(member.info.external_attr >> 16)
+        is_folder = member.info.filename.endswith("/")  # info.is_dir() fails on an empty name
+        is_file = not is_folder and kind in (0, stat.S_IFREG)
+        taker.take(member.info.filename, is_file, is_folder, member)
+
+
+class _Taker:
+    """Takes members one by one; knows what was taken and how many bytes may still come."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._left = max_bytes
+        self._num_members = 0
+        self._parents: dict[str, PurePosixPath] = {}
+        self._has_pickle = False
+        self._tokenizers: dict[
+            PurePosixPath, Path
+        ] = {}  # by its parent: which one lies beside the rest shows at the end
+
+    def take(self, name: str, is_file: bool, is_folder: bool, member: _Readable) -> None:
+        """Take the member if it is one of the files. Raises as `unpack` does."""
+        path = self._checked(name, is_file or is_folder)
+        self._has_pickle |= path.suffix in _PICKLES
+        if path.name == TOKENIZER_NAME and not is_folder and len(path.parts) <= 2:
+            self._take_tokenizer(path.parent, member)
+        if is_folder or path.name not in _NAMES or len(path.parts) > 2:
+            return
+        if path.name in self._parents:
+            raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+        self._parents[path.name] = path.parent
+        with (self._folder / path.name).open("xb") as file:
+            self._copy(member, file)
+
+    def check_complete(self) -> None:
+        """Raises InvalidAdapterError if a file is missing."""
+        reasons = [
+            f"{name} is not in the archive, neither at its top nor in one folder"
+            for name in _NAMES
+            if name not in self._parents
+        ]
+        if reasons and self._has_pickle:
+            reasons.append("it holds a pickle instead: save the adapter as safetensors")
+        if not reasons and len(set(self._parents.values())) > 1:
+            reasons.append("the two files lie in different folders of the archive")
+        if reasons:
+            raise InvalidAdapterError(reasons)
+        for parent, file in self._tokenizers.items():
+            if parent == self._parents[CONFIG_NAME]:
+                file.rename(self._folder / TOKENIZER_NAME)
+            else:
+                file.unlink()
+
+    def _take_tokenizer(self, parent: PurePosixPath, member: _Readable) -> None:
+        if parent in self._tokenizers:
+            raise InvalidAdapterError([f"{TOKENIZER_NAME} is in the archive twice"])
+        self._tokenizers[parent] = self._folder / f"{len(self._tokenizers)}-{TOKENIZER_NAME}"
+        with self._tokenizers[parent].open("xb") as file:
+            self._copy(member, file)
+
+    def _checked(self, name: str, is_plain: bool) -> PurePosixPath:
+        path = PurePosixPath(name)
+        self._num_members += 1
+        if self._num_members > MAX_MEMBERS:
+            raise InvalidAdapterError([f"the archive has more than {MAX_MEMBERS} members"])
+        if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+            raise InvalidAdapterError([f"the archive's member {name[:200]!r} points outside"])
+        if not is_plain:
+            raise InvalidAdapterError([f"the archive's member {name[:200]!r} is a link or device, not a file"])
+        return path
+
+    def _copy(self, member: _Readable, file: IO[bytes]) -> None:
+        while chunk := member.read(min(_CHUNK_BYTES, self._left + 1)):
+            self._left -= len(chunk)
+            if self._left < 0:
+                raise PayloadTooLargeError(
+                    f"The archive's content exceeds --max-upload-size ({self._max_bytes} bytes)."
+                )
+            file.write(chunk)

@@ -1,0 +1,1 @@
+"""The way of an adapter from a store into host memory."""

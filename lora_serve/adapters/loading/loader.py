@@ -1,0 +1,215 @@
+"""Loads adapters on threads of its own and posts what came of it. Touches no cache and no scheduler; no torch.
+
+A load that hangs is given up after a term: whoever waits for it is told, another thread takes the place of its own, and
+its digest is refused until it is back. What comes after the term is not posted any more.
+
+The in-flight map is the one state below the doors that two kinds of threads share, and so the one with a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from lora_serve.adapters.loading.watchdog_pool import ReplacedThreads
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError, LoraServeError
+from lora_serve.core.load_times import LoadTimes
+
+V = TypeVar("V")
+_MAX_PAUSE = 2.0  # seconds
+_NAP = 0.01  # seconds between two looks whether others still run
+_CLOSE_SECONDS = 10.0  # that `close` waits: a disk that is gone may keep a load for ever
+TERM = 60.0  # seconds after which a load hangs
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[V]):
+    """What a fetch gives."""
+
+    value: V
+    times: LoadTimes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFinished(Generic[V]):
+    """Exactly one of `adapter` and `error` is given."""
+
+    digest: str
+    adapter: V | None
+    error: LoraServeError | None
+    seconds: float  # of the fetch itself, not of waiting for a thread
+    times: LoadTimes | None = None  # None: it failed
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much of the processor loads may take while others run: `share` of one core, all threads together.
+
+    A thread that used t seconds of the processor rests until t is its part of the time; with nobody to disturb it
+    goes on at once. Time spent waiting for a disk or a network is nobody's loss and so not counted.
+    """
+
+    is_busy: Callable[[], bool]  # whether anybody would be disturbed; called on the loader's threads
+    share: float = 0.25
+
+    def pause(self, used: float, num_threads: int) -> float:
+        """Seconds to rest after `used` seconds of processor time, at most _MAX_PAUSE."""
+        return min(_MAX_PAUSE, used * (num_threads / self.share - 1)) if self.is_busy() else 0.0
+
+
+class _Load:
+    """One load, of which there may be another of the same digest before or after it."""
+
+    def __init__(self, adapter: AdapterRef) -> None:
+        self.adapter = adapter
+        self.has_begun = False
+
+
+class Loader(Generic[V]):
+    """One load per digest, however many wait for it."""
+
+    def __init__(
+        self,
+        fetch: Callable[[AdapterRef], Loaded[V]],
+        post: Callable[[LoadFinished[V]], None],
+        num_threads: int = 2,
+        *,
+        keep: Callable[[AdapterRef, V], None] | None = None,
+        pace: Pace | None = None,
+        on_start: Callable[[], None] | None = None,
+        term: float = TERM,
+    ) -> None:
+        """`fetch`, `post` and `keep` are called on the loader's threads; `post` must be safe to call from any thread.
+
+        `keep`: called with what was posted, for work that nobody waits for; it must not raise. `pace`: None: no rests.
+        `on_start`: called on each thread first. `term`: seconds after which a load hangs.
+        """
+        self._fetch = fetch
+        self._post = post
+        self._keep = keep
+        self._pace = pace
+        self._on_start = on_start
+        self._num_threads = num_threads
+        self._lock = threading.Lock()
+        self._in_flight: dict[str, _Load] = {}
+        self._hung: dict[str, _Load] = {}  # given up, and not back yet
+        self._closing = threading.Event()
+        self._threads = ReplacedThreads("adapter-loader", num_threads, term, self._begin)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is loaded, or prepared for its next load; what hangs is not counted."""
+        return self._threads.is_busy
+
+    def submit(self, adapter: AdapterRef) -> None:
+        """Start a load unless one of the same digest is under way. Returns at once."""
+        load = _Load(adapter)
+        with self._lock:
+            if adapter.digest in self._in_flight:
+                return
+            self._in_flight[adapter.digest] = load
+            hangs = adapter.digest in self._hung
+        if hangs:
+            self._finish(load, _failed(adapter, _hangs(adapter)))
+            return
+        try:
+            self._threads.submit(lambda: self._run(load), lambda: self._give_up(load), adapter.tenant)
+        except AdapterUnavailableError as error:
+            self._finish(load, _failed(adapter, error))
+
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Drop loads that have not begun, wait for those that have, `timeout` seconds at most; not for what hangs."""
+        self._closing.set()
+        self._threads.close(timeout)
+
+    def _begin(self) -> None:
+        if self._pace is not None:
+            _give_way()
+        if self._on_start is not None:
+            self._on_start()
+
+    def _run(self, load: _Load) -> None:
+        begun = time.thread_time()
+        load.has_begun = True
+        loaded = self._load(load)
+        if loaded is not None and self._keep is not None:
+            self._keep(load.adapter, loaded.value)
+        with self._lock:
+            if self._hung.get(load.adapter.digest) is load:
+                del self._hung[load.adapter.digest]
+                return
+        if self._pace is not None:
+            self._rest(self._pace, time.thread_time() - begun)
+
+    def _give_up(self, load: _Load) -> None:
+        """It hangs, or cannot begin as all threads hang; unless it has just come to its end."""
+        adapter = load.adapter
+        with self._lock:
+            if self._in_flight.get(adapter.digest) is not load:
+                return
+            if load.has_begun:
+                self._hung[adapter.digest] = load
+        self._finish(load, _failed(adapter, _hangs(adapter)))
+
+    def _rest(self, pace: Pace, used: float) -> None:
+        """No longer than others run: whoever waits for a load then must not wait for this."""
+        end = time.monotonic() + pace.pause(used, self._num_threads)
+        while (left := end - time.monotonic()) > 0 and pace.is_busy():
+            if self._closing.wait(min(left, _NAP)):
+                return
+
+    def _load(self, load: _Load) -> Loaded[V] | None:
+        start = time.perf_counter()
+        loaded, error = self._try(load.adapter)
+        seconds = time.perf_counter() - start
+        message: LoadFinished[V] = LoadFinished(load.adapter.digest, None, error, seconds)
+        if loaded is not None:
+            message = LoadFinished(load.adapter.digest, loaded.value, None, seconds, loaded.times)
+        self._finish(load, message)
+        return loaded
+
+    def _finish(self, load: _Load, message: LoadFinished[V]) -> None:
+        """Unless it was given up, or has ended, before."""
+        with self._lock:  # before the post: whoever reads it may submit the same digest again at once
+            if self._in_flight.get(message.digest) is not load:
+                return
+            del self._in_flight[message.digest]
+        self._post(message)
+
+    def _try(self, adapter: AdapterRef) -> tuple[Loaded[V] | None, LoraServeError | None]:
+        try:
+            return self._fetch(adapter), None
+        except LoraServeError as error:
+            return None, error
+        except (OSError, MemoryError) as error:
+            _log.warning("adapter %s could not be read: %r", adapter.label, error)
+            return None, AdapterUnavailableError(f"The weights of {adapter.label} cannot be read at present.")
+        except BaseException:  # whatever would end the thread must not keep the digest in flight for ever
+            _log.exception("adapter %s failed to load", adapter.label)
+            return None, InternalError(f"The weights of {adapter.label} could not be loaded.")
+
+
+def _failed(adapter: AdapterRef, error: LoraServeError) -> LoadFinished[Any]:
+    return LoadFinished(adapter.digest, None, error, 0.0)
+
+
+def _hangs(adapter: AdapterRef) -> LoadHangsError:
+    return LoadHangsError(f"The store does not answer, so the weights of {adapter.label} cannot be loaded.", 10.0)
+
+
+def _give_way() -> None:
+    """The least share of a busy processor for this thread: on Linux a thread has a priority of its own.
+
+    A step's parallel parts last as long as their slowest thread, which must not be one that a load keeps waiting. That
+    a thread of low priority may hold the GIL does no harm: whoever waits for the GIL leaves it a core.
+    """
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

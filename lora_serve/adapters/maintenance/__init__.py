@@ -1,0 +1,1 @@
+"""What an operator does to a whole registry: copy, back up, restore, check and rebuild it."""

@@ -1,0 +1,249 @@
+"""Takes a backup beside running servers, and restores one into a store folder or a Redis that holds nothing.
+
+A backup is one moment of the catalog with all the blobs that it names, each verified. If one of them is deleted while
+it is taken, a newer moment is taken. Blobs that are broken where they are kept are left out and named: what a backup
+was made for is most of all what is left.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_serve.adapters.catalog.blob_writer import catch_up
+from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
+from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
+from lora_serve.adapters.catalog.state import BLOB, CatalogState
+from lora_serve.adapters.maintenance.backup_folder import (
+    BackupList,
+    begin,
+    copy_database,
+    read_journal,
+    read_list,
+    write_journal,
+    write_list,
+)
+from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
+from lora_serve.adapters.maintenance.integrity import Unsound, labels_of
+from lora_serve.adapters.maintenance.registries import Address, open_redis_store
+from lora_serve.adapters.regular_file import copy_regular
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import FILE_MODE, flush
+from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.core.errors import AdapterUnavailableError, ConfigError
+
+_TRIES = 20  # changes of the registry that may come between
+Missing = Mapping[str, tuple[str, ...]]  # see BackupList
+MARK = "restore.incomplete"
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What a backup holds beside the catalog. `files`: databases of a store folder; `journals`: those of them that
+    replicas share, as the journal's name in Redis' keys by file name.
+    """
+
+    files: tuple[str, ...]
+    journals: Mapping[str, str]
+
+
+class BackupError(Exception):
+    """A database cannot be copied, or a backup is not what was written; the text names the file."""
+
+
+@contextmanager
+def _source(address: Address, folder: Path) -> Iterator[tuple[Callable[[], Page], AdapterStore]]:
+    """How to take the catalog as it is now, into the backup's folder; and the blobs."""
+    if address.is_redis:
+        with open_redis_store(address) as (journal, store, _):
+
+            def take_shared() -> Page:
+                page = journal.load()
+                write_journal(page, folder / CATALOG_NAME)
+                return page
+
+            yield take_shared, store
+        return
+    if not (address.folder / CATALOG_NAME).is_file():
+        raise ConfigError(f"{address.flag} {address.text}: there is no registry ({CATALOG_NAME}) in this folder.")
+
+    def take() -> Page:
+        copy_database(address.folder / CATALOG_NAME, folder / CATALOG_NAME)
+        return read_journal(folder / CATALOG_NAME)
+
+    yield take, DiskStore(address.folder)
+
+
+def back_up(source: Address, target: Address, others: Others, on_progress: OnProgress) -> BackupList:
+    """Servers may be running. Raises ConfigError, AdapterUnavailableError, BackupError."""
+    folder, taken = target.folder, time.time()
+    try:
+        with _source(source, folder) as (take, store):
+            begin(folder, target.flag)
+            kept = DiskStore(folder)
+            page, missing = _consistent(take, store, kept, on_progress)
+            databases = [CATALOG_NAME, *_take_others(source, folder, others)]
+            for digest in kept.digests() - _digests(page):
+                kept.delete(digest)
+            _forget_records(kept)
+            catch_up(kept, CatalogState.of(page))
+            kept.tmp.rmdir()
+            return write_list(folder, taken, page, databases, kept.digests(), missing)
+    except sqlite3.Error as error:
+        raise BackupError(f"a database cannot be copied: {error}") from None
+    except OSError as error:
+        raise AdapterUnavailableError(f"The backup cannot be written: {error.strerror or error}.") from None
+
+
+def _consistent(
+    take: Callable[[], Page], store: AdapterStore, kept: DiskStore, on_progress: OnProgress
+) -> tuple[Page, Missing]:
+    """A moment of the catalog of which every blob is there, and verified, but for those that are broken at the source.
+
+    A blob is that, and was not deleted meanwhile, if a later moment still names it.
+    """
+    before: set[str] = set()
+    for _ in range(_TRIES):
+        page = take()
+        versions = [v for e in CatalogState.of(page).snapshot.entries.values() for v in e.versions]
+        copier = BlobCopier(store, kept, kept.tmp, {v.digest: v.num_bytes for v in versions}, on_progress)
+        broken = set()
+        for digest in sorted(_digests(page)):
+            if not copier.is_there(digest, is_quick=False):
+                try:
+                    copier.copy(digest)
+                except Unsound:
+                    broken.add(digest)
+            copier.pass_over(digest)
+        if broken <= before or take().position == page.position:
+            return page, _missing(page, broken)
+        before |= broken
+    raise AdapterUnavailableError("The registry is changed too often to be copied; try again.")
+
+
+def _missing(page: Page, broken: set[str]) -> Missing:
+    snapshot = CatalogState.of(page).snapshot
+    return {digest: labels_of(snapshot, digest) for digest in sorted(broken)}
+
+
+def _take_others(source: Address, folder: Path, others: Others) -> list[str]:
+    if source.is_redis:
+        for name, journal_name in others.journals.items():
+            with closing(redis_journal(source.target, source.redis_prefix, journal_name)) as journal:
+                write_journal(journal.load(), folder / name)
+        return list(others.journals)
+    there = [name for name in others.files if (source.folder / name).is_file()]
+    for name in there:
+        copy_database(source.folder / name, folder / name)
+    return there
+
+
+def restore(source: Address, target: Address, others: Others, on_progress: OnProgress) -> BackupList:
+    """Into a store folder that is new or empty, or a Redis that holds no registry. What breaks off is done again.
+
+    Raises ConfigError, AdapterUnavailableError, BackupError.
+    """
+    listed = read_list(source.folder, source.flag)
+    try:
+        return (_restore_redis if target.is_redis else _restore_folder)(source, target, listed, others, on_progress)
+    except Unsound as error:
+        raise BackupError(str(error)) from None
+    except OSError as error:
+        raise AdapterUnavailableError(f"The backup cannot be restored: {error.strerror or error}.") from None
+
+
+def _restore_folder(
+    source: Address, target: Address, listed: BackupList, _: Others, on_progress: OnProgress
+) -> BackupList:
+    folder = target.folder
+    _check_new(folder, target.flag)
+    with closing(lock_store(folder)):
+        (folder / MARK).touch(FILE_MODE)
+        state = CatalogState.of(read_journal(_private_copy(source.folder / CATALOG_NAME, folder / "restored.sqlite3")))
+        store = DiskStore(folder)
+        _copy_blobs(source, store, store.tmp, state, listed, on_progress)
+        catch_up(store, state)
+        for name in listed.databases:  # until the catalog is there no server starts here
+            if name != CATALOG_NAME:
+                _private_copy(source.folder / name, folder / name)
+        (folder / "restored.sqlite3").rename(folder / CATALOG_NAME)
+        (folder / MARK).unlink()
+        flush(folder)
+    return listed
+
+
+def _restore_redis(
+    source: Address, target: Address, listed: BackupList, others: Others, on_progress: OnProgress
+) -> BackupList:
+    with open_redis_store(target) as (journal, store, tmp):
+        if journal.load().position.epoch:
+            raise ConfigError(
+                f"{target.flag} {target.text}: expected a Redis that holds no registry under this prefix."
+            )
+        page = read_journal(_private_copy(source.folder / CATALOG_NAME, tmp / CATALOG_NAME))
+        state = CatalogState.of(page)
+        _copy_blobs(source, store, tmp, state, listed, on_progress)
+        for name, journal_name in others.journals.items():
+            if name in listed.databases:
+                records = read_journal(_private_copy(source.folder / name, tmp / name)).records
+                with closing(redis_journal(target.target, target.redis_prefix, journal_name)) as other:
+                    _commit_anew(other, records)
+        _commit_anew(journal, page.records)
+        catch_up(store, CatalogState.of(journal.load()))
+    return listed
+
+
+def _check_new(folder: Path, flag: str) -> None:
+    """Raises ConfigError."""
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if there - {"lock"} and MARK not in there:
+        raise ConfigError(f"{flag} {folder}: expected a folder that is new or empty.")
+
+
+def _copy_blobs(
+    source: Address,
+    store: AdapterStore,
+    tmp: Path,
+    state: CatalogState,
+    listed: BackupList,
+    on_progress: OnProgress,
+) -> None:
+    """Those that the backup could not have stay named by the catalog. Raises Unsound, AdapterUnavailableError."""
+    versions = [version for entry in state.snapshot.entries.values() for version in entry.versions]
+    sizes = {version.digest: version.num_bytes for version in versions}
+    copier = BlobCopier(DiskStore(source.folder), store, tmp, sizes, on_progress)
+    for digest in sorted(sizes):
+        if digest not in listed.missing and not copier.is_there(digest, is_quick=False):
+            copier.copy(digest)
+        copier.pass_over(digest)
+
+
+def _private_copy(source: Path, target: Path) -> Path:
+    target.unlink(missing_ok=True)  # of a restore that was broken off
+    copy_regular(source.parent.resolve() / source.name, target)
+    target.chmod(FILE_MODE)
+    flush(target)
+    return target
+
+
+def _commit_anew(journal: Journal, records: Mapping[str, str | None]) -> None:
+    """A registry of its own, whatever replicas still know of another. Notes about blobs were of its servers."""
+    kept = {key: text for key, text in records.items() if not key.startswith(BLOB)}
+    if journal.commit(Position(), kept, Position(uuid.uuid4().hex, 1, uuid.uuid4().hex)) is None:
+        raise AdapterUnavailableError("A server has begun a registry there meanwhile.")
+
+
+def _forget_records(store: DiskStore) -> None:
+    for digest, texts in store.records(store.digests()).items():
+        for key in texts:
+            store.take_away(digest, key, leaves_trace=False)
+
+
+def _digests(page: Page) -> frozenset[str]:
+    return CatalogState.of(page).snapshot.digests

@@ -1,0 +1,111 @@
+"""Copies blobs from one store to another, each verified on its way, and counts the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from lora_serve.adapters.checkpoint.content_sizes import check_sizes
+from lora_serve.adapters.checkpoint.digest import adapter_digest, content_names
+from lora_serve.adapters.maintenance.integrity import Unsound, is_readable
+from lora_serve.adapters.regular_file import open_regular, pieces_of
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.files import scratch_folder
+from lora_serve.core.errors import AdapterUnavailableError
+
+OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; the second is an estimate at first
+
+
+class BlobCopier:
+    """`num_blobs` and `num_bytes`: copied so far."""
+
+    def __init__(
+        self,
+        source: AdapterStore,
+        target: AdapterStore,
+        tmp: Path,
+        num_bytes: Mapping[str, int],
+        on_progress: OnProgress,
+    ) -> None:
+        """`tmp`: a private folder beside the target. `num_bytes`: about how many each digest has."""
+        self._source, self._target, self._tmp = source, target, tmp
+        self._ahead = dict(num_bytes)  # of what is neither copied nor passed over
+        self._left = sum(self._ahead.values())
+        self._done = 0
+        self._on_progress = on_progress
+        self._verified: set[str] = set()
+        self.num_blobs = self.num_bytes = 0
+
+    def is_there(self, digest: str, is_quick: bool) -> bool:
+        """Whether the target has it, and, unless `is_quick`, all its bytes are right."""
+        if not self._target.has(digest):
+            return False
+        if not is_quick and digest not in self._verified:
+            if not is_readable(self._target, digest):
+                return False
+            self._verified.add(digest)
+        return True
+
+    def copy(self, digest: str) -> None:
+        """A broken one in the target is replaced. Raises Unsound if the source's bytes are not what `digest` names,
+        AdapterUnavailableError if source or target fails.
+        """
+        with scratch_folder(self._tmp) as scratch:
+            num_bytes = self._fetch(digest, scratch)
+            if self._target.has(digest):
+                self._target.delete(digest)
+            self._target.put(digest, scratch)
+        self._verified.add(digest)
+        self.num_blobs, self.num_bytes = self.num_blobs + 1, self.num_bytes + num_bytes
+
+    def pass_over(self, digest: str) -> None:
+        """It will not be copied, or was."""
+        self._advance(self._ahead.pop(digest, 0))
+
+    def forget(self, digest: str) -> None:
+        """The target no longer has it."""
+        self._verified.discard(digest)
+
+    def _fetch(self, digest: str, scratch: Path) -> int:
+        try:
+            with self._source.open(digest) as folder:
+                num_bytes = self._copy_files(digest, folder, scratch)
+            if adapter_digest(scratch) != digest:
+                raise Unsound(f"the source's blob {digest} is corrupt")
+        except AdapterUnavailableError:
+            self._source.has(digest)  # raises if it is the whole store that is away
+            raise Unsound(f"the source's blob {digest} cannot be read") from None
+        except OSError as error:
+            raise AdapterUnavailableError(f"A blob cannot be copied: {error.strerror or error}.") from None
+        return num_bytes
+
+    def _copy_files(self, digest: str, folder: Path, scratch: Path) -> int:
+        names = content_names(folder)
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise Unsound(f"the source's blob {digest} is corrupt: it lacks {missing[0]}")
+        try:
+            check_sizes(folder)
+        except OSError as error:
+            raise Unsound(f"the source's blob {digest} is corrupt: {error.strerror}") from None
+        num_bytes = sum((folder / name).stat().st_size for name in names)
+        self._left += num_bytes - self._ahead.pop(digest, 0)
+        for name in names:
+            with (scratch / name).open("wb") as file:
+                for chunk in _chunks(folder / name):
+                    file.write(chunk)
+                    self._advance(len(chunk))
+        return num_bytes
+
+    def _advance(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._left -= num_bytes
+        self._on_progress(self._done, self._done + self._left)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """Raises Unsound for a file that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            yield from pieces_of(file)
+    except OSError as error:
+        raise Unsound(f"the source's {path.name} cannot be read: {error.strerror}") from None

@@ -1,0 +1,121 @@
+"""Which catalog follows from what is left: the records beside blobs, and a catalog that survived, perhaps an older one.
+
+An id is taken as a whole from one source. What a catalog that survived says wins, but for records that were written
+after it; an id that it let go knowingly stays away. Among records the newest one of the newest catalog wins.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from lora_serve.adapters.catalog import routes
+from lora_serve.adapters.catalog.blob_records import BlobRecord
+from lora_serve.adapters.catalog.edits import without
+from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.history import Knowledge
+from lora_serve.adapters.catalog.journals.base import Position
+from lora_serve.adapters.catalog.snapshot import Snapshot
+from lora_serve.adapters.catalog.state import CatalogState
+
+Rank = tuple[int, float, int]  # a later one knows better
+
+
+class Fate(enum.StrEnum):
+    """What becomes of an id."""
+
+    UNCHANGED = "unchanged"  # it is as the catalog that survived says
+    CHANGED = "changed"  # a record is newer than the catalog that survived
+    RESTORED = "restored"  # no catalog knew it any more
+    LOST = "lost"  # none of its versions' blobs is there and sound; nothing of it is written
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltId:
+    """One id; `entry` as it will be, None if it is lost. `missing`: versions left out, as `number (digest)`."""
+
+    name: str
+    fate: Fate
+    entry: CatalogEntry | None
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """The catalog to be; `dropped_aliases` lead nowhere, or bear an id's name."""
+
+    ids: tuple[RebuiltId, ...]
+    aliases: Mapping[str, str]
+    dropped_aliases: tuple[str, ...]
+
+    @property
+    def entries(self) -> dict[str, CatalogEntry]:
+        return {one.name: one.entry for one in self.ids if one.entry is not None}
+
+    def snapshot(self, position: Position) -> Snapshot:
+        return Snapshot.of(position, self.entries, self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One id as one source knows it."""
+
+    rank: Rank
+    fate: Fate
+    entry: CatalogEntry
+    aliases: Mapping[str, str]
+
+
+def plan_rebuild(
+    survived: CatalogState | None,
+    records: Iterable[BlobRecord],
+    copies: Iterable[BlobRecord],
+    is_sound: Callable[[str], bool],
+) -> RebuildPlan:
+    """`survived`: what could still be read of the catalog. `records`: of its own store; `copies`: of caches and other
+    stores, which are not told of every deletion. `is_sound`: whether a blob is there, every byte of it.
+    """
+    state = survived or CatalogState()
+    knowledge = Knowledge(state)
+    told = [record for record in records if not knowledge.let_go(record)]
+    told += [record for record in copies if not knowledge.is_past(record.position)]
+    sources = _sources(state, told)
+    ids = tuple(_rebuilt(sources[name], is_sound) for name in sorted(sources))
+    entries = {one.name: one.entry for one in ids if one.entry is not None}
+    claimed: dict[str, str] = {}
+    for source in sorted(sources.values(), key=lambda source: source.rank):
+        claimed |= source.aliases
+    snapshot = Snapshot.of(Position(), entries, {})
+    aliases = {a: t for a, t in claimed.items() if a not in entries and routes.find(snapshot, t, None, None)}
+    return RebuildPlan(ids, aliases, tuple(sorted(claimed.keys() - aliases.keys())))
+
+
+def _sources(state: CatalogState, records: list[BlobRecord]) -> dict[str, _Source]:
+    """For each id the source that knows it best."""
+    snapshot, knowledge = state.snapshot, Knowledge(state)
+    last: dict[str, float] = defaultdict(float)  # when each catalog, by epoch, last wrote a record
+    for record in records:
+        last[record.position.epoch] = max(last[record.position.epoch], record.time)
+    found: dict[str, _Source] = {}
+    for name, entry in snapshot.entries.items():
+        aliases = {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
+        found[name] = _Source((1, 0.0, 0), Fate.UNCHANGED, entry, aliases)
+    for record in records:
+        name, position = record.entry.name, record.position
+        rank = (2 if knowledge.is_ahead(record) else 0, last[position.epoch], position.generation)
+        if name not in found or found[name].rank < rank:
+            fate = Fate.CHANGED if name in snapshot.entries else Fate.RESTORED
+            found[name] = _Source(rank, fate, record.entry, record.aliases)
+    return found
+
+
+def _rebuilt(source: _Source, is_sound: Callable[[str], bool]) -> RebuiltId:
+    entry = source.entry
+    gone = [version for version in entry.versions if not is_sound(version.digest)]
+    missing = tuple(f"{version.version} ({version.digest})" for version in gone)
+    if source.fate is Fate.UNCHANGED:  # the catalog has the last word, also on what it waits to get back
+        return RebuiltId(entry.name, source.fate, entry, missing)
+    left = without(entry, gone) if gone else entry
+    return RebuiltId(entry.name, source.fate if left else Fate.LOST, left, missing)

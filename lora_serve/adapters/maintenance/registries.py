@@ -1,0 +1,126 @@
+"""Where a registry is kept, a store folder or Redis, opened without a server: for copying and looking at it."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.journals.base import Journal
+from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_own, redis_journal
+from lora_serve.adapters.catalog.startup_check import check_own, check_there
+from lora_serve.adapters.catalog.state import ADAPTER
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.core.errors import ConfigError
+
+REPLICA = "transfer"  # who we are in notes about blobs; a server's name is random
+_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A store folder or a Redis URL. `flag`: what named it on the command line, for error messages."""
+
+    target: str = field(repr=False)  # a URL may hold a password
+    flag: str
+    redis_prefix: str = "lora_serve"
+
+    @property
+    def is_redis(self) -> bool:
+        return self.target.startswith(_SCHEMES)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.target)
+
+    @property
+    def text(self) -> str:
+        """For people: without user and password."""
+        if not self.is_redis:
+            return self.target
+        parts = urlsplit(self.target)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A registry that is open."""
+
+    address: Address
+    catalog: Catalog
+    store: AdapterStore
+    tmp: Path  # private, for files on their way
+    unreadable: tuple[str, ...]  # ids whose records nobody of us has written
+
+
+@contextmanager
+def open_place(address: Address, is_source: bool, replica: str = REPLICA) -> Iterator[Place]:
+    """Open a registry; a folder is locked meanwhile. `is_source`: it must be there.
+
+    Raises ConfigError; AdapterUnavailableError if Redis cannot be reached.
+    """
+    with ExitStack() as stack:
+        try:
+            place = _open_redis(address, replica, stack) if address.is_redis else _open_folder(address, replica, stack,
+                is_source)  # fmt: skip
+            if is_source and address.is_redis and not place.catalog.snapshot.position.epoch:
+                raise ConfigError(f"{address.text} holds no registry under the prefix {address.redis_prefix!r}.")
+        except ConfigError as error:
+            said = str(error).removeprefix(f"--store {address.target}: ").removeprefix("--redis-url: ")
+            raise ConfigError(f"{address.flag} {address.text}: {said}") from error
+        yield place
+
+
+def _open_folder(address: Address, replica: str, stack: ExitStack, is_source: bool) -> Place:
+    folder = address.folder
+    if is_source and not (folder / CATALOG_NAME).is_file():
+        raise ConfigError(
+            f"there is no registry ({CATALOG_NAME}) in this folder; servers with --redis-url keep theirs in Redis."
+        )
+    if not is_source:
+        check_there(folder / CATALOG_NAME, folder / "blobs", f"--store {folder}")
+    lock = stack.enter_context(closing(lock_store(folder)))
+    catalog = stack.enter_context(closing(open_own(folder, replica, lock)))
+    tmp = folder / "tmp"
+    try:
+        store = DiskStore(folder)
+    except OSError as error:
+        raise ConfigError(f"the folder cannot be used: {error.strerror}") from None
+    catalog.write_beside(store)
+    if not is_source:
+        check_own(catalog.ledger.state, store, f"--store {folder}")
+        for left in tmp.iterdir():  # of a process that was killed; we hold the lock
+            remove_folder(left)
+    return Place(address, catalog, store, tmp, _unreadable(catalog))
+
+
+def _open_redis(address: Address, replica: str, stack: ExitStack) -> Place:
+    journal, store, tmp = stack.enter_context(open_redis_store(address))
+    catalog = Catalog(journal, replica, is_shared=True)
+    catalog.write_beside(store)
+    return Place(address, catalog, store, tmp, _unreadable(catalog))
+
+
+@contextmanager
+def open_redis_store(address: Address) -> Iterator[tuple[Journal, AdapterStore, Path]]:
+    """The journal, the blobs and a private folder for files on their way. Raises ConfigError."""
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(redis_journal(address.target, address.redis_prefix)))
+        module = importlib.import_module("lora_serve.adapters.stores.redis")
+        store = stack.enter_context(closing(module.RedisStore(address.target, f"{address.redis_prefix}:adapters:")))
+        yield journal, store, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
+
+
+def _unreadable(catalog: Catalog) -> tuple[str, ...]:
+    while (page := catalog.ledger.journal.load()).position != catalog.snapshot.position:  # a server wrote in between
+        catalog.refresh()
+    ids = {key.removeprefix(ADAPTER) for key in page.records if key.startswith(ADAPTER)}
+    return tuple(sorted(ids - catalog.snapshot.entries.keys()))

@@ -1,0 +1,28 @@
+"""What a registration must know of an adapter's values: the part of it that needs torch, where the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lora_serve.adapters.checkpoint.weights.plain_lora import Undo, convert_to_plain_lora
+from lora_serve.adapters.checkpoint.weights.reading import read_weights
+from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
+from lora_serve.adapters.checkpoint.weights.values import check_values
+from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
+
+
+def convert(staged: StagedAdapter, undo: Undo) -> None:
+    """See `AdapterVerifier.convert`. Whether it is a no-op shows after the conversion."""
+    check = staged.budget.check
+    check_values(staged.folder, staged.artifact, allow_noop=True, check=check)
+    convert_to_plain_lora(staged.folder, staged.artifact, staged.spec, undo, staged.max_rank, check)
+
+
+def validate(staged: StagedAdapter, num_bytes: Callable[[SavedAdapter], int], *, allow_noop: bool) -> AdapterSize:
+    """See `AdapterVerifier.validate`. `num_bytes`: of host memory, once it is ready for the base."""
+    check = staged.budget.check
+    check_values(staged.folder, staged.artifact, allow_noop, check)
+    saved = read_weights(staged.folder, staged.artifact, max_rank=staged.max_rank, check=check)
+    size = AdapterSize(saved.rank, num_bytes(saved))
+    check()
+    return size
