@@ -7,7 +7,7 @@ floor knows nothing above it and `--help` must not load torch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -19,7 +19,9 @@ def names_in(folder: str) -> tuple[str, ...]:
 
 
 if TYPE_CHECKING:
-    PolicyName = AttentionName = LoraKernelName = str
+    PolicyName: TypeAlias = str
+    AttentionName: TypeAlias = str
+    LoraKernelName: TypeAlias = str
 else:
     PolicyName = Literal[names_in("engine/policies")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]
