@@ -51,6 +51,9 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "smollm3": {"use_sliding_window": True, **_WINDOW},
 }
 
+# By mechanism: the common one, windows and soft caps, experts, a position table, Conv1D with a fused QKV.
+REPRESENTATIVE = ("llama", "gemma2", "mixtral", "opt", "gpt2")
+
 
 def save_tiny_model(architecture: str, folder: Path, **overrides: Any) -> Path:
     """A random float32 model of an architecture, with weights large enough for distinct answers and no bias of zero."""

@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
+REPRESENTATIVE = ("bert", "modernbert", "mpnet", "llama", "gpt2")
 PADDED = ("mpnet", "deberta-v2")  # their attention is their own code
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
 TOLERANCE = 1e-4

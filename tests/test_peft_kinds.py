@@ -16,6 +16,7 @@ from tests.kind_matrix import Found, mismatches, prompts
 from tests.oracle import load_alone, load_fresh, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, PEFT_FAILS, save_kind, train_kind, why_not
 from tests.peft_layers import read_layers
+from tests.tiers import mostly_nightly
 
 PROMPT = prompts(0)[-1]  # holds the trained tokens and the invocation
 
@@ -31,7 +32,9 @@ def applicable(architecture: str, folder: Path) -> Iterator[tuple[str, Path]]:
     yield from ((name, found[bool(KINDS[name].tied)]) for name in KINDS if why_not(name, architecture, layers) is None)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen2", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize(
+    "architecture", mostly_nightly(["llama", "gpt2", "qwen2", "gemma3_text", "mixtral"], "gpt2", "mixtral")
+)
 def test_every_kind_changes_the_logits_and_is_read_back_as_it_was_trained(architecture: str, tmp_path: Path) -> None:
     for kind, model in applicable(architecture, tmp_path):
         seed = sum(map(ord, architecture))  # what save_kind adds to its own
@@ -41,7 +44,7 @@ def test_every_kind_changes_the_logits_and_is_read_back_as_it_was_trained(archit
         assert torch.allclose(saved, trained, atol=1e-4), kind
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "mixtral"])
+@pytest.mark.parametrize("architecture", mostly_nightly(["gpt2", "mixtral"], "mixtral"))
 def test_halving_any_kind_of_tensor_of_a_checkpoint_would_be_seen(architecture: str, tmp_path: Path) -> None:
     for kind, model in applicable(architecture, tmp_path):
         folder = save_kind(kind, architecture, model, tmp_path / kind)

@@ -7,10 +7,13 @@ runs in both, and is longer at night.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
+
+T = TypeVar("T")
 
 # The machine may be busy, and the fixtures used with @given hold no state between examples.
 _STEADY = settings(
@@ -34,8 +37,17 @@ def is_search(item: pytest.Item) -> bool:
 
 
 def mostly_nightly(values: Iterable[object], *by_default: object) -> list[ParameterSet]:
-    """All values for the nightly tier, those of `by_default` for both."""
-    return [pytest.param(value, marks=[] if value in by_default else pytest.mark.nightly) for value in values]
+    """All values for the nightly tier, those of `by_default` for the default one; a tuple has a value per parameter."""
+    marks = {True: (), False: (pytest.mark.nightly,)}
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks[value in by_default])
+        for value in values
+    ]
+
+
+def by_tier(default: T, nightly: T) -> T:
+    """What a search does in the tier that runs."""
+    return default if settings().derandomize else nightly
 
 
 def num_examples() -> int:

@@ -18,5 +18,5 @@ __all__ = ["canaries", "house", "house_settings", "watched", "world"]
 @pytest.fixture(scope="module", autouse=True)
 def watched(house: House, canaries: Canaries) -> Iterator[Watch]:
     """What the canaries noticed fails the last test of the file."""
-    with watching(house, canaries, pause=0.1, max_lag=LIMIT) as watch:
+    with watching(house, canaries, pause=0.4, max_lag=LIMIT) as watch:
         yield watch

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.local_engine import LocalEngine
-from tests.oracle import ARCHITECTURES, load_peft, logprobs_with_peft, save_adapter, save_tiny_model
+from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_peft, logprobs_with_peft, save_adapter, save_tiny_model
+from tests.tiers import mostly_nightly
 
 ADAPTERS = {
     "rank2": {"r": 2, "lora_alpha": 4},
@@ -25,7 +26,7 @@ def _prompts() -> list[list[int]]:
     return [torch.randint(3, 97, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_nightly(ARCHITECTURES, *REPRESENTATIVE))
 def test_mixed_batch_equals_each_adapter_alone_in_peft(architecture: str, tmp_path: Path) -> None:
     model = save_tiny_model(architecture, tmp_path / "model")
     folders = {

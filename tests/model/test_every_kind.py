@@ -9,14 +9,15 @@ import pytest
 
 from tests.adapters_table import DOCUMENT, adapters_table, read_table, shortened, with_table
 from tests.kind_matrix import BASE, verdicts
-from tests.oracle import ARCHITECTURES
+from tests.oracle import ARCHITECTURES, REPRESENTATIVE
 from tests.peft_kinds import KINDS
+from tests.tiers import mostly_nightly
 
 # Refused on purpose: (architecture, kind), or kind for all of them, and a pattern of the reason.
 EXPECTED_REFUSALS: Mapping[str | tuple[str, str], str] = {}
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=mostly_nightly(ARCHITECTURES, *REPRESENTATIVE))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Mapping[str, str]]:
     """An architecture and its verdicts by kind."""
     return request.param, verdicts(request.param, tmp_path_factory.mktemp(request.param))
@@ -48,6 +49,11 @@ def test_table_names_every_architecture_and_kind_and_nothing_else() -> None:
     told = read_table(DOCUMENT.read_text())
     assert list(told) == list(ARCHITECTURES)
     assert all(list(by_kind) == [BASE, *KINDS] for by_kind in told.values())
+
+
+def test_every_kind_is_exact_on_an_architecture_of_the_default_tier() -> None:
+    told = read_table(DOCUMENT.read_text())
+    assert [kind for kind in KINDS if all(told[name][kind] != "exact" for name in REPRESENTATIVE)] == []
 
 
 def test_written_table_is_read_back_as_it_was() -> None:

@@ -15,6 +15,7 @@ from tests.canary.figures import Figures, settled
 from tests.canary.house import ADMIN, running, settings_of
 from tests.canary.questions import World
 from tests.canary.races import Field, make_field, race
+from tests.tiers import mostly_nightly
 
 NUM_ANSWERS = 200  # with each number of slots
 
@@ -24,7 +25,7 @@ def runners(world: World, tmp_path_factory: pytest.TempPathFactory) -> Field:
     return make_field(world.model, world.adapters["acme/a"], tmp_path_factory.mktemp("race", numbered=True), 64)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("slots", mostly_nightly([1, 2, 4], 2))
 def test_no_answer_is_anothers_whoever_is_pushed_out(
     world: World, canaries: Canaries, runners: Field, slots: int, tmp_path: Path
 ) -> None:

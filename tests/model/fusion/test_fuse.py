@@ -14,9 +14,10 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
 from tests.local_engine import Answer, LocalEngine, refusal
-from tests.oracle import ARCHITECTURES, load_fresh, load_plain, logprobs_alone, save_tiny_model
+from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_fresh, load_plain, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
 from tests.peft_layers import read_layers
+from tests.tiers import mostly_nightly
 
 # Heads of k and v fill whole panels of any processor, as those of real models do.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
@@ -80,7 +81,7 @@ def assert_is_plain_transformers(model: Path, answers: list[Answer]) -> None:
         assert torch.allclose(numbers(answer), chosen, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_nightly(ARCHITECTURES, *REPRESENTATIVE))
 def test_fused_layers_are_those_of_the_table_and_change_nothing(architecture: str, tmp_path: Path) -> None:
     shape = SHAPE if architecture not in {"gpt2"} else {}
     model = save_tiny_model(architecture, tmp_path / "model", **shape)
@@ -187,8 +188,8 @@ def test_layers_whose_heads_do_not_fill_panels_are_served_as_they_are(tmp_path: 
     assert_is_plain_transformers(model, run(engine, [None] * 4))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "gemma3_text"])
-@pytest.mark.parametrize("lora_kernel", ["native", "loop"])
+@pytest.mark.parametrize("architecture", ["qwen2", pytest.param("gemma3_text", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("lora_kernel", ["native", pytest.param("loop", marks=pytest.mark.nightly)])
 def test_adapters_of_every_kind_act_in_fused_layers_as_in_others(
     architecture: str, lora_kernel: str, tmp_path: Path
 ) -> None:

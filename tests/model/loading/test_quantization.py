@@ -24,6 +24,7 @@ from lora_serve.model.loading.quantization import torchao_scheme
 from tests.local_engine import LocalEngine
 from tests.oracle import logprobs_with_peft, save_adapter, save_tiny_model
 from tests.peft_kinds import save_kind
+from tests.tiers import mostly_nightly
 
 CPU = torch.device("cpu")
 ADAPTERS = {"rank4": {"r": 4, "lora_alpha": 8}, "rank16": {"r": 16, "lora_alpha": 8, "use_rslora": True}}
@@ -75,7 +76,9 @@ def stored(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "phi3", "opt", "mixtral"])
+@pytest.mark.parametrize(
+    "architecture", mostly_nightly(["llama", "qwen2", "gemma2", "phi3", "opt", "mixtral"], "qwen2", "mixtral")
+)
 def test_mixed_batch_on_a_quantised_base_equals_each_adapter_alone_in_peft(
     architecture: str, name: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from tests.local_engine import LocalEngine
 from tests.pooling_models import (
     FAMILIES,
     PADDED,
+    REPRESENTATIVE,
     TOLERANCE,
     assert_close,
     hidden_alone,
@@ -26,9 +27,10 @@ from tests.pooling_models import (
     save_pooling_adapter,
     save_pooling_model,
 )
+from tests.tiers import mostly_nightly
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_nightly(FAMILIES, *REPRESENTATIVE))
 def test_embeddings_of_mixed_rows_are_those_of_each_row_alone(family: str, tmp_path: Path) -> None:
     model = save_pooling_model(family, "embed", tmp_path / "model")
     folders = {name: save_pooling_adapter(model, tmp_path / name, "embed", seed=i) for i, name in enumerate("abc")}
@@ -46,7 +48,7 @@ def test_embeddings_of_mixed_rows_are_those_of_each_row_alone(family: str, tmp_p
     assert (torch.stack(far) - torch.stack(expected))[1].abs().max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_nightly(FAMILIES, *REPRESENTATIVE))
 def test_logits_of_heads_with_different_labels_are_those_of_each_row_alone(family: str, tmp_path: Path) -> None:
     model = save_pooling_model(family, "classify", tmp_path / "model")
     labels = {"two": 2, "three": 3, "five": 5}
@@ -79,10 +81,17 @@ def _headless(model: Path, folder: Path) -> Any:
     return base
 
 
+OTHER_KINDS = [
+    *((family, kind) for family in ("bert", "modernbert", "mpnet", "llama") for kind in ("dora", "ia3", "norms")),
+    *(("bert", "rslora"), ("bert", "bias"), ("bert", "embeddings"), ("mpnet", "embeddings"), ("gpt2", "dora")),
+]
+
+
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [(family, kind) for family in ("bert", "modernbert", "mpnet", "llama") for kind in ("dora", "ia3", "norms")]
-    + [("bert", "rslora"), ("bert", "bias"), ("bert", "embeddings"), ("mpnet", "embeddings"), ("gpt2", "dora")],
+    mostly_nightly(
+        OTHER_KINDS, ("modernbert", "dora"), ("mpnet", "ia3"), ("llama", "norms"), *OTHER_KINDS[-5:-2], OTHER_KINDS[-1]
+    ),
 )
 def test_other_kinds_of_adapters_act_on_their_own_rows(family: str, kind: str, tmp_path: Path) -> None:
     model = save_pooling_model(family, "embed", tmp_path / "model")
