@@ -16,8 +16,7 @@ from rich.table import Table
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens, find_added_tokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.flags import FlagParser
+from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.core.tenant import check_tenant_name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -125,9 +125,9 @@ def canary(text: str) -> dict[str, int | float]:
 
 def json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        _wrong(f"expected a JSON object ({error})")
+        value = parse_json(text.encode("utf-8", "surrogateescape"))
+    except JsonError as error:
+        _wrong(f"expected a JSON object ({error.reason})")
     if not isinstance(value, dict):
         _wrong(f"expected a JSON object (got {text[:60]!r})")
     return value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from lora_serve.core.setting_texts import MAX_BYTES, check_text, parse_bytes
+from lora_serve.core.strict_json import JsonError, parse_json
 
 YEAR = 31_536_000  # seconds: the most of any time, which timers and clocks can all count
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
@@ -20,8 +20,8 @@ def parse_list(value: Any) -> Any:
         return value
     if value.lstrip().startswith("["):
         try:
-            return check_text(json.loads(value))
-        except (json.JSONDecodeError, RecursionError):
+            return check_text(parse_json(value.encode()))
+        except JsonError:
             raise ValueError("expected a JSON list of texts, or texts with commas between them") from None
     return [item.strip() for item in value.split(",") if item.strip()]
 

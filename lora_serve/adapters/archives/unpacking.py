@@ -20,8 +20,7 @@ from typing import IO, Protocol, cast
 from lora_serve.adapters.archives.bounded_reader import BoundedReader, ByteAllowance
 from lora_serve.adapters.archives.tar import BrokenArchiveError, read_members
 from lora_serve.adapters.archives.zip import read_zip_members
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 

@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME
-from lora_serve.adapters.checkpoint.strict_json import parse_object
-from lora_serve.adapters.checkpoint.tokenizer_file import MAX_LIST_BYTES, TOKENIZER_NAME, added_tokens_text
-from lora_serve.adapters.regular_file import open_regular
+from lora_serve.adapters.checkpoint.digest import (
+    ADDED_TOKENS_NAME,
+    MAX_ADDED_TOKENS_BYTES,
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER_NAME,
+)
+from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.strict_json import parse_object
 
 MAX_ADDED_TOKENS = 4096
 MAX_CONTENT = 256  # characters
@@ -31,6 +37,12 @@ class BaseTokens:
     """The base tokenizer's whole vocabulary, added tokens included."""
 
     ids: Mapping[str, int]
+
+
+class _TokenizerFile(msgspec.Struct):
+    """A tokenizer.json; what else is in it is skipped unread, megabytes of vocabulary among it."""
+
+    added_tokens: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 def find_added_tokens(folder: Path, bound: BoundAdapter, spec: ModelSpec, base: BaseTokens) -> tuple[AddedToken, ...]:
@@ -63,13 +75,37 @@ def read_added_tokens(folder: Path) -> tuple[AddedToken, ...]:
     if not path.is_file():
         return ()
     with open_regular(path) as file:
-        return parse_added_tokens(file.read(MAX_LIST_BYTES))
+        return parse_added_tokens(file.read(MAX_ADDED_TOKENS_BYTES))
 
 
 def parse_added_tokens(text: bytes) -> tuple[AddedToken, ...]:
     """The same from the file's bytes. Raises InvalidAdapterError."""
     table = parse_object(text, ADDED_TOKENS_NAME)
     return tuple(_parse(table.get("added_tokens"), ADDED_TOKENS_NAME))
+
+
+def added_tokens_text(path: Path) -> bytes:
+    """The JSON text of a tokenizer.json's `added_tokens`; an empty list if it has none.
+
+    Raises InvalidAdapterError, OSError.
+    """
+    with open_regular(path) as file:
+        if not 0 < size_of(file) <= MAX_TOKENIZER_BYTES:
+            raise _broken(f"it is empty, no file of its own, or larger than {MAX_TOKENIZER_BYTES} bytes")
+        text = b"".join(pieces_of(file))
+    try:
+        found = msgspec.json.decode(text, type=_TokenizerFile).added_tokens
+    except RecursionError:
+        raise _broken("it is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        raise _broken(f"it is not a JSON object, or not valid JSON: {error}") from None
+    if len(memoryview(found)) > MAX_ADDED_TOKENS_BYTES:
+        raise _broken(f"its added_tokens take more than {MAX_ADDED_TOKENS_BYTES} bytes")
+    return bytes(found)
+
+
+def _broken(reason: str) -> InvalidAdapterError:
+    return InvalidAdapterError([f"{TOKENIZER_NAME}: {reason}"])
 
 
 def _may_add(bound: BoundAdapter, spec: ModelSpec, base: BaseTokens) -> bool:

@@ -5,6 +5,7 @@ No torch.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 from contextlib import suppress
@@ -14,11 +15,18 @@ from pathlib import Path
 from lora_serve.adapters.checkpoint.digest import (
     ADDED_TOKENS_NAME,
     CONFIG_NAME,
+    MAX_ADDED_TOKENS_BYTES,
+    MAX_CONFIG_BYTES,
     WEIGHTS_NAME,
     check_found,
     content_names,
 )
-from lora_serve.adapters.regular_file import filled, open_regular, size_of
+from lora_serve.adapters.checkpoint.safetensors_header import read_header
+from lora_serve.adapters.regular_file import TooLargeFileError, filled, open_regular, size_of
+from lora_serve.core.errors import InvalidAdapterError
+
+_MAX_BYTES = {CONFIG_NAME: MAX_CONFIG_BYTES, ADDED_TOKENS_NAME: MAX_ADDED_TOKENS_BYTES}
+_HASHED_AT_ONCE = 16 * 2**20  # bytes of weights: hashed sooner than it is found out whether their header fits them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +69,26 @@ def _memory(size: int) -> memoryview:
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+def check_sizes(folder: Path) -> None:
+    """Refuses a stored content with weights longer than their header says, or another file beyond its bound.
+
+    A file of holes takes no room on a disk and may be of any length; to hash it to its end could take days. Raises
+    OSError.
+    """
+    for name in content_names(folder):
+        with open_regular(folder / name) as file:
+            size = size_of(file)
+        if name == WEIGHTS_NAME:
+            if size > _HASHED_AT_ONCE:
+                _check_header(folder / name)
+        elif size > _MAX_BYTES[name]:
+            raise TooLargeFileError(name, _MAX_BYTES[name])
+
+
+def _check_header(weights: Path) -> None:
+    try:
+        read_header(weights)
+    except InvalidAdapterError as error:
+        raise OSError(errno.EINVAL, "; ".join(error.reasons)) from None

@@ -1,4 +1,4 @@
-"""An adapter version's identity: the SHA-256 of its content."""
+"""An adapter version's identity, the SHA-256 of its content, and the files that are its content."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from lora_serve.core.errors import AdapterUnavailableError
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that add tokens
+TOKENIZER_NAME = "tokenizer.json"  # of a trainer's folder; not kept
+MAX_CONFIG_BYTES = 2**20
+MAX_TOKENIZER_BYTES = 48 * 2**20
+MAX_ADDED_TOKENS_BYTES = 4 * 2**20
 
 
 def file_sha256(path: Path) -> bytes:

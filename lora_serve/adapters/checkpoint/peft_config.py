@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.field_kinds import check_kinds
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
 from lora_serve.adapters.checkpoint.methods.settings import SHARED
 from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show
-from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.strict_json import parse_object
 
-MAX_FILE_BYTES = 2**20
 MAX_DEPTH = 8
 MAX_INVOCATION = 4096  # tokens; they are kept in the catalog and looked for in every prompt
 
@@ -100,8 +100,8 @@ class PeftConfig:
 def read_config(path: Path, max_rank: int | None = None, tasks: tuple[str, ...] = GENERATION_TASKS) -> PeftConfig:
     """Read and check the file. Raises InvalidAdapterError with every reason found, OSError."""
     with open_regular(path) as file:
-        if size_of(file) > MAX_FILE_BYTES:
-            raise InvalidAdapterError([f"{path.name} is larger than {MAX_FILE_BYTES} bytes"])
+        if size_of(file) > MAX_CONFIG_BYTES:
+            raise InvalidAdapterError([f"{path.name} is larger than {MAX_CONFIG_BYTES} bytes"])
         return parse_config(b"".join(pieces_of(file)), max_rank, tasks)
 
 
@@ -110,7 +110,7 @@ def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...
 
     `tasks`: what it may have been trained for.
     """
-    fields = Fields(_parse_json(text))
+    fields = Fields(parse_object(text.removeprefix(b"\xef\xbb\xbf"), CONFIG_NAME, MAX_DEPTH))
     check_kinds(fields)
     peft_type = str(fields.table.get("peft_type"))
     config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
@@ -126,22 +126,6 @@ def _check_rank(fields: Fields, config: PeftConfig, max_rank: int | None) -> Non
     if max_rank is not None and largest > max_rank:
         how = f" (saved as {rank}; without its {config.init} initialisation it is twice that)" if config.init else ""
         fields.reasons.append(f"rank {largest} is larger than --max-lora-rank {max_rank}{how}")
-
-
-def _parse_json(text: bytes) -> dict[str, Any]:
-    table = parse_object(text.removeprefix(b"\xef\xbb\xbf"), "adapter_config.json")
-    if _depth(table) > MAX_DEPTH:
-        raise InvalidAdapterError([f"adapter_config.json is nested more than {MAX_DEPTH} deep"])
-    return table
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [child for children in inner for child in children]
-    return depth
 
 
 def _check_task(fields: Fields, tasks: tuple[str, ...]) -> None:

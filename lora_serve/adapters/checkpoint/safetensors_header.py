@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_serve.adapters.checkpoint.strict_json import parse_object
 from lora_serve.adapters.regular_file import open_regular, size_of
 from lora_serve.core.errors import InvalidAdapterError
+from lora_serve.core.strict_json import parse_object
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 MAX_HEADER_BYTES = 16 * 2**20

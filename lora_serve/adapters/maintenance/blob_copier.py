@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.content_sizes import check_sizes
+from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest, content_names
 from lora_serve.adapters.maintenance.integrity import Unsound, is_readable
 from lora_serve.adapters.regular_file import open_regular, pieces_of

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lora_serve.adapters.checkpoint.tokenizer_file import TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import TOKENIZER_NAME
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError, as_regular, pieces_of, size_of
 from lora_serve.adapters.sources.intake import NAMES, PICKLE_NAME, Intake, Progress, no_progress
 from lora_serve.adapters.stores.files import remove_folder

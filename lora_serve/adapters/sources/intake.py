@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.tokenizer_file import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_TOKENIZER_BYTES, TOKENIZER_NAME, WEIGHTS_NAME
 from lora_serve.core.errors import PayloadTooLargeError
 
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)
@@ -48,7 +47,7 @@ class Intake:
             self.empty(TOKENIZER_NAME)
 
     def empty(self, name: str) -> None:
-        """`name` without content: only the fact that it is there counts (artifact.check_files, tokenizer_file)."""
+        """`name` without content: only the fact that it is there counts (artifact.check_files, added_tokens)."""
         (self._folder / name).write_bytes(b"")
 
     def beat(self) -> None:

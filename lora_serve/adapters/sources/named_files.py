@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from lora_serve.adapters.checkpoint.tokenizer_file import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
 from lora_serve.adapters.sources.checksum import Checksum, checked
 from lora_serve.adapters.sources.intake import NAMES, PICKLE_NAME, Intake
 from lora_serve.core.errors import AdapterUnavailableError

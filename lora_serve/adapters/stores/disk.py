@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint.artifact import check_files
-from lora_serve.adapters.checkpoint.content_sizes import check_sizes
+from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.stores.base import Knows, Records

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.content_sizes import check_sizes
+from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.eviction.tier_counts import TierCounts
 from lora_serve.adapters.stores.base import AdapterStore, Knows, Records

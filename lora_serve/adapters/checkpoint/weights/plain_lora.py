@@ -17,14 +17,14 @@ from torch import Tensor
 
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS, MAX_FILE_BYTES
-from lora_serve.adapters.checkpoint.strict_json import parse_object
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_CONFIG_BYTES, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.peft_config import INIT_RANKS
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights.weights_file import open_weights
 from lora_serve.adapters.regular_file import read_regular
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.strict_json import parse_object
 
 # (as saved, PeftConfig.init, what is called before each layer) -> against the base as it is
 Undo: TypeAlias = Callable[[SavedAdapter, str, Callable[[], None]], SavedAdapter]
@@ -72,7 +72,7 @@ def plain_settings(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replace_config(path: Path) -> None:
-    table = parse_object(read_regular(path, MAX_FILE_BYTES).removeprefix(b"\xef\xbb\xbf"), path.name)
+    table = parse_object(read_regular(path, MAX_CONFIG_BYTES).removeprefix(b"\xef\xbb\xbf"), path.name)
     path.unlink()  # it may be a hard link to what was sent
     path.write_text(json.dumps(plain_settings(table), ensure_ascii=False, indent=2), encoding="utf-8")
 
