@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.client
-import inspect
 import json
 import logging
 import sys
@@ -24,7 +23,8 @@ import pytest
 from aiohttp import web
 
 from lora_serve.adapters.loading.loader import Loader
-from lora_serve.app import launch
+from lora_serve.app import launch, listening, services
+from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.engine_host import local, thread
@@ -42,8 +42,8 @@ CAUGHT: tuple[tuple[Any, str, str], ...] = (  # what the wiring calls, and our n
     (thread, "build_parts", "parts"),
     (local, "build_engine", "engine"),
     (local, "Loader", "loader"),
-    (launch, "build_app", "app"),
-    (launch, "Services", "services"),
+    (listening, "build_app", "app"),
+    (services, "Services", "services"),
 )
 LOGGERS = ("lora_serve", "asyncio", "aiohttp")
 _BUILDING: ContextVar[House] = ContextVar("_BUILDING")  # whose wiring runs: there may be two at a time
@@ -69,7 +69,7 @@ class House:
         self.lag = LagFigures()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=self._run, name="server")
-        self._listener = launch._bound_socket(settings.host, settings.port)
+        self._listener = bound_socket(settings.host, settings.port)
         self.port = int(self._listener.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -123,9 +123,8 @@ class House:
         _BUILDING.set(self)
         time_turns_of(self._thread, self.lag)
         try:
-            unused = [None] * (len(inspect.signature(launch._serve).parameters) - 2)  # TLS, traces
             with self._caught():
-                self.exit_code = asyncio.run(launch._serve(self.settings, self._listener, *unused))
+                self.exit_code = asyncio.run(launch.run_server(self.settings, self._listener))
         except BaseException as error:
             self.error = error
         finally:
@@ -136,7 +135,7 @@ class House:
         """The wiring hands what it builds to us too; signals are for the main thread, so `stop` stands for them."""
         interval = sys.getswitchinterval()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "_on_signals", self._take_stop)
+            patch.setattr(launch, "on_signals", self._take_stop)
             for module, name, attribute in CAUGHT:
                 patch.setattr(module, name, self._catching(getattr(module, name), attribute))
             try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters.sources.table import build_sources
-from lora_serve.app.launch import _bound_socket
+from lora_serve.app.listening import bound_socket
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
@@ -159,4 +159,4 @@ def test_value_that_would_fail_later_is_refused_now(name: str, value: str, model
 @pytest.mark.parametrize("host", ["a" * 64 + ".b", "a..b", "256.1.1.1.", "[::1"])
 def test_name_that_no_machine_has_is_refused_by_name(host: str) -> None:
     with pytest.raises(ConfigError, match="--host"):
-        _bound_socket(host, 0)
+        bound_socket(host, 0)

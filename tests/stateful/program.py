@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from lora_serve.app import launch
+from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host import thread
 from lora_serve.model.build import ModelParts
@@ -52,7 +53,7 @@ class Program:
         self.runner = LetterRunner(self.held)
         self._stop: Callable[[], None] | None = None
         self._failure: BaseException | None = None
-        listener = launch._bound_socket("127.0.0.1", 0)
+        listener = bound_socket("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         self._thread = threading.Thread(target=self._run, args=(listener,), name="program")
         self._thread.start()
@@ -104,7 +105,7 @@ class Program:
         _here.set(self)
         try:
             with listener:
-                asyncio.run(launch._serve(self.settings, listener, None, None))
+                asyncio.run(launch.run_server(self.settings, listener))
         except BaseException as error:
             self._failure = error
 
@@ -130,7 +131,7 @@ def our_model() -> Iterator[None]:
     with (
         mock.patch.object(thread, "build_parts", build),
         mock.patch.object(launch.TextModel, "load", return_value=TEXT),
-        mock.patch.object(launch, "_on_signals", on_signals),
+        mock.patch.object(launch, "on_signals", on_signals),
     ):
         yield
 

@@ -1,0 +1,73 @@
+"""Builds the parts of the web server from what is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.registration.registry import Registry
+from lora_serve.adapters.sources.table import SourceTable
+from lora_serve.adapters.storage import AdapterStorage
+from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.base import HostedModel
+from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.server.background.staging import Staging
+from lora_serve.server.lifecycle import Lifecycle
+from lora_serve.server.services import Services
+from lora_serve.server.telemetry.metrics import Metrics
+from lora_serve.server.telemetry.request_traces import RequestTraces
+from lora_serve.tenancy.accounting import Accounting
+from lora_serve.tenancy.authentication.admin_key import load_admin_key
+from lora_serve.tenancy.authentication.authenticator import Authenticator, auth_required
+from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.text.tokenizer import TextModel
+
+
+def build_services(
+    settings: Settings,
+    *,
+    model: HostedModel,
+    text: TextModel,
+    storage: AdapterStorage,
+    sources: SourceTable,
+    keys: KeyTable,
+    accounting: Accounting,
+    traces: RequestTraces | None,
+    use_one_core: Callable[[], None],
+    monitor: StoreMonitor,
+) -> Services:
+    """The parts of the web server, joined. Raises ConfigError for an admin key that cannot be read or made."""
+    config = settings.adapter_slice()
+    admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
+    monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
+    base_tokens = BaseTokens(text.vocabulary())
+    quota_of = keys.directory.quota_of
+    registry = Registry(config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of)
+    registry.sweep()
+    return Services(
+        client=model.client,
+        catalog=storage.catalog,
+        registry=registry,
+        staging=Staging(sources, registry.new_folder, settings.max_upload_size),
+        text=text,
+        spec=model.spec,
+        config=settings.server_slice(),
+        adapter_config=config,
+        authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
+        keys=keys,
+        metrics=Metrics(settings.base_name, settings.metrics_tenants),
+        store=storage.store,
+        store_monitor=monitor,
+        traces=traces,
+        lifecycle=Lifecycle(),
+        registrations=FairThreads(
+            "registry",
+            settings.registration_threads,
+            on_start=use_one_core,
+            seconds_per_minute=settings.tenant_registration_seconds,
+        ),
+        quotas=accounting.quotas,
+        meter=accounting.meter,
+        audit=accounting.audit,
+    )
