@@ -77,10 +77,11 @@ def flags_page() -> str:
 
 
 FLAGS = """\
-Every setting of `lora-serve serve` is a flag, an environment variable and a key of the YAML file that `--config` names. A flag
-wins over the environment, the environment over the file. A flag that takes several values may be repeated; in the environment
-its values stand with commas between them, or as a JSON list. Bytes may be given as `512MiB` or `2GiB`. A wrong value ends the start with exit code 2 and a line that
-names the flag, the value and what is allowed."""
+Every setting of `lora-serve serve` is a flag, an environment variable and a key of the YAML file that `--config`
+names. A flag wins over the environment, the environment over the file. A flag that takes several values may be
+repeated; in the environment its values stand with commas between them, or as a JSON list. Bytes may be given as
+`512MiB` or `2GiB`. A wrong value ends the start with exit code 2 and a line that names the flag, the value and what
+is allowed."""
 
 
 def _group(settings: type, name: str) -> str:
@@ -147,19 +148,20 @@ def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
 
 
 HTTP = """\
-What a server tells of itself under `/openapi.json`, as tables; `/docs` shows the same as a page. *key*: the call needs
-`Authorization: Bearer KEY`; inference needs one only where authentication is on. Fields that no route knows are ignored. `{id}` may
-hold slashes (`acme/support`).
+What a server tells of itself under `/openapi.json`, as tables; `/docs` shows the same as a page. *key*: the call
+needs `Authorization: Bearer KEY`; inference needs one only where authentication is on. Fields that no route knows are
+ignored. `{id}` may hold slashes (`acme/support`).
 
-Errors have OpenAI's form, `{"error": {"message", "type", "param", "code"}}`: 400 a wrong request, 401 no or a wrong key, 403 not
-allowed, 404 unknown (or another tenant's), 409 a conflict (admin only), 413 too large, 415 not JSON, 422 an adapter that cannot be
-served, 429 a caller's own limit, 503 overloaded, draining or loading, 504 out of time. 429 and 503 carry `Retry-After`.
+Errors have OpenAI's form, `{"error": {"message", "type", "param", "code"}}`: 400 a wrong request, 401 no or a wrong
+key, 403 not allowed, 404 unknown (or another tenant's), 409 a conflict (admin only), 413 too large, 415 not JSON, 422
+an adapter that cannot be served, 429 a caller's own limit, 503 overloaded, draining or loading, 504 out of time. 429
+and 503 carry `Retry-After`.
 
-Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest` and
-`Server-Timing` (queue, load, prefill and decode in ms).
+Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest`
+and `Server-Timing` (queue, load, prefill and decode in ms).
 
-A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the body, the
-header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
+A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
+body, the header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
 
 
 def _operations(openapi: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -226,18 +228,17 @@ def metrics_page(text: str) -> str:
     kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M))
     for name, help_text in re.findall(r"^# HELP (\S+) (.*)$", text, re.M):
         sample = re.search(rf"^{re.escape(name)}(?:_bucket|_count)?(?:{{(.*?)}})? ", text, re.M)
-        labels = re.findall(r'(\w+)="', sample[1] or "") if sample else LABELS.get(name, [])
+        labels = re.findall(r'(\w+)="', sample[1] or "") if sample else []
         shown = ", ".join(f"`{label}`" for label in labels if label != "le")
         lines.append(_row([f"`{name}`", kinds[name], shown, _words(help_text)]))
     return "\n".join(lines) + "\n"
 
 
-LABELS: Mapping[str, list[str]] = {}
 METRICS = """\
-`GET /metrics` speaks Prometheus' text format 0.0.4. Where vLLM has a metric, its name is vLLM's, so that dashboards, KEDA and the
-Kubernetes Gateway API Inference Extension work unchanged. Labels that name tenants or adapters are shown to the admin key only while
-authentication is on (`--metrics-names`), and at most `--metrics-tenants` tenants have series of their own. With `--redis-url`
-the tier `redis` joins `device`, `host` and `disk`."""
+`GET /metrics` speaks Prometheus' text format 0.0.4. Where vLLM has a metric, its name is vLLM's, so that dashboards,
+KEDA and the Kubernetes Gateway API Inference Extension work unchanged. Labels that name tenants or adapters are shown
+to the admin key only while authentication is on (`--metrics-names`), and at most `--metrics-tenants` tenants have
+series of their own. With `--redis-url` the tier `redis` joins `device`, `host` and `disk`."""
 
 
 def _words(text: str) -> str:

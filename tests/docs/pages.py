@@ -77,7 +77,7 @@ def _lines(number: int, block: Block) -> Iterator[str]:
         case "test: redis":
             yield f"{text.replace(' --daemonize yes', '')} {to} &\nredis=$!\nsleep 1"
         case "test: fails":
-            yield f"if (\nset -e\n{text}\n) {to}; then exit 92; fi"
+            yield f"set +e\n(\nset -e\n{text}\n) {to}\ncode=$?\nset -e\n[[ $code != 0 ]] || exit 92"
         case "":
             yield f"{{\n{text}\n}} {to}"
         case mark:

@@ -1,0 +1,101 @@
+"""The site builds without a warning, fetches nothing from elsewhere, and every link of every page leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.pages import ROOT
+
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ]
+)
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder
+
+
+def test_site_builds_strictly_with_every_page(site: Path) -> None:
+    for document in (ROOT / "docs").rglob("*.md"):
+        assert (site / document.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), document
+    for figure in (ROOT / "docs").rglob("*.svg"):
+        assert (site / figure.relative_to(ROOT / "docs")).is_file(), figure
+
+
+def test_pages_fetch_nothing_from_another_host(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]+src=\"?(https?:[^\" >]+)", text)
+        fetched += re.findall(r"<link[^>]+rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]+href=\"?(https?:[^\" >]+)", text)
+        assert fetched == [], page
+    for figure in site.rglob("*.svg"):
+        assert re.findall(r"(?:href|src|url)[=(]\"?'?https?:", figure.read_text()) == [], figure
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_and_anchors_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", path.read_text())):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), f"{document} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{document} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The ids of a page's headings, as mkdocs and the usual forges make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_readme_leads_to_every_page_group_and_stays_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", text))
+    for folder in ("tutorial", "how-to"):
+        pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs" / folder).glob("*.md")}
+        assert pages <= linked, f"the README's table lacks {sorted(pages - linked)}"
+
+
+def test_every_page_begins_with_one_heading() -> None:
+    for document in DOCUMENTS:
+        assert len(re.findall(r"^# ", FENCED.sub("", (ROOT / document).read_text()), re.M)) == 1, document
+
+
+def test_navigation_names_each_page_once() -> None:
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)["nav"]
+    named = re.findall(r"[\w/-]+\.md", str(nav))
+    assert sorted(named) == sorted(set(named))
+    assert set(named) == {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+
+class _Loader(yaml.BaseLoader):
+    """Reads mkdocs.yml, whose tags for Python are of no interest here."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
