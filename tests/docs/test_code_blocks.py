@@ -25,7 +25,11 @@ SKIPPED = {
     ("docs/how-to/quantised-base.md", "installs packages"),
     ("docs/tutorial/first-server.md", "installs packages"),
 }
-RUNNING = [page for page in PAGES if any(block.is_run for block in blocks(ROOT / page))]
+RUNNING = [
+    pytest.param(page, marks=[pytest.mark.nightly] * page.startswith("docs/how-to/"))  # a server or more for each page
+    for page in PAGES
+    if any(block.is_run for block in blocks(ROOT / page))
+]
 
 
 @pytest.fixture

@@ -102,27 +102,23 @@ def test_version_that_is_not_the_packages_own_is_refused_before_anything_is_buil
     assert not (repository / "dist").exists()
 
 
-@pytest.mark.parametrize(
-    ("spoil", "fault"),
-    [
-        (lambda names: names.pop("lora_serve/cli.py"), "lacks lora_serve/cli.py"),
-        (lambda names: names.update({"tests/x.py": b""}), "holds tests/x.py, which is not in the repository"),
-        (lambda names: names.update({"lora_serve/__init__.py": b'__version__ = "9"'}), "its command says '9'"),
-    ],
-)
-def test_faults_of_a_wheel_are_named(
-    release: ModuleType, repository: Path, spoil: object, fault: str, tmp_path: Path
-) -> None:
+def test_faults_of_a_wheel_are_named(release: ModuleType, repository: Path, tmp_path: Path) -> None:
     wheel = release.build(repository, isolated=False)
     assert list(release.wheel_faults(repository, wheel, "1.2.0")) == []
     with zipfile.ZipFile(wheel) as archive:
-        names = {name: archive.read(name) for name in archive.namelist()}
-    spoil(names)  # type: ignore[operator]
+        sound = {name: archive.read(name) for name in archive.namelist()}
     spoilt = tmp_path / wheel.name
-    with zipfile.ZipFile(spoilt, "w") as archive:
-        for name, content in names.items():
-            archive.writestr(name, content)
-    assert fault in list(release.wheel_faults(repository, spoilt, "1.2.0"))
+    for change, fault in (
+        ({"lora_serve/cli.py": None}, "lacks lora_serve/cli.py"),
+        ({"tests/x.py": b""}, "holds tests/x.py, which is not in the repository"),
+        ({"lora_serve/__init__.py": b'__version__ = "9"'}, "its command says '9'"),
+        ({"lora_serve-1.2.0.dist-info/licenses/LICENSE": None}, "holds no LICENSE"),
+    ):
+        with zipfile.ZipFile(spoilt, "w") as archive:
+            for name, content in (sound | change).items():
+                if content is not None:
+                    archive.writestr(name, content)
+        assert fault in list(release.wheel_faults(repository, spoilt, "1.2.0"))
 
 
 def test_repositorys_own_changelog_has_the_packages_version(release: ModuleType) -> None:
