@@ -66,7 +66,7 @@ def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) ->
     assert catalog.resolve("a").ref.version == 1  # what was sent last is what the id means
 
 
-@pytest.mark.parametrize(
+@pytest.lineage.parametrize(
     "name",
     ["b", "a@2", "a@0", "a@01", "a@-1", "a@", "a@latest", "a@sha256:00", "a@1@1", "", "@1", "A", "a@" + "9" * 30],
 )
@@ -102,13 +102,13 @@ def test_an_id_cannot_change_hands(catalog: Catalog) -> None:
     assert catalog.resolve("acme/support").ref.digest == digest("a")
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
+@pytest.lineage.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
 def test_illegal_ids_are_refused(catalog: Catalog, name: str) -> None:
     with pytest.raises(InvalidRequestError):
         catalog.add(name, version("a"))
 
 
-@pytest.mark.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
+@pytest.lineage.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
 def test_metadata_that_cannot_be_kept_is_refused(catalog: Catalog, metadata: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="metadata"):
         catalog.add("a", version("a"), metadata=metadata)
@@ -154,7 +154,7 @@ def test_removing_tells_only_digests_that_no_other_id_names(catalog: Catalog) ->
     assert catalog.remove("b") == (digest("a"),)
 
 
-@pytest.mark.parametrize(("name", "number"), [("b", None), ("a", 2)])
+@pytest.lineage.parametrize(("name", "number"), [("b", None), ("a", 2)])
 def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str, number: int | None) -> None:
     catalog.add("a", version("a"))
     with pytest.raises(AdapterNotFoundError):
@@ -181,31 +181,31 @@ def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reo
     before = catalog.snapshot
     catalog = reopen()
     assert catalog.snapshot == before
-    assert catalog.holds.leftovers().keys() == {digest("b")}
+    assert catalog.leases.expired().keys() == {digest("b")}
     assert catalog.add("a", version("d"))[0].default_version == 3
 
 
 def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> None:
-    first, second = catalog.holds.take(digest("a")), catalog.holds.take(digest("a"))
-    assert not catalog.holds.condemn(digest("a"), first)
-    assert catalog.holds.condemn(digest("a"), second)
+    first, second = catalog.leases.acquire(digest("a")), catalog.leases.acquire(digest("a"))
+    assert not catalog.leases.release(digest("a"), first)
+    assert catalog.leases.release(digest("a"), second)
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
-        catalog.holds.take(digest("a"))
-    catalog.holds.forget(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
-    assert not catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+        catalog.leases.acquire(digest("a"))
+    catalog.leases.deleted(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    assert not catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
-    assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
 
 
 def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: Catalog, reopen: Reopen) -> None:
-    assert catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
-    catalog.holds.give_up(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+    assert catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
+    catalog.leases.deletion_failed(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
-    assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)  # what was left over goes with it
-    catalog.holds.give_up(digest("a"))
-    assert reopen().holds.leftovers().keys() == {digest("a")}
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)  # what was left over goes with it
+    catalog.leases.deletion_failed(digest("a"))
+    assert reopen().leases.expired().keys() == {digest("a")}
 
 
 def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_either(
@@ -214,27 +214,27 @@ def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_e
     def broken(*_: object) -> None:
         raise AdapterUnavailableError("injected")
 
-    assert catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+    assert catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     with monkeypatch.context() as patch:
         patch.setattr(catalog.ledger.journal, "commit", broken)
-        catalog.holds.give_up(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+        catalog.leases.deletion_failed(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
 
 
 def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
     catalog: Catalog, reopen: Reopen
 ) -> None:
-    catalog.holds.take(digest("a"))
-    catalog.holds.drain(digest("b"))
-    assert catalog.holds.condemn(digest("c"), catalog.holds.take(digest("c")))
+    catalog.leases.acquire(digest("a"))
+    catalog.leases.drain(digest("b"))
+    assert catalog.leases.release(digest("c"), catalog.leases.acquire(digest("c")))
     catalog = reopen()
-    catalog.holds.take(digest("d"))
-    left = catalog.holds.leftovers()
+    catalog.leases.acquire(digest("d"))
+    left = catalog.leases.expired()
     assert left.keys() == {digest("a"), digest("b"), digest("c")}
     for one, holder in left.items():
-        assert catalog.holds.condemn(one, holder)
-        catalog.holds.forget(one)
-    assert catalog.holds.leftovers() == {}
+        assert catalog.leases.release(one, holder)
+        catalog.leases.forget(one)
+    assert catalog.leases.expired() == {}
 
 
 def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:
@@ -269,7 +269,7 @@ def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> 
     assert catalog.resolve("a", sticky_key="x").ref.version == 1
 
 
-@pytest.mark.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
+@pytest.lineage.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
 def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canary: Canary | None) -> None:
     for letter in "ab":
         catalog.add("a", version(letter))

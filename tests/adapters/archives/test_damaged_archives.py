@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
-from tests.adapters.archives.test_unpacking import CONFIG, WEIGHTS, Members, Packed, gnu, stored, tar, tar_gz, ustar, zipped
+from tests.adapters.archives.test_unpacking import (
+    CONFIG,
+    WEIGHTS,
+    Members,
+    Packed,
+    gnu,
+    stored,
+    tar,
+    tar_gz,
+    ustar,
+    zipped,
+)
 from tests.tiers import num_examples
 
 FILES = {CONFIG: b'{"r": 1}', "README.md": b"read me " * 30, WEIGHTS: Random(0).randbytes(700)}
@@ -74,7 +85,7 @@ def flips(content: bytes, num: int) -> Iterator[bytes]:
         yield bytes(damaged)
 
 
-@pytest.mark.parametrize("pack", CHECKED)
+@pytest.lineage.parametrize("pack", CHECKED)
 def test_flipped_bit_is_refused_or_changes_nothing(pack: Packed) -> None:
     content = pack(FILES)
     assert outcome(content) == TAKEN
@@ -92,7 +103,7 @@ def test_any_damaged_byte_is_refused_or_changes_nothing(pack: Packed, place: int
     assert outcome(bytes(content)) in (None, TAKEN)
 
 
-@pytest.mark.parametrize("pack", [tar, ustar, gnu])
+@pytest.lineage.parametrize("pack", [tar, ustar, gnu])
 def test_flipped_bit_in_a_tars_headers_is_refused_or_changes_nothing(pack: Packed) -> None:
     """The content of a plain tar has no checksum: that is what Content-Digest is for."""
     content = pack(FILES)
@@ -105,8 +116,8 @@ def test_flipped_bit_in_a_tars_headers_is_refused_or_changes_nothing(pack: Packe
             assert outcome(bytes(damaged)) in (None, TAKEN)
 
 
-@pytest.mark.parametrize("pack", [tar_gz, two_members])
-@pytest.mark.parametrize("damage", ["zeroed", "without_8", "without_4", "without_1", "length", "garbage", "half"])
+@pytest.lineage.parametrize("pack", [tar_gz, two_members])
+@pytest.lineage.parametrize("damage", ["zeroed", "without_8", "without_4", "without_1", "length", "garbage", "half"])
 def test_gzip_whose_trailer_is_not_right_is_refused(pack: Packed, damage: str) -> None:
     content = pack(FILES)
     damaged = {
@@ -121,7 +132,7 @@ def test_gzip_whose_trailer_is_not_right_is_refused(pack: Packed, damage: str) -
     assert outcome(damaged) is None
 
 
-@pytest.mark.parametrize("pack", [tar, ustar, gnu])
+@pytest.lineage.parametrize("pack", [tar, ustar, gnu])
 def test_tar_without_its_end_or_with_more_behind_it_is_refused(pack: Packed) -> None:
     content = pack(FILES)
     end = len(content.rstrip(b"\0")) + -len(content.rstrip(b"\0")) % 512
@@ -130,7 +141,7 @@ def test_tar_without_its_end_or_with_more_behind_it_is_refused(pack: Packed) -> 
         assert outcome(damaged) is None
 
 
-@pytest.mark.parametrize("pack", [*CHECKED, tar])
+@pytest.lineage.parametrize("pack", [*CHECKED, tar])
 def test_archive_cut_off_anywhere_is_refused_or_changes_nothing(pack: Packed) -> None:
     content = pack(FILES)
     for cut in range(1, len(content), 41):
@@ -143,7 +154,7 @@ def test_member_of_a_zip_that_is_passed_over_is_held_against_its_crc_too() -> No
     assert outcome(bytes(content)) is None
 
 
-@pytest.mark.parametrize("pack", [zipped, stored, piped])
+@pytest.lineage.parametrize("pack", [zipped, stored, piped])
 def test_local_header_that_differs_from_the_directory_is_refused(pack: Packed) -> None:
     content = pack(FILES)
     start = content.index(WEIGHTS.encode()) - 30
@@ -155,7 +166,7 @@ def test_local_header_that_differs_from_the_directory_is_refused(pack: Packed) -
         assert outcome(bytes(damaged)) is None
 
 
-@pytest.mark.parametrize("pack", [zipped, stored, piped])
+@pytest.lineage.parametrize("pack", [zipped, stored, piped])
 def test_zip_with_anything_before_or_behind_it_is_refused(pack: Packed) -> None:
     content = pack(FILES)
     for damaged in (content + b"x", content + bytes(30), pack({"a": b""}) + content):

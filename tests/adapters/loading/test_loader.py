@@ -95,7 +95,7 @@ def test_failed_load_can_be_asked_for_again_by_whoever_reads_the_message() -> No
     loader.close()
 
 
-@pytest.mark.parametrize(
+@pytest.lineage.parametrize(
     ("raised", "posted_as"),
     [
         (InvalidAdapterError(["corrupt"]), InvalidAdapterError),

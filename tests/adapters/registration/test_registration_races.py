@@ -88,7 +88,7 @@ def at_once(
 def assert_clean(catalog: Catalog, store: DiskStore, config: AdapterConfig) -> None:
     """Every byte is named, and nobody holds any."""
     assert store.digests() == catalog.snapshot.digests
-    assert [note for note in catalog.ledger.state.notes.values() if note.holders] == []
+    assert [note for note in catalog.ledger.state.leases.values() if note.holders] == []
     assert leftovers(config) == []
 
 
@@ -140,7 +140,7 @@ def test_id_that_may_not_change_gets_one_content_of_two(
     assert_clean(catalog, store, config)
 
 
-@pytest.mark.parametrize("refuse", [("acme/a",), ("globex/b",), ("acme/a", "globex/b"), ()])
+@pytest.lineage.parametrize("refuse", [("acme/a",), ("globex/b",), ("acme/a", "globex/b"), ()])
 def test_one_content_under_two_ids_stays_as_long_as_one_of_them_needs_it(
     build: Build,
     catalog: Catalog,
@@ -176,14 +176,14 @@ def test_converted_adapter_that_is_deleted_while_it_is_registered_again_is_not_n
 ) -> None:
     registry, folder = build(FakeVerifier(), Quota()), make_adapter(settings={"init_lora_weights": "pissa"})
     first = registry.register_folder("a", folder)
-    take = catalog.holds.take
+    take = catalog.leases.take
 
     def late(digest: str) -> str:
         for gone in registry.delete("a"):
             registry.collect(gone)
         return take(digest)
 
-    monkeypatch.setattr(catalog.holds, "take", late)
+    monkeypatch.setattr(catalog.leases, "take", late)
     with pytest.raises(AdapterUnavailableError, match="try again"):
         registry.register_folder("a", folder)
     assert first.ref.digest not in store.digests() | catalog.snapshot.digests
@@ -209,7 +209,7 @@ def test_examination_beyond_its_budget_is_refused_in_words() -> None:
     assert budget.left == 0.0
 
 
-@pytest.mark.parametrize("init", ["pissa", True])
+@pytest.lineage.parametrize("init", ["pissa", True])
 def test_adapter_that_costs_more_than_its_budget_is_refused_wherever_it_costs(
     config: AdapterConfig,
     spec: ModelSpec,

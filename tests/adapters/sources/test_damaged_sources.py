@@ -37,7 +37,7 @@ from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.intake import no_progress
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.adapters.sources.timeouts import Patience
+from lora_serve.adapters.sources.timeouts import Timeouts
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
@@ -107,7 +107,7 @@ def answering(headers: Mapping[str, str], body: bytes) -> Iterator[tuple[Archive
         yield ArchiveUrlSource([url]), f"{url}/adapter.tar"
 
 
-@pytest.mark.parametrize("name", HEADERS)
+@pytest.lineage.parametrize("name", HEADERS)
 def test_answer_of_a_url_is_held_against_its_headers(name: str, tmp_path: Path) -> None:
     headers = HEADERS[name](tar(FILES))
     with answering(headers, tar(FILES)) as (source, url):
@@ -116,7 +116,7 @@ def test_answer_of_a_url_is_held_against_its_headers(name: str, tmp_path: Path) 
         fetched(source, url, tmp_path / "b")
 
 
-@pytest.mark.parametrize(
+@pytest.lineage.parametrize(
     "headers",
     [
         {"ETag": '"' + "0" * 32 + '"'},  # not S3's: it may be anything
@@ -156,8 +156,8 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("pack", [tar, zipped, lambda files: gzip.compress(tar(files))], ids=["tar", "zip", "tgz"])
-@pytest.mark.parametrize("coding", CODINGS)
+@pytest.lineage.parametrize("pack", [tar, zipped, lambda files: gzip.compress(tar(files))], ids=["tar", "zip", "tgz"])
+@pytest.lineage.parametrize("coding", CODINGS)
 def test_answer_is_decoded_once_to_the_end_of_its_coding(
     coding: str, pack: Callable[[Mapping[str, bytes]], bytes], tmp_path: Path
 ) -> None:
@@ -171,7 +171,7 @@ def test_answer_is_decoded_once_to_the_end_of_its_coding(
             fetched(source, url, tmp_path / str(number))
 
 
-@pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
+@pytest.lineage.parametrize("coding", ["br", "gzip, gzip"])
 def test_answer_under_another_coding_is_refused_in_words(coding: str, tmp_path: Path) -> None:
     refusal = pytest.raises(InvalidRequestError, match="must be gzip, deflate or none")
     with answering({"Content-Encoding": coding}, tar(FILES)) as (source, url), refusal:
@@ -188,7 +188,9 @@ def git(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-@pytest.mark.parametrize("etag", [git, lambda c: hashlib.sha256(c).hexdigest(), lambda c: hashlib.sha1(c).hexdigest()])
+@pytest.lineage.parametrize(
+    "etag", [git, lambda c: hashlib.sha256(c).hexdigest(), lambda c: hashlib.sha1(c).hexdigest()]
+)
 def test_files_of_a_hub_are_held_against_its_etags(etag: Callable[[bytes], str], tmp_path: Path) -> None:
     hub = FakeHub(etag_of=etag)
     hub.repos["org/adapter"] = dict(FILES)
@@ -237,7 +239,7 @@ class DeclaringFileSystem(DirFileSystem):  # type: ignore[misc]
         return {"ResponseMetadata": {"HTTPHeaders": {"etag": f'"{hashlib.md5(content).hexdigest()}"'}}}
 
 
-@pytest.mark.parametrize(
+@pytest.lineage.parametrize(
     ("form", "error"),
     [("s3", InvalidAdapterError), ("gs", InvalidAdapterError), ("az", InvalidAdapterError),
      ("short", AdapterUnavailableError)],
@@ -278,7 +280,7 @@ def test_read_of_an_object_that_does_not_end_is_given_up(tmp_path: Path, monkeyp
         fetched(FilesystemSource("hanging", "package"), "hanging://b/adapter", tmp_path)
 
 
-@pytest.mark.parametrize("change", [-1, 1])
+@pytest.lineage.parametrize("change", [-1, 1])
 def test_file_of_a_folder_that_changes_while_it_is_read_is_refused(
     change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,24 +335,24 @@ BODY = OK + b"Content-Length: 500000\r\n\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("start", "drop", "patience", "words"),
+@pytest.lineage.parametrize(
+    ("start", "drop", "timeouts", "words"),
     [
-        (b"", b"H", Patience(headers=0.3), "too long"),
-        (OK + b"X-Long: ", b"x", Patience(headers=0.3), "too long"),
-        (OK, b"X-More: 1\r\n", Patience(headers=0.3), "too long|HTTPException"),
-        (BODY, b"x", Patience(window=0.3), "too slowly"),
-        (BODY, b"x", Patience(total=0.3), "too long"),
-        (CHUNKED, b"1\r\nx\r\n", Patience(window=0.3), "too slowly"),
-        (CHUNKED + b"1;", b"x", Patience(window=0.3), "too slowly"),
+        (b"", b"H", Timeouts(headers=0.3), "too long"),
+        (OK + b"X-Long: ", b"x", Timeouts(headers=0.3), "too long"),
+        (OK, b"X-More: 1\r\n", Timeouts(headers=0.3), "too long|HTTPException"),
+        (BODY, b"x", Timeouts(window=0.3), "too slowly"),
+        (BODY, b"x", Timeouts(total=0.3), "too long"),
+        (CHUNKED, b"1\r\nx\r\n", Timeouts(window=0.3), "too slowly"),
+        (CHUNKED + b"1;", b"x", Timeouts(window=0.3), "too slowly"),
     ],
     ids=["status", "header", "headers", "slow_body", "long_body", "slow_chunks", "slow_chunk_size"],
 )
-def test_answer_in_drops_is_given_up(start: bytes, drop: bytes, patience: Patience, words: str, tmp_path: Path) -> None:
+def test_answer_in_drops_is_given_up(start: bytes, drop: bytes, timeouts: Timeouts, words: str, tmp_path: Path) -> None:
     with dripping(start, drop) as url:
         started = time.monotonic()
         with pytest.raises(AdapterUnavailableError, match=words):
-            fetched(ArchiveUrlSource([url], patience), f"{url}adapter.tar", tmp_path)
+            fetched(ArchiveUrlSource([url], timeouts), f"{url}adapter.tar", tmp_path)
         assert time.monotonic() - started < 5
 
 
@@ -360,7 +362,7 @@ def test_transfer_of_any_source_has_an_end(tmp_path: Path, monkeypatch: pytest.M
             while True:
                 progress(0)
 
-    monkeypatch.setattr("lora_serve.adapters.sources.table.PATIENCE", Patience(total=0.05))
+    monkeypatch.setattr("lora_serve.adapters.sources.table.DEFAULT_TIMEOUTS", Timeouts(total=0.05))
     assert no_progress(0) is None
     with pytest.raises(AdapterUnavailableError, match="too long"):
         fetched(Slow(), "s3://b/x", tmp_path)
@@ -387,5 +389,5 @@ def test_answer_over_tls_is_read_and_held_against_its_headers(tmp_path: Path, mo
 
 def test_fast_answer_is_not_taken_for_a_slow_one(tmp_path: Path) -> None:
     with answering({}, tar(FILES)) as (_, url):
-        source = ArchiveUrlSource([url.rpartition("/")[0]], Patience(window=1e-9, window_bytes=1))
+        source = ArchiveUrlSource([url.rpartition("/")[0]], Timeouts(window=1e-9, window_bytes=1))
         assert fetched(source, url, tmp_path) == FILES
