@@ -18,7 +18,7 @@ TORCH_FREE = [
 ]
 
 
-@pytest.lineage.parametrize("modules", [[*TORCH_FREE, "stores.redis", "stores.tiered"]])
+@pytest.mark.parametrize("modules", [[*TORCH_FREE, "stores.redis", "stores.tiered"]])
 def test_what_the_engine_and_the_doors_import_brings_no_torch(modules: list[str]) -> None:
     names = [f"lora_serve.adapters.{module}" for module in modules]
     code = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"

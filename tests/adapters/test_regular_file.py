@@ -61,7 +61,7 @@ REFUSALS = "not a regular file|symbolic links|No such|a directory|was changed"
 STRANGERS = [fifo, zeros_without_end, link, circle, folder, local_socket, nothing]
 
 
-@pytest.lineage.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.__name__)
+@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda stranger: stranger.__name__)
 def test_what_is_no_regular_file_is_refused_at_once(stranger: Callable[[Path], None], tmp_path: Path) -> None:
     path, num_open = tmp_path / "file", len(os.listdir("/proc/self/fd"))
     stranger(path)
@@ -113,7 +113,7 @@ def test_record_that_is_no_regular_file_is_an_empty_one(tmp_path: Path) -> None:
     assert read_records(tmp_path) == {"0" * 32: "", "1" * 32: "", "2" * 32: "{}"}
 
 
-@pytest.lineage.parametrize("change", [1, -1, 10**7, -len(CONTENT)])
+@pytest.mark.parametrize("change", [1, -1, 10**7, -len(CONTENT)])
 def test_file_that_grows_or_shrinks_while_it_is_read_is_refused(change: int, tmp_path: Path) -> None:
     path = tmp_path / "file"
     for read in (pieces_of, lambda file: filled(file, memoryview(bytearray(len(CONTENT))))):

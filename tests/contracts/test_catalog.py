@@ -66,7 +66,7 @@ def test_same_content_under_the_same_id_is_the_same_version(catalog: Catalog) ->
     assert catalog.resolve("a").ref.version == 1  # what was sent last is what the id means
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "name",
     ["b", "a@2", "a@0", "a@01", "a@-1", "a@", "a@latest", "a@sha256:00", "a@1@1", "", "@1", "A", "a@" + "9" * 30],
 )
@@ -102,13 +102,13 @@ def test_an_id_cannot_change_hands(catalog: Catalog) -> None:
     assert catalog.resolve("acme/support").ref.digest == digest("a")
 
 
-@pytest.lineage.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
+@pytest.mark.parametrize("name", ["", "../x", "a@1", "a:b", "a b", "a//b", "a/", "x" * 129])
 def test_illegal_ids_are_refused(catalog: Catalog, name: str) -> None:
     with pytest.raises(InvalidRequestError):
         catalog.add(name, version("a"))
 
 
-@pytest.lineage.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
+@pytest.mark.parametrize("metadata", [{"a": float("nan")}, {"a": object()}, {"a": "x" * 70000}])
 def test_metadata_that_cannot_be_kept_is_refused(catalog: Catalog, metadata: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="metadata"):
         catalog.add("a", version("a"), metadata=metadata)
@@ -154,7 +154,7 @@ def test_removing_tells_only_digests_that_no_other_id_names(catalog: Catalog) ->
     assert catalog.remove("b") == (digest("a"),)
 
 
-@pytest.lineage.parametrize(("name", "number"), [("b", None), ("a", 2)])
+@pytest.mark.parametrize(("name", "number"), [("b", None), ("a", 2)])
 def test_removing_what_is_not_there_changes_nothing(catalog: Catalog, name: str, number: int | None) -> None:
     catalog.add("a", version("a"))
     with pytest.raises(AdapterNotFoundError):
@@ -269,7 +269,7 @@ def test_rolling_back_during_a_canary_ends_the_canary_only(catalog: Catalog) -> 
     assert catalog.resolve("a", sticky_key="x").ref.version == 1
 
 
-@pytest.lineage.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
+@pytest.mark.parametrize(("number", "canary"), [(3, None), (None, Canary(3, 1.0)), (1, Canary(1, 1.0))])
 def test_route_to_nowhere_is_refused(catalog: Catalog, number: int | None, canary: Canary | None) -> None:
     for letter in "ab":
         catalog.add("a", version(letter))

@@ -85,7 +85,7 @@ def flips(content: bytes, num: int) -> Iterator[bytes]:
         yield bytes(damaged)
 
 
-@pytest.lineage.parametrize("pack", CHECKED)
+@pytest.mark.parametrize("pack", CHECKED)
 def test_flipped_bit_is_refused_or_changes_nothing(pack: Packed) -> None:
     content = pack(FILES)
     assert outcome(content) == TAKEN
@@ -103,7 +103,7 @@ def test_any_damaged_byte_is_refused_or_changes_nothing(pack: Packed, place: int
     assert outcome(bytes(content)) in (None, TAKEN)
 
 
-@pytest.lineage.parametrize("pack", [tar, ustar, gnu])
+@pytest.mark.parametrize("pack", [tar, ustar, gnu])
 def test_flipped_bit_in_a_tars_headers_is_refused_or_changes_nothing(pack: Packed) -> None:
     """The content of a plain tar has no checksum: that is what Content-Digest is for."""
     content = pack(FILES)
@@ -116,8 +116,8 @@ def test_flipped_bit_in_a_tars_headers_is_refused_or_changes_nothing(pack: Packe
             assert outcome(bytes(damaged)) in (None, TAKEN)
 
 
-@pytest.lineage.parametrize("pack", [tar_gz, two_members])
-@pytest.lineage.parametrize("damage", ["zeroed", "without_8", "without_4", "without_1", "length", "garbage", "half"])
+@pytest.mark.parametrize("pack", [tar_gz, two_members])
+@pytest.mark.parametrize("damage", ["zeroed", "without_8", "without_4", "without_1", "length", "garbage", "half"])
 def test_gzip_whose_trailer_is_not_right_is_refused(pack: Packed, damage: str) -> None:
     content = pack(FILES)
     damaged = {
@@ -132,7 +132,7 @@ def test_gzip_whose_trailer_is_not_right_is_refused(pack: Packed, damage: str) -
     assert outcome(damaged) is None
 
 
-@pytest.lineage.parametrize("pack", [tar, ustar, gnu])
+@pytest.mark.parametrize("pack", [tar, ustar, gnu])
 def test_tar_without_its_end_or_with_more_behind_it_is_refused(pack: Packed) -> None:
     content = pack(FILES)
     end = len(content.rstrip(b"\0")) + -len(content.rstrip(b"\0")) % 512
@@ -141,7 +141,7 @@ def test_tar_without_its_end_or_with_more_behind_it_is_refused(pack: Packed) -> 
         assert outcome(damaged) is None
 
 
-@pytest.lineage.parametrize("pack", [*CHECKED, tar])
+@pytest.mark.parametrize("pack", [*CHECKED, tar])
 def test_archive_cut_off_anywhere_is_refused_or_changes_nothing(pack: Packed) -> None:
     content = pack(FILES)
     for cut in range(1, len(content), 41):
@@ -154,7 +154,7 @@ def test_member_of_a_zip_that_is_passed_over_is_held_against_its_crc_too() -> No
     assert outcome(bytes(content)) is None
 
 
-@pytest.lineage.parametrize("pack", [zipped, stored, piped])
+@pytest.mark.parametrize("pack", [zipped, stored, piped])
 def test_local_header_that_differs_from_the_directory_is_refused(pack: Packed) -> None:
     content = pack(FILES)
     start = content.index(WEIGHTS.encode()) - 30
@@ -166,7 +166,7 @@ def test_local_header_that_differs_from_the_directory_is_refused(pack: Packed) -
         assert outcome(bytes(damaged)) is None
 
 
-@pytest.lineage.parametrize("pack", [zipped, stored, piped])
+@pytest.mark.parametrize("pack", [zipped, stored, piped])
 def test_zip_with_anything_before_or_behind_it_is_refused(pack: Packed) -> None:
     content = pack(FILES)
     for damaged in (content + b"x", content + bytes(30), pack({"a": b""}) + content):

@@ -75,15 +75,15 @@ def unpacked(content: bytes, tmp_path: Path, limit: int = LIMIT) -> Members:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
-@pytest.lineage.parametrize("prefix", ["", "./", "my-adapter/", "./my-adapter/", "é" * 60 + "/"])
+@pytest.mark.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("prefix", ["", "./", "my-adapter/", "./my-adapter/", "é" * 60 + "/"])
 def test_two_files_at_the_top_or_in_one_folder_are_read(pack: Packed, prefix: str, tmp_path: Path) -> None:
     extras = {"README.md": b"# hello", "tokenizer_config.json": b"{}", "checkpoint-5/deep/" + WEIGHTS: b"older"}
     files = {**FILES, "tokenizer.json": b"{}"}
     assert unpacked(pack({prefix + name: content for name, content in {**extras, **files}.items()}), tmp_path) == files
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("pack", FORMATS)
 def test_folders_as_members_are_passed_over(pack: Packed, tmp_path: Path) -> None:
     content = pack({"a/" + name: content for name, content in FILES.items()})
     buffer = io.BytesIO(content)
@@ -108,8 +108,8 @@ def test_archive_made_by_the_tar_program_is_read(tmp_path: Path) -> None:
         assert unpacked((tmp_path / "out").read_bytes(), tmp_path) == FILES
 
 
-@pytest.lineage.parametrize("form", ["gnu", "oldgnu", "pax"])
-@pytest.lineage.parametrize("flags", [["--listed-incremental=snapshot"], ["-V", "/a/../label"], ["-V", "x" * 90]])
+@pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax"])
+@pytest.mark.parametrize("flags", [["--listed-incremental=snapshot"], ["-V", "/a/../label"], ["-V", "x" * 90]])
 def test_incremental_and_labelled_archive_is_read(form: str, flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "in" / "deeper").mkdir(parents=True)
     for name, content in FILES.items():
@@ -123,8 +123,8 @@ def test_labels_without_end_are_refused(tmp_path: Path) -> None:
         unpacked(gzip.compress(header("label", 0, b"V") * 9000 + tar(FILES)), tmp_path, limit=10**8)
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
-@pytest.lineage.parametrize("missing", [CONFIG, WEIGHTS])
+@pytest.mark.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("missing", [CONFIG, WEIGHTS])
 def test_missing_file_is_named(pack: Packed, missing: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match=missing):
         unpacked(pack({name: content for name, content in FILES.items() if name != missing}), tmp_path)
@@ -135,29 +135,27 @@ def test_pickle_instead_of_weights_is_told(tmp_path: Path) -> None:
         unpacked(tar({CONFIG: b"{}", "adapter_model.bin": b"x"}), tmp_path)
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
-@pytest.lineage.parametrize("name", ["/" + WEIGHTS, "../" + WEIGHTS, "a/../../" + WEIGHTS, "a\\..\\x", "../README.md"])
+@pytest.mark.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("name", ["/" + WEIGHTS, "../" + WEIGHTS, "a/../../" + WEIGHTS, "a\\..\\x", "../README.md"])
 def test_names_that_point_outside_are_refused(pack: Packed, name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match="points outside"):
         unpacked(pack({name: b"x", **FILES}), tmp_path)
     assert set(os.listdir(tmp_path)) == {"upload", *(n for n in os.listdir(tmp_path) if n.startswith("staged"))}
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("pack", FORMATS)
 def test_two_files_of_one_name_are_refused(pack: Packed, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match="twice"):
         unpacked(pack({"a/" + CONFIG: b"{}", **FILES}), tmp_path)
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("pack", FORMATS)
 def test_files_in_two_folders_are_refused(pack: Packed, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match="different folders"):
         unpacked(pack({"a/" + CONFIG: b"{}", "b/" + WEIGHTS: b"x"}), tmp_path)
 
 
-@pytest.lineage.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.BLKTYPE]
-)
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.BLKTYPE])
 def test_links_and_devices_in_a_tar_are_refused(kind: bytes, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -183,7 +181,7 @@ def commented(comment: bytes) -> bytes:
     return content[:-2] + len(comment).to_bytes(2, "little") + comment
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "comment", [b"made by hand", b"PK\5\6", b"a PK\5\6 b" * 9, b"PK\5\6" + bytes(30), b"PK\5\6" * 16383]
 )
 def test_comment_of_a_zip_may_hold_anything(comment: bytes, tmp_path: Path) -> None:
@@ -206,7 +204,7 @@ def test_links_in_a_zip_are_refused(tmp_path: Path) -> None:
         unpacked(buffer.getvalue(), tmp_path)
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("pack", FORMATS)
 def test_content_beyond_the_limit_is_refused(pack: Packed, tmp_path: Path) -> None:
     content = pack({CONFIG: b"{}", WEIGHTS: bytes(1000)})
     with pytest.raises(PayloadTooLargeError):
@@ -214,7 +212,7 @@ def test_content_beyond_the_limit_is_refused(pack: Packed, tmp_path: Path) -> No
     assert unpacked(content, tmp_path, limit=1002)[WEIGHTS] == bytes(1000)
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     ("pack", "name", "refused_as"),
     [
         (tar_gz, WEIGHTS, PayloadTooLargeError),
@@ -258,7 +256,7 @@ def test_extended_header_bomb_is_refused_before_it_is_read(tmp_path: Path) -> No
         tracemalloc.stop()
 
 
-@pytest.lineage.parametrize(("kind", "count"), [(tarfile.XHDTYPE, 70), (tarfile.XGLTYPE, 9000)])
+@pytest.mark.parametrize(("kind", "count"), [(tarfile.XHDTYPE, 70), (tarfile.XGLTYPE, 9000)])
 def test_extended_headers_without_end_are_refused(kind: bytes, count: int, tmp_path: Path) -> None:
     info = tarfile.TarInfo("extended")
     info.type, info.size = kind, 65535 if kind == tarfile.XHDTYPE else 0
@@ -280,13 +278,13 @@ def test_damaged_tar_header_is_refused(tmp_path: Path) -> None:
         unpacked(bytes(content), tmp_path)
 
 
-@pytest.lineage.parametrize("size", [2**87, 2**62, 2**40, 1000])
+@pytest.mark.parametrize("size", [2**87, 2**62, 2**40, 1000])
 def test_member_that_claims_more_than_there_is_is_refused(size: int, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match="truncated"):
         unpacked(header(WEIGHTS, size, b"0") + bytes(512), tmp_path)
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "record", [b"9999999 path=x\n", b"x path=y\n", b"5", b"20 GNU.sparse.map=1\n", b"11 size=-5\n", b"0 path=a\n"]
 )
 def test_broken_pax_records_are_refused(record: bytes, tmp_path: Path) -> None:
@@ -301,7 +299,7 @@ def test_zip_with_a_huge_directory_is_refused(tmp_path: Path) -> None:
         unpacked(content, tmp_path)
 
 
-@pytest.lineage.parametrize("pack", [tar, stored])
+@pytest.mark.parametrize("pack", [tar, stored])
 def test_too_many_members_are_refused(pack: Packed, tmp_path: Path) -> None:
     with pytest.raises(InvalidAdapterError, match="1000 members"):
         unpacked(pack({str(number): b"" for number in range(1001)}), tmp_path)
@@ -318,7 +316,7 @@ def test_encrypted_or_exotic_zip_is_refused(tmp_path: Path) -> None:
         unpacked(bytes(encrypted), tmp_path)
 
 
-@pytest.lineage.parametrize("pack", FORMATS)
+@pytest.mark.parametrize("pack", FORMATS)
 def test_archive_cut_anywhere_is_refused(pack: Packed, tmp_path: Path) -> None:
     content = pack(FILES)
     end = content.rfind(FILES[WEIGHTS][-64:]) + 64 if pack in (tar, ustar, gnu, stored) else len(content) - 8

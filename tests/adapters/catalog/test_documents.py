@@ -14,7 +14,7 @@ VERSION = VersionEntry(1, "sha256:" + "0" * 64, 2, 100, {"targets": ["q_proj"]},
 ENTRY = CatalogEntry("acme/a", "acme", False, 1.5, {"x": 1}, 1, Route(1), (VERSION,))
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "changes",
     [
         {"metadata": None},
@@ -34,7 +34,7 @@ def test_record_whose_values_are_of_other_types_is_left_out(changes: dict[str, A
     assert entry_of(json.dumps(fields | changes)) is None
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "changes",
     [
         {"created": "x"},

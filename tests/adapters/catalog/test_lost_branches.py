@@ -26,7 +26,7 @@ from tests.catalog_versions import digest, version
 from tests.redis_server import RedisServer
 from tests.tiers import mostly_nightly
 
-SEEDS = pytest.lineage.parametrize("seed", mostly_nightly(range(200), *range(10)))
+SEEDS = pytest.mark.parametrize("seed", mostly_nightly(range(200), *range(10)))
 OpenDirectory = Callable[[str], Directory]
 OpenCatalog = Callable[[str], Catalog]
 
@@ -81,7 +81,7 @@ def opens(directory: Directory, secret: str) -> bool:
     return True
 
 
-@pytest.lineage.parametrize("num_later", [0, 1, 2, 9])
+@pytest.mark.parametrize("num_later", [0, 1, 2, 9])
 def test_revoked_key_stays_revoked_when_the_first_to_come_back_had_missed_it(
     directory: OpenDirectory, client: redis.Redis, num_later: int
 ) -> None:
@@ -107,7 +107,7 @@ def test_revoked_key_stays_revoked_when_the_first_to_come_back_had_missed_it(
     assert knowing.snapshot.keys == missing.snapshot.keys
 
 
-@pytest.lineage.parametrize("num_later", [1, 2, 9])
+@pytest.mark.parametrize("num_later", [1, 2, 9])
 def test_nobody_noticed_and_the_branch_went_on_beyond_what_was_known(
     directory: OpenDirectory, client: redis.Redis, num_later: int
 ) -> None:

@@ -68,7 +68,7 @@ def blobs_in(store: Path) -> set[str]:
     return {path.name for path in (store / "blobs").iterdir()}
 
 
-@pytest.lineage.parametrize("damage", [lose, empty, cut, zero_a_page, be_no_database])
+@pytest.mark.parametrize("damage", [lose, empty, cut, zero_a_page, be_no_database])
 def test_start_without_its_catalog_is_refused_in_words_and_touches_nothing(
     filled: AdapterConfig, damage: Callable[[Path], None]
 ) -> None:
@@ -130,7 +130,7 @@ def test_new_store_and_one_that_was_never_lost_are_opened(filled: AdapterConfig,
         assert not storage.catalog.snapshot.entries
 
 
-@pytest.lineage.parametrize("damage", [lose, empty])
+@pytest.mark.parametrize("damage", [lose, empty])
 def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
     filled: AdapterConfig, spec: ModelSpec, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:

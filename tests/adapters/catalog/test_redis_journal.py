@@ -66,7 +66,7 @@ POSITIONS: dict[str, Callable[[redis.Redis], Any]] = {
 }
 
 
-@pytest.lineage.parametrize("name", HINTS)
+@pytest.mark.parametrize("name", HINTS)
 def test_junk_among_the_changes_stops_no_commit_and_no_follower(
     two: tuple[RedisJournal, RedisJournal], client: redis.Redis, name: str
 ) -> None:
@@ -96,7 +96,7 @@ def test_junk_among_the_changes_stops_no_commit_and_no_follower(
     assert_waits(other, before)
 
 
-@pytest.lineage.parametrize("name", HINTS)
+@pytest.mark.parametrize("name", HINTS)
 def test_junk_is_dropped_by_whoever_only_follows(
     two: tuple[RedisJournal, RedisJournal], client: redis.Redis, name: str
 ) -> None:
@@ -123,7 +123,7 @@ def assert_waits(journal: RedisJournal, position: Position) -> None:
     thread.join()
 
 
-@pytest.lineage.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("name", POSITIONS)
 def test_position_that_is_none_is_made_anew_over_the_records_as_they_are(
     two: tuple[RedisJournal, RedisJournal], client: redis.Redis, name: str
 ) -> None:

@@ -23,7 +23,7 @@ def chosen(table: CatalogEntry) -> set[str]:
     return {key for key in KEYS if split(table, key).version.version != 1}
 
 
-@pytest.lineage.parametrize("percent", [0.0, 1.0, 10.0, 33.3, 50.0, 99.0, 100.0])
+@pytest.mark.parametrize("percent", [0.0, 1.0, 10.0, 33.3, 50.0, 99.0, 100.0])
 def test_canary_gets_its_part_of_ten_thousand_keys(percent: float) -> None:
     assert abs(len(chosen(entry(percent))) / len(KEYS) * 100 - percent) < 2
 

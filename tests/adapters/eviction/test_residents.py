@@ -165,7 +165,7 @@ def test_tenant_below_its_floor_never_loses_an_entry_to_others(
         assert all(key in residents for key in warm), "the churn of others took what was below the floor"
 
 
-@pytest.lineage.parametrize("policy", ["lru", "cost"])
+@pytest.mark.parametrize("policy", ["lru", "cost"])
 def test_equal_tenants_under_equal_churn_end_with_equal_parts(policy: str) -> None:
     residents = Residents(create_policy(policy), 100, None, 1.0)
     for number in range(400):

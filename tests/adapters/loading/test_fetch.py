@@ -75,7 +75,7 @@ def test_weights_swapped_after_the_stores_look_are_refused(
         fetch_timed(Swapped(disk, blob, other), spec, ref)
 
 
-@pytest.lineage.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
+@pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
 def test_files_written_over_after_they_were_read_change_nothing(
     make_adapter: MakeAdapter, spec: ModelSpec, name: str
 ) -> None:
@@ -101,7 +101,7 @@ def test_wrong_copy_on_this_machine_is_mended_from_the_far_store(
     assert fetch_timed(StoredBlobs(TieredStore(near, far, "redis"), near), spec, ref)[1].tier == "disk"
 
 
-@pytest.lineage.parametrize("padding", range(4))
+@pytest.mark.parametrize("padding", range(4))
 def test_tensors_that_lie_on_odd_bytes_are_read(make_adapter: MakeAdapter, spec: ModelSpec, padding: int) -> None:
     folder = make_adapter()
     path = folder / WEIGHTS_NAME

@@ -95,7 +95,7 @@ def test_failed_load_can_be_asked_for_again_by_whoever_reads_the_message() -> No
     loader.close()
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     ("raised", "posted_as"),
     [
         (InvalidAdapterError(["corrupt"]), InvalidAdapterError),

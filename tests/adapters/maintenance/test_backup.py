@@ -107,7 +107,7 @@ def test_blob_that_is_deleted_while_the_backup_is_taken_makes_it_take_a_newer_mo
     assert registries.content(tmp_path / "again") == registries.content(store)
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "damage", [registries.corrupt, lambda store, digest: shutil.rmtree(registries.blob(store, digest))]
 )
 def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
@@ -172,7 +172,7 @@ def _digest_of(store: Path, name: str) -> str:
         return place.catalog.entry(name).default.digest
 
 
-@pytest.lineage.parametrize("step", ["copy_database", "_consistent", "_take_others", "sync_records", "write_list"])
+@pytest.mark.parametrize("step", ["copy_database", "_consistent", "_take_others", "sync_records", "write_list"])
 def test_backup_that_breaks_off_is_not_restored_and_completed_by_another(
     store: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +188,7 @@ def test_backup_that_breaks_off_is_not_restored_and_completed_by_another(
     assert registries.content(tmp_path / "again") == registries.content(store)
 
 
-@pytest.lineage.parametrize("step", ["read_journal", "_copy_blobs", "sync_records"])
+@pytest.mark.parametrize("step", ["read_journal", "_copy_blobs", "sync_records"])
 def test_restore_that_breaks_off_starts_no_server_and_is_completed_by_another(
     store: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +219,7 @@ def spoil_blob(backup: Path) -> None:
     path.write_bytes(b"!" + path.read_bytes()[1:])
 
 
-@pytest.lineage.parametrize(("spoil", "code"), [(spoil_list, 2), (spoil_database, 2), (spoil_blob, 1)])
+@pytest.mark.parametrize(("spoil", "code"), [(spoil_list, 2), (spoil_database, 2), (spoil_blob, 1)])
 def test_backup_that_was_changed_is_not_restored(store: Path, spoil: Callable[[Path], None], code: int) -> None:
     with open_directory(config_of(store)):
         pass

@@ -61,7 +61,7 @@ def starts(store: Path) -> bool:
         return False
 
 
-@pytest.lineage.parametrize("damage", [lose, empty, cut, zero_a_page, be_no_database])
+@pytest.mark.parametrize("damage", [lose, empty, cut, zero_a_page, be_no_database])
 def test_all_comes_back_as_it_was(store: Path, damage: Callable[[Path], None]) -> None:
     before = registries.content(store)
     damage(store)
@@ -74,7 +74,7 @@ def test_all_comes_back_as_it_was(store: Path, damage: Callable[[Path], None]) -
     assert rebuild(store).was == "good"
 
 
-@pytest.lineage.parametrize("damage", [be_no_database, cut])
+@pytest.mark.parametrize("damage", [be_no_database, cut])
 def test_damaged_catalog_is_kept(store: Path, damage: Callable[[Path], None]) -> None:
     damage(store)
     was = (store / CATALOG).read_bytes()
@@ -167,9 +167,7 @@ def test_broken_and_missing_blobs_are_left_out_and_named(store: Path) -> None:
     )
 
 
-@pytest.lineage.parametrize(
-    "name", ["adapter_model.safetensors", "adapter_config.json", "lora_serve_added_tokens.json"]
-)
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "lora_serve_added_tokens.json"])
 def test_file_of_holes_without_an_end_is_broken_and_not_read(
     store: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,9 +223,9 @@ def test_dry_run_writes_nothing(store: Path) -> None:
 STEPS = ["DiskStore", "_bring_in", "_replace", "_tidy", "sync_records"]
 
 
-@pytest.lineage.parametrize("step", STEPS)
-@pytest.lineage.parametrize("is_after", [False, True], ids=["before", "after"])
-@pytest.lineage.parametrize("is_lost", [False, True], ids=["older", "lost"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["older", "lost"])
 def test_rebuild_that_breaks_off_is_completed_by_another(
     store: Path, step: str, is_after: bool, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +284,7 @@ def test_registry_in_redis_that_was_emptied_comes_back_from_a_replicas_cache(red
         assert storage.catalog.snapshot.entries == before[0]
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "keys", [("position",), ("records",), ("position", "records"), ("position", "records", "changes")]
 )
 def test_registry_keys_that_were_removed_from_redis_come_back_from_the_blobs(

@@ -137,7 +137,7 @@ def test_overwritten_blob_that_a_server_still_holds_stays_until_it_lets_go(sourc
     assert content(redis_url) == content(source)
 
 
-@pytest.lineage.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
 def test_alias_that_is_an_id_there_is_a_conflict_even_when_overwriting(
     source: Path, target: str, overwrite: bool
 ) -> None:
@@ -179,7 +179,7 @@ def test_missing_blob_in_the_source_keeps_its_id_out_and_is_named(source: Path, 
     assert aliases == {}
 
 
-@pytest.lineage.parametrize("damage", ["a byte", "a file"])
+@pytest.mark.parametrize("damage", ["a byte", "a file"])
 def test_corrupt_blob_in_the_source_is_refused_and_what_was_copied_with_it_goes(
     source: Path, target: str, damage: str
 ) -> None:
@@ -412,7 +412,7 @@ def kill_at(source: Path, tmp_path: Path) -> Iterator[Callable[[int, str], int]]
         stdin.close()
 
 
-@pytest.lineage.parametrize("kind", ["embedded", "redis"])
+@pytest.mark.parametrize("kind", ["embedded", "redis"])
 def test_kill_9_at_any_step_leaves_whole_ids_and_a_second_run_completes_them(
     kind: str, kill_at: Callable[[int, str], int], source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

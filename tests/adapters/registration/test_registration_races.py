@@ -140,7 +140,7 @@ def test_id_that_may_not_change_gets_one_content_of_two(
     assert_clean(catalog, store, config)
 
 
-@pytest.lineage.parametrize("refuse", [("acme/a",), ("globex/b",), ("acme/a", "globex/b"), ()])
+@pytest.mark.parametrize("refuse", [("acme/a",), ("globex/b",), ("acme/a", "globex/b"), ()])
 def test_one_content_under_two_ids_stays_as_long_as_one_of_them_needs_it(
     build: Build,
     catalog: Catalog,
@@ -209,7 +209,7 @@ def test_examination_beyond_its_budget_is_refused_in_words() -> None:
     assert budget.left == 0.0
 
 
-@pytest.lineage.parametrize("init", ["pissa", True])
+@pytest.mark.parametrize("init", ["pissa", True])
 def test_adapter_that_costs_more_than_its_budget_is_refused_wherever_it_costs(
     config: AdapterConfig,
     spec: ModelSpec,

@@ -288,7 +288,7 @@ def test_sweep_removes_leftovers_and_keeps_what_is_named(
     assert held(catalog) == set()
 
 
-@pytest.lineage.parametrize("damage", ["truncate", "remove"])
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_sweep_sets_broken_blobs_aside_and_registering_again_heals(
     registry: Registry,
     make_adapter: MakeAdapter,

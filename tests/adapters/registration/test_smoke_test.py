@@ -50,7 +50,7 @@ def blobs(config: AdapterConfig) -> list[str]:
     return [name for _, _, files in os.walk(config.store / "blobs") for name in files if "safetensors" in name]
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     ("result", "is_noop"),
     [
         (EFFECT, False),

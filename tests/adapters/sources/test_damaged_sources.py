@@ -107,7 +107,7 @@ def answering(headers: Mapping[str, str], body: bytes) -> Iterator[tuple[Archive
         yield ArchiveUrlSource([url]), f"{url}/adapter.tar"
 
 
-@pytest.lineage.parametrize("name", HEADERS)
+@pytest.mark.parametrize("name", HEADERS)
 def test_answer_of_a_url_is_held_against_its_headers(name: str, tmp_path: Path) -> None:
     headers = HEADERS[name](tar(FILES))
     with answering(headers, tar(FILES)) as (source, url):
@@ -116,7 +116,7 @@ def test_answer_of_a_url_is_held_against_its_headers(name: str, tmp_path: Path) 
         fetched(source, url, tmp_path / "b")
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "headers",
     [
         {"ETag": '"' + "0" * 32 + '"'},  # not S3's: it may be anything
@@ -156,8 +156,8 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.lineage.parametrize("pack", [tar, zipped, lambda files: gzip.compress(tar(files))], ids=["tar", "zip", "tgz"])
-@pytest.lineage.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("pack", [tar, zipped, lambda files: gzip.compress(tar(files))], ids=["tar", "zip", "tgz"])
+@pytest.mark.parametrize("coding", CODINGS)
 def test_answer_is_decoded_once_to_the_end_of_its_coding(
     coding: str, pack: Callable[[Mapping[str, bytes]], bytes], tmp_path: Path
 ) -> None:
@@ -171,7 +171,7 @@ def test_answer_is_decoded_once_to_the_end_of_its_coding(
             fetched(source, url, tmp_path / str(number))
 
 
-@pytest.lineage.parametrize("coding", ["br", "gzip, gzip"])
+@pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
 def test_answer_under_another_coding_is_refused_in_words(coding: str, tmp_path: Path) -> None:
     refusal = pytest.raises(InvalidRequestError, match="must be gzip, deflate or none")
     with answering({"Content-Encoding": coding}, tar(FILES)) as (source, url), refusal:
@@ -188,9 +188,7 @@ def git(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-@pytest.lineage.parametrize(
-    "etag", [git, lambda c: hashlib.sha256(c).hexdigest(), lambda c: hashlib.sha1(c).hexdigest()]
-)
+@pytest.mark.parametrize("etag", [git, lambda c: hashlib.sha256(c).hexdigest(), lambda c: hashlib.sha1(c).hexdigest()])
 def test_files_of_a_hub_are_held_against_its_etags(etag: Callable[[bytes], str], tmp_path: Path) -> None:
     hub = FakeHub(etag_of=etag)
     hub.repos["org/adapter"] = dict(FILES)
@@ -239,7 +237,7 @@ class DeclaringFileSystem(DirFileSystem):  # type: ignore[misc]
         return {"ResponseMetadata": {"HTTPHeaders": {"etag": f'"{hashlib.md5(content).hexdigest()}"'}}}
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     ("form", "error"),
     [("s3", InvalidAdapterError), ("gs", InvalidAdapterError), ("az", InvalidAdapterError),
      ("short", AdapterUnavailableError)],
@@ -280,7 +278,7 @@ def test_read_of_an_object_that_does_not_end_is_given_up(tmp_path: Path, monkeyp
         fetched(FilesystemSource("hanging", "package"), "hanging://b/adapter", tmp_path)
 
 
-@pytest.lineage.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("change", [-1, 1])
 def test_file_of_a_folder_that_changes_while_it_is_read_is_refused(
     change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +333,7 @@ BODY = OK + b"Content-Length: 500000\r\n\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     ("start", "drop", "timeouts", "words"),
     [
         (b"", b"H", Timeouts(headers=0.3), "too long"),

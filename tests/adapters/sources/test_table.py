@@ -41,7 +41,7 @@ def test_scheme_decides_whatever_its_case(target: Path) -> None:
         assert sources.fetch(source, target, 1) == source
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "source", ["file:///etc", "local://a", "memory://a", "simplecache::s3://b/a", "sftp://h/a", "S4://b/a"]
 )
 def test_unknown_scheme_is_refused_with_those_that_are_known(config: AdapterConfig, target: Path, source: str) -> None:
@@ -51,9 +51,7 @@ def test_unknown_scheme_is_refused_with_those_that_are_known(config: AdapterConf
     assert not target.exists()
 
 
-@pytest.lineage.parametrize(
-    "source", ["hf://org/repo\n", "hf://org/repo ", "hf://org/\x7f", "hf://" + "a" * MAX_LENGTH]
-)
+@pytest.mark.parametrize("source", ["hf://org/repo\n", "hf://org/repo ", "hf://org/\x7f", "hf://" + "a" * MAX_LENGTH])
 def test_text_that_no_source_would_write_is_refused(config: AdapterConfig, target: Path, source: str) -> None:
     with pytest.raises(InvalidRequestError, match="`source`") as caught:
         build_sources(config).fetch(source, target, 1)
@@ -80,7 +78,7 @@ def test_disk_that_is_full_is_not_the_callers_mistake(target: Path) -> None:
     assert str(target) not in str(caught.value)
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     ("change", "flag"), [({"urls": ("ftp://a",)}, "--adapter-url"), ({"redis_url": "http://a"}, "--redis-url")]
 )
 def test_wrong_setting_is_told_when_the_table_is_built(

@@ -24,7 +24,7 @@ def is_allowed(text: str, beginning: str = ALLOWED) -> bool:
         return False
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "url",
     [
         "https://models.acme.com/adapters",
@@ -40,7 +40,7 @@ def test_what_lies_below_the_beginning_is_allowed(url: str) -> None:
     assert is_allowed(url)
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "url",
     [
         "http://models.acme.com/adapters/a",
@@ -141,7 +141,7 @@ def test_redirects_are_relative_to_where_they_came_from() -> None:
     assert f"{join_url(base, '//other/c')}" == "https://other/c"
 
 
-@pytest.lineage.parametrize(
+@pytest.mark.parametrize(
     "beginning", ["models.acme.com", "ftp://a", "https://u:p@a/", "https://a/?x=1", "https://a/../b"]
 )
 def test_beginning_that_is_none_is_a_wrong_setting(beginning: str) -> None:

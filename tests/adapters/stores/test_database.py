@@ -57,8 +57,8 @@ def with_numbers(folder: Path, how: str) -> Path:
     return path
 
 
-@pytest.lineage.parametrize("hindrance", ["full", "read_only"])
-@pytest.lineage.parametrize("how", ["closed", "killed", "killed, index lost"])
+@pytest.mark.parametrize("hindrance", ["full", "read_only"])
+@pytest.mark.parametrize("how", ["closed", "killed", "killed, index lost"])
 def test_what_was_acknowledged_is_read_and_more_is_taken_once_there_is_room(
     disk: SmallDisk, how: str, hindrance: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_tables_of_an_older_version_are_brought_up_in_memory_until_the_file_can_
     found.close()
 
 
-@pytest.lineage.parametrize("number", sorted(database.UNWRITABLE))
+@pytest.mark.parametrize("number", sorted(database.UNWRITABLE))
 def test_every_reason_for_which_a_file_cannot_be_opened_for_writing_lets_it_be_read(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +137,7 @@ def test_journal_that_can_only_be_read_has_its_records(disk: SmallDisk) -> None:
             journal.commit(page.position, {"x": None})
 
 
-@pytest.lineage.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("has_file", [True, False])
 def test_store_that_is_read_only_is_locked_all_the_same(disk: SmallDisk, has_file: bool) -> None:
     store = disk.place / "store"
     lock_store(store).close()
