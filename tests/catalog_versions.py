@@ -18,4 +18,4 @@ def version(letter: str) -> VersionEntry:
 
 def held(catalog: Catalog) -> frozenset[str]:
     """Digests that somebody holds or deletes."""
-    return catalog.change(lambda state: ({}, frozenset(state.notes)))
+    return catalog.change(lambda state: ({}, frozenset(state.leases)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.maintenance.registries import Address, Place, open_place
+from lora_serve.adapters.maintenance.registries import OpenRegistry, RegistryAddress, open_registry
 from lora_serve.adapters.maintenance.transfer import Report, Transfer, open_ends
 from lora_serve.adapters.stores.disk import is_sound
 from tests.catalog_versions import held
@@ -20,8 +20,8 @@ from tests.catalog_versions import held
 Content = tuple[Mapping[str, CatalogEntry], Mapping[str, str]]
 
 
-def at(target: str | Path, prefix: str = "lora_serve") -> Address:
-    return Address(str(target), "--from", prefix)
+def at(target: str | Path, prefix: str = "lora_serve") -> RegistryAddress:
+    return RegistryAddress(str(target), "--from", prefix)
 
 
 def copy(source: str | Path, target: str | Path, overwrite: bool = False) -> Report:
@@ -29,7 +29,7 @@ def copy(source: str | Path, target: str | Path, overwrite: bool = False) -> Rep
         return Transfer(first, second, overwrite, lambda done, total: None).run()
 
 
-def put(place: Place, name: str, text: str, activate: bool = True, tenant: str | None = None) -> str:
+def put(place: OpenRegistry, name: str, text: str, activate: bool = True, tenant: str | None = None) -> str:
     """Register a version whose files are made of `text`; its digest."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -53,7 +53,7 @@ def _weights(content: bytes) -> bytes:
 
 def fill(target: str | Path) -> None:
     """Three ids: one with all that an id can have, one of a tenant with a shared blob, one alone."""
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         for text in ("one", "two", "three"):
             put(place, "acme/x", text)
         remove(place, "acme/x", 2)
@@ -67,17 +67,17 @@ def fill(target: str | Path) -> None:
         put(place, "initech/z", "five")
 
 
-def remove(place: Place, name: str, version: int | None = None) -> None:
-    holds = place.catalog.holds
+def remove(place: OpenRegistry, name: str, version: int | None = None) -> None:
+    holds = place.catalog.leases
     for digest in place.catalog.remove(name, version):
-        assert holds.condemn(digest, holds.drainer)
+        assert holds.condemn(digest, holds.drain_holder)
         place.store.delete(digest)
         holds.forget(digest)
 
 
 def content(target: str | Path) -> Content:
     """Entries and aliases; all blobs that they name are there and sound, no others, nothing half copied, no hold."""
-    with open_place(at(target), is_source=True) as place:
+    with open_registry(at(target), is_source=True) as place:
         check_whole(place)
         assert place.store.digests() == place.catalog.snapshot.digests
         assert held(place.catalog) == set()
@@ -89,7 +89,7 @@ def content_of(catalog: Catalog) -> Content:
     return catalog.snapshot.entries, catalog.snapshot.aliases
 
 
-def check_whole(place: Place) -> None:
+def check_whole(place: OpenRegistry) -> None:
     for digest in place.catalog.snapshot.digests:
         with place.store.open(digest) as folder:
             assert is_sound(folder, digest)

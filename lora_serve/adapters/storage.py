@@ -7,11 +7,11 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_writer import catch_up
+from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.follower import Follower
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_catalog
-from lora_serve.adapters.catalog.startup_check import check_own, check_shared, check_there
+from lora_serve.adapters.catalog.startup_check import check_catalog_exists, check_own_catalog, check_shared_catalog
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.monitor import StoreMonitor, words_of
 from lora_serve.adapters.stores.tiered import TieredStore
@@ -35,11 +35,11 @@ def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
     `monitor`: opens for writing later what can only be read now. Raises ConfigError.
     """
     if config.redis_url is None:
-        check_there(config.store / CATALOG_NAME, config.store / "blobs", f"--store {config.store}")
+        check_catalog_exists(config.store / CATALOG_NAME, config.store / "blobs", f"--store {config.store}")
     with closing(open_catalog(config.store, config.redis_url, config.redis_prefix, monitor)) as catalog:
         if config.redis_url is None:
             disk = _disk_store(config, config.store)
-            check_own(catalog.ledger.state, disk, f"--store {config.store}")
+            check_own_catalog(catalog.ledger.state, disk, f"--store {config.store}")
             yield AdapterStorage(catalog, disk, disk)
             return
         from lora_serve.adapters.stores.redis import RedisStore
@@ -48,7 +48,7 @@ def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> 
         cache = _disk_store(config, config.store / "cache", is_cache=True)
         far = RedisStore(config.redis_url, f"{config.redis_prefix}:adapters:", tmp=cache.tmp)
         store = TieredStore(cache, far)
-        check_shared(catalog.ledger.state, store, cache, f"--redis-url URL --also {config.store}")
+        check_shared_catalog(catalog.ledger.state, store, cache, f"--redis-url URL --also {config.store}")
         with closing(Follower(catalog.ledger, lambda: _replenish(store, catalog))) as follower:
             follower.start()
             yield AdapterStorage(catalog, store, cache)
@@ -67,4 +67,4 @@ def _replenish(store: TieredStore, catalog: Catalog) -> None:
     """Redis lost something, or was away: what it should have and is here is given back."""
     with suppress(AdapterUnavailableError):  # away again; its return is another chance
         store.replenish(catalog.snapshot.digests)
-        catch_up(store.far, catalog.ledger.state)
+        sync_records(store.far, catalog.ledger.state)

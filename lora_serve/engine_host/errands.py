@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.loader import TERM
-from lora_serve.adapters.loading.watchdog_pool import ReplacedThreads
+from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
+from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.client.faults import fault_of
@@ -36,11 +36,11 @@ Send = Callable[[Record], None]
 class Errands:
     """`run` and `drop` are called on the event loop's thread; the stores are spoken to on threads."""
 
-    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, term: float = TERM) -> None:
+    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, term: float = LOAD_TIMEOUT) -> None:
         """`scratch`: where the engine makes its own folders, see `RemoteBlobs`. `term`: seconds, see `Loader`."""
         self._blobs = blobs
         self._scratch = scratch
-        self._threads = ReplacedThreads("errands", num_threads, term)
+        self._threads = WatchdogPool("errands", num_threads, term)
         self._open: dict[int, ExitStack] = {}  # of the engine that runs now
         self._life = 0  # errands of an earlier engine are nobody's
         self._tasks: set[asyncio.Task[None]] = set()

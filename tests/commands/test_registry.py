@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.maintenance.registries import open_place
+from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.cli import main
 from tests.commands.conftest import Ended
@@ -77,7 +77,7 @@ def test_migrate_to_redis_says_how_the_servers_are_started_then(
 
 def test_conflicts_are_listed_with_1_and_overwrite_takes_the_sources(registry: Registry, store: Path) -> None:
     registry("export", "--to", "backup", "--store", store)
-    with open_place(at(store), is_source=False) as place:
+    with open_registry(at(store), is_source=False) as place:
         put(place, "initech/z", "another")
     ended = registry("import", "--from", "backup", "--store", store)
     assert ended.code == 1
@@ -136,7 +136,7 @@ def test_store_that_a_server_uses_is_2_in_one_line_that_names_the_flag(registry:
 
 def test_show_says_what_there_is(registry: Registry, store: Path) -> None:
     digest = content(store)[0]["initech/z"].default.digest
-    with open_place(at(store), is_source=False) as place:
+    with open_registry(at(store), is_source=False) as place:
         stray = put(place, "gone", "stray")
         place.catalog.remove("gone")
         place.catalog.change(lambda state: ({"adapter:odd": "{}"}, None))

@@ -29,7 +29,7 @@ from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.redis_key import RedisKeySource
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.adapters.sources.timeouts import Patience
+from lora_serve.adapters.sources.timeouts import Timeouts
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
@@ -392,7 +392,7 @@ class ArchivePlace(Place):
         return web.Response(body=self.archives[path])
 
     def source(self) -> AdapterSource:
-        return ArchiveUrlSource([self.url + "/archives"], Patience(silence=5.0))
+        return ArchiveUrlSource([self.url + "/archives"], Timeouts(idle=5.0))
 
     def put(self, files: dict[str, bytes], pack: Callable[..., bytes] = tar_of) -> str:
         self.archives["/archives/adapter.tar"] = pack(files)
@@ -502,14 +502,14 @@ class TestArchiveUrl(AdapterSourceContract):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
             with pytest.raises(AdapterUnavailableError, match="TimeoutError"):
-                fetch(url + "adapter.tar", by=ArchiveUrlSource([url], Patience(silence=0.2)))
+                fetch(url + "adapter.tar", by=ArchiveUrlSource([url], Timeouts(idle=0.2)))
 
     def test_transfer_has_an_end_even_if_every_piece_is_in_time(
         self, place: ArchivePlace, fetch: Callable[..., Any]
     ) -> None:
         source = place.put(FILES)
         with pytest.raises(AdapterUnavailableError, match="too long"):
-            fetch(source, by=ArchiveUrlSource([place.url], Patience(total=0.0)))
+            fetch(source, by=ArchiveUrlSource([place.url], Timeouts(total=0.0)))
 
 
 class HubPlace(Place):

@@ -181,31 +181,31 @@ def test_everything_is_there_again_after_a_restart(catalog: Catalog, reopen: Reo
     before = catalog.snapshot
     catalog = reopen()
     assert catalog.snapshot == before
-    assert catalog.holds.leftovers().keys() == {digest("b")}
+    assert catalog.leases.expired().keys() == {digest("b")}
     assert catalog.add("a", version("d"))[0].default_version == 3
 
 
 def test_blob_is_condemned_once_nobody_names_or_holds_it(catalog: Catalog) -> None:
-    first, second = catalog.holds.take(digest("a")), catalog.holds.take(digest("a"))
-    assert not catalog.holds.condemn(digest("a"), first)
-    assert catalog.holds.condemn(digest("a"), second)
+    first, second = catalog.leases.acquire(digest("a")), catalog.leases.acquire(digest("a"))
+    assert not catalog.leases.release(digest("a"), first)
+    assert catalog.leases.release(digest("a"), second)
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
-        catalog.holds.take(digest("a"))
-    catalog.holds.forget(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
-    assert not catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+        catalog.leases.acquire(digest("a"))
+    catalog.leases.deleted(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
+    assert not catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
-    assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)
 
 
 def test_deletion_that_was_given_up_bars_nobody_from_the_same_content(catalog: Catalog, reopen: Reopen) -> None:
-    assert catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
-    catalog.holds.give_up(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+    assert catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
+    catalog.leases.deletion_failed(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
     assert catalog.remove("a") == (digest("a"),)
-    assert catalog.holds.condemn(digest("a"), catalog.holds.drainer)  # what was left over goes with it
-    catalog.holds.give_up(digest("a"))
-    assert reopen().holds.leftovers().keys() == {digest("a")}
+    assert catalog.leases.release(digest("a"), catalog.leases.drain_holder)  # what was left over goes with it
+    catalog.leases.deletion_failed(digest("a"))
+    assert reopen().leases.expired().keys() == {digest("a")}
 
 
 def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_either(
@@ -214,27 +214,27 @@ def test_deletion_that_was_given_up_while_nothing_could_be_written_bars_nobody_e
     def broken(*_: object) -> None:
         raise AdapterUnavailableError("injected")
 
-    assert catalog.holds.condemn(digest("a"), catalog.holds.take(digest("a")))
+    assert catalog.leases.release(digest("a"), catalog.leases.acquire(digest("a")))
     with monkeypatch.context() as patch:
         patch.setattr(catalog.ledger.journal, "commit", broken)
-        catalog.holds.give_up(digest("a"))
-    catalog.add("a", version("a"), holder=catalog.holds.take(digest("a")))
+        catalog.leases.deletion_failed(digest("a"))
+    catalog.add("a", version("a"), holder=catalog.leases.acquire(digest("a")))
 
 
 def test_holds_of_an_earlier_life_are_found_again_and_those_of_this_one_are_not(
     catalog: Catalog, reopen: Reopen
 ) -> None:
-    catalog.holds.take(digest("a"))
-    catalog.holds.drain(digest("b"))
-    assert catalog.holds.condemn(digest("c"), catalog.holds.take(digest("c")))
+    catalog.leases.acquire(digest("a"))
+    catalog.leases.drain(digest("b"))
+    assert catalog.leases.release(digest("c"), catalog.leases.acquire(digest("c")))
     catalog = reopen()
-    catalog.holds.take(digest("d"))
-    left = catalog.holds.leftovers()
+    catalog.leases.acquire(digest("d"))
+    left = catalog.leases.expired()
     assert left.keys() == {digest("a"), digest("b"), digest("c")}
     for one, holder in left.items():
-        assert catalog.holds.condemn(one, holder)
-        catalog.holds.forget(one)
-    assert catalog.holds.leftovers() == {}
+        assert catalog.leases.release(one, holder)
+        catalog.leases.forget(one)
+    assert catalog.leases.expired() == {}
 
 
 def test_version_that_is_not_activated_waits_beside_what_the_id_means(catalog: Catalog) -> None:

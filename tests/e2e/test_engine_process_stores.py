@@ -43,7 +43,7 @@ class Place:
         eventually(lambda: not list(scratch.iterdir()), "a file is still being prepared")
         return self.blob(process, name)
 
-    def take_away(self, process: ServerProcess, name: str) -> None:
+    def remove_record(self, process: ServerProcess, name: str) -> None:
         """What is on this machine of it: all at once, so that a file which is being prepared finds no folder."""
         blob = self.make_cold(process, name)
         aside = blob.rename(blob.parents[1] / "taken away")
@@ -110,7 +110,7 @@ def test_adapter_that_is_far_only_is_fetched_for_the_engine(place: Place) -> Non
     oracle = load_alone(place.site.model, folder)
     check(oracle, "default", PROMPT, until_served(place.other, name))
     for process in (place.one, place.other):
-        place.take_away(process, name)
+        place.remove_record(process, name)
         check(oracle, "default", PROMPT, ask(process, PROMPT, model=name))
         assert place.blob(process, name).is_dir()
 
@@ -137,7 +137,7 @@ def test_engine_that_starts_again_while_redis_is_away_serves_what_is_near(place:
     assert register(place.one, near, saved(place, near, seed=10)).status == 201
     assert register(place.one, far, saved(place, far, seed=11)).status == 201
     expected = {name: tokens_of(ask(place.one, PROMPT, model=name)) for name in (near, far)}
-    place.take_away(place.one, far)
+    place.remove_record(place.one, far)
     place.redis.kill()
     try:
         restarted(place.one)

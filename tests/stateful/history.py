@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.maintenance.rebuild import rebuild_folder, rebuild_redis
-from lora_serve.adapters.maintenance.registries import Address
+from lora_serve.adapters.maintenance.registries import RegistryAddress
 from tests.stateful.catalog_damage import RedisDamage, SqliteDamage
 from tests.stateful.expected import Adapter, Expected
 
@@ -204,7 +204,7 @@ class History:
 
     def _rebuild(self) -> None:
         if self._url:
-            rebuilt = rebuild_redis(Address(self._url, "--redis-url"), [self._store], False, _ignore)
+            rebuilt = rebuild_redis(RegistryAddress(self._url, "--redis-url"), [self._store], False, _ignore)
             for path in self._store.glob("cache/unnamed/*"):
                 _remove(path)  # they are in Redis again; those that are not were let go
         else:
@@ -212,17 +212,17 @@ class History:
             for path in self._store.glob("unnamed/*"):
                 _remove(path)
         self.num_rebuilt += 1
-        self.log.append(f"rebuilt: {rebuilt.was}, {[(one.name, one.fate.value) for one in rebuilt.plan.ids]}")
+        self.log.append(f"rebuilt: {rebuilt.was}, {[(one.name, one.outcome.value) for one in rebuilt.plan.ids]}")
 
     # -- what must be there ------------------------------------------------------------------------------------
 
     def _check(self, state: Shown, candidates: list[Shared], is_lossy: bool) -> None:
         entries, shown = state["entries"], [candidate.shown(self._digests) for candidate in candidates]
-        let_go: set[str] = set()
+        was_deleted: set[str] = set()
         for name in {name for one in shown for name in one}:
             wanted = [one.get(name) for one in shown]
             if is_lossy and None in wanted:  # its deletion was under way: an older copy may know it as it once was
-                let_go.add(name)
+                was_deleted.add(name)
                 continue
             assert entries.get(name) in wanted, self._words(name, entries.get(name), wanted)
             if name in entries:
@@ -238,7 +238,7 @@ class History:
             )
         extra = entries.keys() - {name for one in shown for name in one}
         assert is_lossy or not extra, self._words("nothing else", extra, [])
-        self._adopt(state, sorted(extra | let_go & entries.keys()))
+        self._adopt(state, sorted(extra | was_deleted & entries.keys()))
 
     def _adopt(self, state: Shown, extra: list[str]) -> None:
         """What is there is what goes on; ids that came back though they were deleted are deleted again."""

@@ -120,7 +120,7 @@ def live(spec: ModelSpec, folders: Sequence[str], order: dict[str, Any]) -> None
         with open_storage(config) as storage:
             registry = Registry(config, spec, storage.catalog, storage.store, Verifier())
             registry.sweep()
-            print(f"ready {len(list(storage.disk.unnamed.all()))}", flush=True)
+            print(f"ready {len(list(storage.disk.orphans.all()))}", flush=True)
             life = Life(registry, storage.catalog, folders)
             for act in order["acts"]:
                 print(life.act(*act), flush=True)

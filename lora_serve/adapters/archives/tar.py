@@ -1,7 +1,7 @@
-"""A tar reader with bounded memory and bounded output, forwards only.
+"""Reads a tar forwards with bounded memory.
 
-Python's `tarfile` reads extended headers of any size into memory and its extraction filters have known bypasses;
-this one knows the little that an archive of two files needs (POSIX.1-2001 ustar and pax, GNU long names).
+Python's `tarfile` reads extended headers of any size into memory and its extraction filters have known bypasses; this
+reader knows what an archive of a few files needs (POSIX.1-2001 ustar and pax, GNU long names).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ MAX_EXTENDED_BYTES = 65536
 MAX_ALL_EXTENDED_BYTES = 4 * 2**20  # of a whole archive: compressed they are almost nothing
 _CHUNK_BYTES = 2**20
 _FILE = (b"0", b"\0", b"7")
-_FOLDER = (b"5", b"D")  # D: GNU's of an incremental archive, its content a list of names
-_ABOUT_OTHERS = (b"x", b"L", b"g", b"K", b"V")  # V: GNU's label of the volume
+_FOLDER = (b"5", b"D")  # D: GNU incremental archives; the content is a list of names
+_ABOUT_OTHERS = (b"x", b"L", b"g", b"K", b"V")  # V: GNU volume label
 
 
 class BrokenArchiveError(Exception):
-    """The archive's form is wrong; the text says how."""
+    """The archive is malformed; the text says how."""
 
 
 @dataclass(slots=True)
 class TarMember:
-    """One member; `read` its content before asking for the next one."""
+    """One member, whose content is to be read before the next one is asked for."""
 
     name: str
     is_file: bool
@@ -45,7 +45,7 @@ class TarMember:
 def read_members(source: IO[bytes]) -> Iterator[TarMember]:
     """The members of the tar that `source` yields, which is read to its end. Raises BrokenArchiveError.
 
-    A tar's end is two blocks of zeros, and zeros alone may follow: so a stream around it is read up to its checksum.
+    A tar ends with two blocks of zeros; only zeros may follow, so that a gzip around it is read up to its checksum.
     """
     longer: dict[str, str] = {}
     left = MAX_ALL_EXTENDED_BYTES

@@ -1,9 +1,8 @@
-"""Reads a sent or fetched tar, tar.gz or zip of an adapter into files that WE name; nothing is ever "extracted".
-
-Each stream is read to its own end and held against its own checksums, the members that are passed over included.
+"""Unpacks an uploaded or fetched tar, tar.gz or zip of an adapter into files whose names are fixed here.
 
 Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json
-beside them; a README is passed over. Links, devices, absolute names and ".." are refused wherever they occur.
+beside them; other files are skipped. Links, devices, absolute names and ".." are refused wherever they occur. Each
+stream is read to its end and checked against its checksums, skipped members included.
 """
 
 from __future__ import annotations
@@ -15,20 +14,25 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
-from lora_serve.adapters.archives.bounded_reader import BoundedReader, ByteAllowance
-from lora_serve.adapters.archives.tar import BrokenArchiveError, read_members
+from lora_serve.adapters.archives.tar import BrokenArchiveError
+from lora_serve.adapters.archives.tar import read_members
 from lora_serve.adapters.archives.zip import read_zip_members
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME
+from lora_serve.adapters.checkpoint.digest import TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
+from lora_serve.adapters.archives.tar import TarMember
+from lora_serve.adapters.archives.zip import ByteAllowance
+from lora_serve.adapters.archives.zip import ZipMember
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
 MAX_MEMBERS = 1000
 _NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 _CHUNK_BYTES = 2**20
-_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second: of one without members; a tar may begin with a name in PK
-_OTHERS: Mapping[bytes, str] = {  # of those that are told by name
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # the second: a zip without members
+_OTHERS: Mapping[bytes, str] = {  # formats that an error names
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -52,15 +56,22 @@ _BROKEN = (
 )
 
 
-class _Readable(Protocol):
-    def read(self, size: int) -> bytes: ...
+class _BoundedReader:
+    """Reads forwards, `max_bytes` in all at most. `read` raises PayloadTooLargeError."""
+
+    def __init__(self, source: IO[bytes], max_bytes: int) -> None:
+        self._source = source
+        self._allowance = ByteAllowance(max_bytes)
+
+    def read(self, size: int) -> bytes:
+        return self._allowance.spend(self._source.read(size))
 
 
 def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
-    """Write the files into `folder`, which is the caller's own and empty.
+    """Write the files into `folder`, which is private to the caller and empty.
 
-    Raises InvalidAdapterError (no archive, broken, an illegal or missing member), PayloadTooLargeError (the content,
-    decompressed, passes `max_bytes`), OSError.
+    Raises InvalidAdapterError (no archive, broken, an illegal or missing member), PayloadTooLargeError (more than
+    `max_bytes` decompressed), OSError.
     """
     taker = _Taker(folder, max_bytes)
     try:
@@ -81,14 +92,14 @@ def unpack(archive: Path, folder: Path, max_bytes: int) -> None:
 
 
 def _other_kind(start: bytes) -> str | None:
-    """None: nothing that is known by its first bytes."""
+    """The format that the first bytes tell; None: an unknown one."""
     found = [name for magic, name in _OTHERS.items() if start.startswith(magic)]
     return f"it is compressed with {found[0]}, which is not supported (gzip is)" if found else None
 
 
 def _take_tar(source: IO[bytes], taker: _Taker, max_bytes: int) -> None:
-    # Headers and what is passed over count too, so a compression bomb ends here.
-    bounded = cast("IO[bytes]", BoundedReader(source, max_bytes + 4096 * MAX_MEMBERS))
+    # Headers and skipped members count too, so a compression bomb ends here.
+    bounded = cast("IO[bytes]", _BoundedReader(source, max_bytes + 4096 * MAX_MEMBERS))
     for member in read_members(bounded):
         taker.take(member.name, member.is_file, member.is_folder, member)
 
@@ -102,7 +113,7 @@ def _take_zip(file: IO[bytes], taker: _Taker, max_bytes: int) -> None:
 
 
 class _Taker:
-    """Takes members one by one; knows what was taken and how many bytes may still come."""
+    """Receives the members one by one; counts the bytes that may still come."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
@@ -111,11 +122,9 @@ class _Taker:
         self._num_members = 0
         self._parents: dict[str, PurePosixPath] = {}
         self._has_pickle = False
-        self._tokenizers: dict[
-            PurePosixPath, Path
-        ] = {}  # by its parent: which one lies beside the rest shows at the end
+        self._tokenizers: dict[PurePosixPath, Path] = {}  # by folder: which one belongs to the adapter shows at the end
 
-    def take(self, name: str, is_file: bool, is_folder: bool, member: _Readable) -> None:
+    def take(self, name: str, is_file: bool, is_folder: bool, member: TarMember | ZipMember) -> None:
         """Take the member if it is one of the files. Raises as `unpack` does."""
         path = self._checked(name, is_file or is_folder)
         self._has_pickle |= path.suffix in _PICKLES
@@ -148,7 +157,7 @@ class _Taker:
             else:
                 file.unlink()
 
-    def _take_tokenizer(self, parent: PurePosixPath, member: _Readable) -> None:
+    def _take_tokenizer(self, parent: PurePosixPath, member: TarMember | ZipMember) -> None:
         if parent in self._tokenizers:
             raise InvalidAdapterError([f"{TOKENIZER_NAME} is in the archive twice"])
         self._tokenizers[parent] = self._folder / f"{len(self._tokenizers)}-{TOKENIZER_NAME}"
@@ -166,7 +175,7 @@ class _Taker:
             raise InvalidAdapterError([f"the archive's member {name[:200]!r} is a link or device, not a file"])
         return path
 
-    def _copy(self, member: _Readable, file: IO[bytes]) -> None:
+    def _copy(self, member: TarMember | ZipMember, file: IO[bytes]) -> None:
         while chunk := member.read(min(_CHUNK_BYTES, self._left + 1)):
             self._left -= len(chunk)
             if self._left < 0:

@@ -1,4 +1,4 @@
-"""A zip's members, each read to its own end and held against its CRC, and the two places where a zip describes them.
+"""Reads the members of a zip, each to its end and against its CRC, and compares the two places that describe them.
 
 `zipfile` believes the central directory; here a local header that says something else, a gap before the first member
 and bytes behind the directory's end are refused too (APPNOTE.TXT 4.3, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT).
@@ -6,6 +6,8 @@ and bytes behind the directory's end are refused too (APPNOTE.TXT 4.3, https://p
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import struct
 import zipfile
@@ -13,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, cast
 
-from lora_serve.adapters.archives.bounded_reader import ByteAllowance, CappedFile
 from lora_serve.adapters.archives.tar import BrokenArchiveError
+from lora_serve.core.errors import PayloadTooLargeError
 
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _LOCAL_MAGIC = b"PK\x03\x04"
@@ -23,13 +25,62 @@ _END = struct.Struct("<4sHHHHIIH")
 _END_MAGIC = b"PK\x05\x06"
 _MAX_COMMENT = 0xFFFF
 _ENCRYPTED, _DESCRIBED_BEHIND = 0x0001, 0x0008
-_IN_EXTRA = 0xFFFFFFFF  # of a size: it stands in the ZIP64 field
+_IN_EXTRA = 0xFFFFFFFF  # in place of a size that stands in the ZIP64 field
 _CHUNK_BYTES = 2**20
+MAX_READ_BYTES = 2**20  # of the directory, at once
+
+
+class ByteAllowance:
+    """The number of bytes that an archive may still yield."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+
+    def spend(self, chunk: bytes) -> bytes:
+        """The chunk, counted. Raises PayloadTooLargeError."""
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise PayloadTooLargeError("The archive's content exceeds --max-upload-size.")
+        return chunk
+
+
+class CappedFile(io.RawIOBase):
+    """A file for `zipfile`, which reads a whole central directory at once: no more than MAX_READ_BYTES in one read."""
+
+    def __init__(self, file: IO[bytes], size: int | None = None) -> None:
+        """`size`: bytes that are shown, from the start on; None: all."""
+        super().__init__()
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size if size is None else size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Raises BadZipFile if that is too much at once."""
+        left = max(self._size - self._file.tell(), 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted > MAX_READ_BYTES:
+            raise zipfile.BadZipFile("its directory is too long")
+        return self._file.read(wanted)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Raises BadZipFile for a place before the file."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._file.tell(), os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise zipfile.BadZipFile("an offset points outside")
+        return self._file.seek(min(base + offset, self._size))
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
 
 
 @dataclass(slots=True)
 class ZipMember:
-    """One member, opened at its first read; whatever is left of it is read before the next one comes."""
+    """One member, opened at its first read; what is left of it is read before the next one comes."""
 
     info: zipfile.ZipInfo
     _archive: zipfile.ZipFile
@@ -38,7 +89,7 @@ class ZipMember:
     num_bytes: int = field(default=0)
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end. Raises BadZipFile, BrokenArchiveError for a wrong one."""
+        """At most `size` bytes; b"" at the end. Raises BadZipFile, BrokenArchiveError."""
         if self._source is None:
             self._source = self._archive.open(self.info)
         chunk = self._allowance.spend(self._source.read(size))

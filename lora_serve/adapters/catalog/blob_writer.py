@@ -18,7 +18,7 @@ from lora_serve.adapters.catalog.blob_records import BlobRecord, key_of, record_
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState
-from lora_serve.adapters.stores.base import RecordShelf
+from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.core.errors import AdapterUnavailableError
 
 Place = tuple[str, str]  # digest, id
@@ -42,27 +42,27 @@ class _Work:
             self.places.add((digest, entry.name))
 
 
-class BlobWriter:
-    """See Witness. `near`: what of the shelf is this machine's own and follows what other replicas commit."""
+class BlobRecordWriter:
+    """See CommitObserver. `near`: what of the store is this machine's own and follows what other replicas commit."""
 
-    def __init__(self, shelf: RecordShelf, near: RecordShelf | None = None) -> None:
-        self._shelf = shelf
+    def __init__(self, store: RecordStore, near: RecordStore | None = None) -> None:
+        self._store = store
         self._near = near
         self._lock = threading.Lock()
-        self._owed: set[Place] = set()
+        self._pending: set[Place] = set()
 
     @property
-    def owes(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether a record could not be put in its place."""
-        return bool(self._owed)
+        return bool(self._pending)
 
     @contextmanager
     def staged(self, before: CatalogState, after: CatalogState, keys: Collection[str]) -> Iterator[Callable[[], None]]:
-        """See Witness. Raises AdapterUnavailableError if there is no room for a record, unless some are to go."""
+        """Raises AdapterUnavailableError if there is no room for a record, unless some records are to be removed."""
         work = _difference(before.snapshot, after, keys)
         with ExitStack() as stack:
             try:
-                publish = stack.enter_context(self._shelf.staging(work.written))
+                publish = stack.enter_context(self._store.staging(work.written))
             except AdapterUnavailableError:
                 if not work.removed:
                     raise
@@ -70,7 +70,7 @@ class BlobWriter:
             yield lambda: self._apply(after.snapshot, work, publish)
 
     def followed(self, before: CatalogState, after: CatalogState, keys: Collection[str] | None) -> None:
-        """See Witness."""
+        """See CommitObserver."""
         if self._near is None:
             return
         work = _difference(before.snapshot, after, keys)
@@ -78,66 +78,66 @@ class BlobWriter:
             with self._near.staging(work.written) as publish:
                 publish()
             for digest, name in work.removed:
-                self._near.take_away(digest, key_of(name), digest not in after.snapshot.digests)
+                self._near.remove_record(digest, key_of(name), digest not in after.snapshot.digests)
         except (AdapterUnavailableError, OSError) as error:
             _log.warning("records beside blobs cannot be kept: %s", error)
 
-    def pay(self, state: CatalogState) -> None:
-        """Try again what could not be put in its place; what cannot be now is still owed."""
+    def retry_pending(self, state: CatalogState) -> None:
+        """Try again what could not be put in its place; what cannot be now is still pending."""
         with self._lock:
-            owed = set(self._owed)
+            pending = set(self._pending)
         try:
-            self._pay(state, owed)
+            self._retry(state, pending)
         except (AdapterUnavailableError, OSError):
             return
         with self._lock:
-            self._owed -= owed
+            self._pending -= pending
 
-    def _pay(self, state: CatalogState, owed: set[Place]) -> None:
+    def _retry(self, state: CatalogState, pending: set[Place]) -> None:
         work, snapshot = _Work(), state.snapshot
-        for digest, name in owed:
+        for digest, name in pending:
             entry = snapshot.entries.get(name)
             if entry is not None and digest in _digests(entry):
                 work.write(state, entry, [digest], _aliases(snapshot, name))
             else:
                 work.removed.add((digest, name))
-        with self._shelf.staging(work.written) as publish:
+        with self._store.staging(work.written) as publish:
             publish()
         for digest, name in work.removed:
-            self._shelf.take_away(digest, key_of(name), digest not in snapshot.digests)
+            self._store.remove_record(digest, key_of(name), digest not in snapshot.digests)
 
     def _apply(self, snapshot: Snapshot, work: _Work, publish: Callable[[], None]) -> None:
         """The commit is made: nothing that fails here undoes it."""
         try:
             publish()
         except (AdapterUnavailableError, OSError) as error:
-            _log.warning("records beside blobs are owed: %s", error)
+            _log.warning("records beside blobs are pending: %s", error)
             with self._lock:
-                self._owed |= work.places
+                self._pending |= work.places
         for digest, name in work.removed:
             try:
-                self._shelf.take_away(digest, key_of(name), digest not in snapshot.digests)
+                self._store.remove_record(digest, key_of(name), digest not in snapshot.digests)
             except (AdapterUnavailableError, OSError) as error:
                 _log.warning("a record beside a blob is still to be taken away: %s", error)
                 with self._lock:
-                    self._owed.add((digest, name))
+                    self._pending.add((digest, name))
 
 
-def catch_up(shelf: RecordShelf, state: CatalogState, is_anew: bool = False) -> int:
+def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False) -> int:
     """Make the records what the catalog, which is known to be good, says; how many had to be written.
 
     A store of an older version has none at all. `is_anew`: all are written, as of now: an older copy of the catalog
     may have let go of what this one has. Raises AdapterUnavailableError.
     """
     snapshot, work, num_written = state.snapshot, _Work(), 0
-    found = shelf.records(snapshot.digests)
+    found = store.records(snapshot.digests)
     aliases = aliases_by_id(snapshot)
     for entry in snapshot.entries.values():
         lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), state))
         digests = _digests(entry) & found.keys() if is_anew else lagging
         work.write(state, entry, digests, aliases.get(entry.name, {}))
         num_written += len(digests)
-    with shelf.staging(work.written) as publish:
+    with store.staging(work.written) as publish:
         publish()
     names: dict[str, set[str]] = {digest: set() for digest in found}
     for entry in snapshot.entries.values():
@@ -146,7 +146,7 @@ def catch_up(shelf: RecordShelf, state: CatalogState, is_anew: bool = False) -> 
     for digest, texts in found.items():
         for key in texts.keys() - names[digest]:
             if _is_older(texts[key], snapshot):
-                shelf.take_away(digest, key, leaves_trace=False)
+                store.remove_record(digest, key, tombstone=False)
     return num_written
 
 

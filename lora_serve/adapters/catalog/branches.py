@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lora_serve.adapters.catalog.blob_notes import note_of
+from lora_serve.adapters.catalog.blob_notes import lease_record_of
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, MARK, mark_of
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, LINEAGE, lineage_of
 
 Records = dict[str, str]
 _Contested = Mapping[str, tuple[str | None, str | None]]
@@ -24,7 +24,7 @@ def merge_branches(records: Records, contested: _Contested) -> Records:
     from all that was left of it, has ours as its only word.
     """
     merged = dict(records)
-    is_made_again = _is_made_again(*contested.get(MARK, (None, None)))
+    is_made_again = _is_made_again(*contested.get(LINEAGE, (None, None)))
     for name, (ours, theirs) in contested.items():
         if is_made_again:
             text = ours
@@ -46,7 +46,7 @@ def merge_branches(records: Records, contested: _Contested) -> Records:
 
 def _is_made_again(ours: str | None, theirs: str | None) -> bool:
     """Whether our mark tells of a rebuild that theirs does not know."""
-    our, their = mark_of(ours), mark_of(theirs)
+    our, their = lineage_of(ours), lineage_of(theirs)
     known = their.gaps if their else ()
     return our is not None and len(our.gaps) > len(known) and our.gaps[: len(known)] == known
 
@@ -75,6 +75,6 @@ def _with_versions_of(our: CatalogEntry, their: CatalogEntry) -> CatalogEntry:
 
 
 def _keep(records: Records, name: str) -> None:
-    note = note_of(records.get(name))
+    note = lease_record_of(records.get(name))
     if note.condemned:
         records[name] = replace(note, condemned=False).text

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from lora_serve.adapters.catalog import edits, routes
 from lora_serve.adapters.catalog.allowance import check_allowance, check_pinned, owner_of
-from lora_serve.adapters.catalog.blob_leases import Holds
-from lora_serve.adapters.catalog.blob_writer import BlobWriter
+from lora_serve.adapters.catalog.blob_leases import BlobLeases
+from lora_serve.adapters.catalog.blob_writer import BlobRecordWriter
 from lora_serve.adapters.catalog.entry import (
     Canary,
     CatalogEntry,
@@ -26,9 +26,9 @@ from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.ledger import Changes, Ledger
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, noted, saved
-from lora_serve.adapters.catalog.tenant_removal import Removal, without_tenant
-from lora_serve.adapters.stores.base import RecordShelf
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, lease_change, saved
+from lora_serve.adapters.catalog.tenant_removal import TenantRemoval, without_tenant
+from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.adapters.stores.lock import StoreLock
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import check_adapter_id, split_name
@@ -36,7 +36,7 @@ from lora_serve.core.errors import AdapterNotFoundError, AdapterUnavailableError
 from lora_serve.core.tenant import NO_LIMITS, Quota
 
 T = TypeVar("T")
-_PATIENCE = 2.0  # seconds without the journal, after which an unknown id may be one that we have not heard of
+_OUTAGE_GRACE = 2.0  # seconds without the journal, after which an unknown id may be one that we have not heard of
 
 
 class Catalog:
@@ -51,7 +51,7 @@ class Catalog:
         self.replica = replica
         self.is_shared = is_shared
         self.ledger = Ledger(journal, CatalogState(), "adapter registry")
-        self.holds = Holds(replica, self._change, self.refresh)
+        self.leases = BlobLeases(replica, self._change, self.refresh)
 
     # -- readers -----------------------------------------------------------------------------------------------
 
@@ -68,8 +68,8 @@ class Catalog:
     @property
     def drained(self) -> frozenset[str]:
         """What was removed here, and nothing names since: to be freed once no row here uses it."""
-        state, drainer = self.ledger.state, self.holds.drainer
-        held = {digest for digest, note in state.notes.items() if drainer in note.holders and not note.condemned}
+        state, drain_holder = self.ledger.state, self.leases.drain_holder
+        held = {digest for digest, note in state.leases.items() if drain_holder in note.holders and not note.condemned}
         return frozenset(held - state.snapshot.digests)
 
     def resolve(self, name: str, tenant: str | None = None, sticky_key: str | None = None) -> Resolution:
@@ -82,7 +82,7 @@ class Catalog:
         found = routes.find(self.snapshot, name, tenant, sticky_key)
         if found is not None:
             return found
-        if self.ledger.seconds_away > _PATIENCE:
+        if self.ledger.seconds_away > _OUTAGE_GRACE:
             raise AdapterUnavailableError(
                 f"The shared adapter registry cannot be reached, and `{name}` is not known here; try again.",
                 retry_after=5,
@@ -136,7 +136,7 @@ class Catalog:
             else:
                 entry = edits.with_version(old, version, pinned, metadata, activate)
             added = next(v for v in entry.versions if v.digest == version.digest)
-            released = noted(version.digest, state.note(version.digest).without(holder)) if holder else {}
+            released = lease_change(version.digest, state.leases_on(version.digest).without(holder)) if holder else {}
             is_new = old is None or not old.has_version(added.version)
             return {**saved(entry), **released}, (entry, added, is_new)
 
@@ -196,15 +196,17 @@ class Catalog:
             named = {v.digest for other in others for v in other.versions}
             strays = tuple(v.digest for v in gone if v.digest not in named)
             for digest in strays:
-                changes |= noted(digest, state.note(digest).held_by(self.holds.drainer, time.time()))
+                changes |= lease_change(
+                    digest, state.leases_on(digest).with_holder(self.leases.drain_holder, time.time())
+                )
             return changes | _dangling(state.snapshot, name, left), strays
 
         return self._change(edit)
 
-    def remove_tenant(self, tenant: str) -> Removal:
+    def remove_tenant(self, tenant: str) -> TenantRemoval:
         """All that it has, in one durable commit."""
         self.refresh()  # without a commit, nothing would say that this is not the newest state
-        return self._change(lambda state: without_tenant(state, tenant, self.holds.drainer, time.time()))
+        return self._change(lambda state: without_tenant(state, tenant, self.leases.drain_holder, time.time()))
 
     # -- aliases -----------------------------------------------------------------------------------------------
 
@@ -246,9 +248,9 @@ class Catalog:
         """
         return self._change(edit)
 
-    def mark(self) -> None:
+    def record_lineage(self) -> None:
         """A registry of an older version has no mark yet. One that nothing was written to is not begun by this."""
-        self._change(lambda state: (state.with_mark({}) if state.position.epoch else {}, None))
+        self._change(lambda state: (state.with_lineage({}) if state.position.epoch else {}, None))
 
     # -- what others wrote -------------------------------------------------------------------------------------
 
@@ -266,9 +268,9 @@ class Catalog:
 
     # -- what lies beside the blobs ----------------------------------------------------------------------------
 
-    def write_beside(self, shelf: RecordShelf) -> BlobWriter:
-        """Keep, beside each blob of `shelf`, what is said of the ids that name it."""
-        self.ledger.witness = writer = BlobWriter(shelf, shelf.near if isinstance(shelf, TieredStore) else None)
+    def keep_blob_records(self, store: RecordStore) -> BlobRecordWriter:
+        """Keep, beside each blob of `store`, what is said of the ids that name it."""
+        self.ledger.observer = writer = BlobRecordWriter(store, store.near if isinstance(store, TieredStore) else None)
         return writer
 
     def close(self) -> None:
@@ -280,7 +282,7 @@ class Catalog:
     def _change(self, edit: Callable[[CatalogState], tuple[Changes, T]]) -> T:
         def edit_and_mark(state: CatalogState) -> tuple[Changes, T]:
             changes, result = edit(state)
-            return (state.with_mark(changes) if changes else {}), result
+            return (state.with_lineage(changes) if changes else {}), result
 
         return self.ledger.change(edit_and_mark)
 

@@ -15,33 +15,33 @@ from lora_serve.adapters.catalog.state import CatalogState
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class CatalogHistory:
     """What the catalog knew at one moment."""
 
     state: CatalogState
     is_shared: bool = False  # the blobs are this machine's copies: others let go of them without leaving a word here
 
-    def knows(self, digest: str, records: Mapping[str, str], traces: Mapping[str, str]) -> bool:
-        """`records`: beside the blob; `traces`: of those that count no more. Both are texts by key."""
-        if traces and not records:  # whichever catalog it was under: all that named it has let it go
+    def may_delete(self, digest: str, records: Mapping[str, str], tombstones: Mapping[str, str]) -> bool:
+        """`records`: beside the blob; `tombstones`: of those that count no more. Both are texts by key."""
+        if tombstones and not records:  # whichever catalog it was under: all that named it has let it go
             return True
         found = [record_of(text) for text in records.values()]
-        if not all(record is not None and self.is_past(record.position) for record in found):
+        if not all(record is not None and self.includes(record.position) for record in found):
             return False
         if {key_of(name) for name in self.state.unreadable} & records.keys():
             return False
-        if digest in self.state.notes:
+        if digest in self.state.leases:
             return True
         return bool(found) and self.is_shared  # of what was let go by us there is a note, or no more than a trace
 
-    def let_go(self, record: BlobRecord) -> bool:
+    def was_deleted(self, record: BlobRecord) -> bool:
         """Whether the id of a record that lies in the catalog's own store was deleted, and is no loss."""
-        noted = any(version.digest in self.state.notes for version in record.entry.versions)
-        return noted and self.is_past(record.position) and record.entry.name not in self.state.unreadable
+        noted = any(version.digest in self.state.leases for version in record.entry.versions)
+        return noted and self.includes(record.position) and record.entry.name not in self.state.unreadable
 
-    def is_past(self, position: Position) -> bool:
+    def includes(self, position: Position) -> bool:
         """Whether this catalog was there once."""
-        own, gaps = self.state.position, self.state.mark.gaps if self.state.mark else ()
+        own, gaps = self.state.position, self.state.lineage.gaps if self.state.lineage else ()
         is_own = bool(own.epoch) and position.epoch == own.epoch and position.generation <= own.generation
         return is_own and not any(first <= position.generation <= last for first, last in gaps)
 

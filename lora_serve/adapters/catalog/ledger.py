@@ -42,7 +42,7 @@ class Edit(Protocol[S_co]):
     def __call__(self, edit: Callable[[S_co], tuple[Changes, T]]) -> T: ...
 
 
-class Witness(Protocol[S_contra]):
+class CommitObserver(Protocol[S_contra]):
     """Is told of every change of the state, under the ledger's lock. `keys`: of the records that changed."""
 
     def staged(
@@ -54,7 +54,7 @@ class Witness(Protocol[S_contra]):
         """Others' commits were brought in; `keys` None: all records were read anew."""
 
 
-class _Nobody:
+class _NoObserver:
     """Is told, and does nothing."""
 
     @contextmanager
@@ -76,7 +76,7 @@ class Ledger(Generic[S]):
         self.journal = journal
         self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
         self.title = title
-        self.witness: Witness[S] = _Nobody()
+        self.observer: CommitObserver[S] = _NoObserver()
         self._empty = empty
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
@@ -151,7 +151,7 @@ class Ledger(Generic[S]):
         epoch, generation = before.position.epoch or uuid.uuid4().hex, before.position.generation + 1
         position = Position(epoch, generation, uuid.uuid4().hex)
         after = before.after(Page(position, changes))
-        with self.witness.staged(before, after, changes.keys()) as made:
+        with self.observer.staged(before, after, changes.keys()) as made:
             if self.journal.commit(before.position, changes, position) is None:
                 return False
             self._publish(after)
@@ -164,10 +164,10 @@ class Ledger(Generic[S]):
         if page is None:
             self._publish(self._empty.after(self.journal.load()))
             self.num_reloads += 1
-            self.witness.followed(before, self._state, None)
+            self.observer.followed(before, self._state, None)
         elif page.position != before.position:
             self._publish(before.after(page))
-            self.witness.followed(before, self._state, page.records.keys())
+            self.observer.followed(before, self._state, page.records.keys())
 
     def _publish(self, state: S) -> None:
         self._state = state

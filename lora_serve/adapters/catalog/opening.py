@@ -110,7 +110,7 @@ def replica_name(store: Path, monitor: StoreMonitor | None = None) -> str:
         except OSError as error:
             if error.errno not in UNWRITABLE or monitor is None:
                 raise
-            monitor.owe("the replica's name", functools.partial(_keep_name, path, name))
+            monitor.retry_when_writable("the replica's name", functools.partial(_keep_name, path, name))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--store {store}: {path.name}, this server's name, cannot be used: {error}") from None
     return name

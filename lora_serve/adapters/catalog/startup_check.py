@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_records import record_of
-from lora_serve.adapters.catalog.history import Knowledge
+from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import BLOB_NAME
@@ -18,23 +18,23 @@ from lora_serve.adapters.stores.files import listed
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 
-def check_there(catalog: Path, blobs: Path, flag: str) -> None:
+def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
     """Before any file is made: no catalog is begun anew beside blobs. Raises ConfigError."""
     there = any(path.is_file() and path.stat().st_size for path in (catalog, catalog.with_name(f"{catalog.name}-wal")))
     if not there and not (os.path.lexists(catalog) and not catalog.is_file()):
         _check_begun(sum(1 for path in listed(blobs) if BLOB_NAME.match(path.name)), flag)
 
 
-def check_own(state: CatalogState, store: AdapterStore, flag: str) -> None:
+def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> None:
     """Of a store that only this server writes. `flag`: as it names the registry. Raises ConfigError."""
     digests = store.digests()
     if not state.position.epoch:
         _check_begun(len(digests), flag)
         return
-    knowledge, num_ahead = Knowledge(state), 0
+    history, num_ahead = CatalogHistory(state), 0
     for records in store.records(digests).values():
         found = [record_of(text) for text in records.values()]
-        num_ahead += any(record is not None and not knowledge.is_past(record.position) for record in found)
+        num_ahead += any(record is not None and not history.includes(record.position) for record in found)
     if num_ahead:
         raise ConfigError(
             f"{flag}: the catalog is older than {num_ahead} of the {len(digests)} blobs beside it, or another store's. "
@@ -42,10 +42,10 @@ def check_own(state: CatalogState, store: AdapterStore, flag: str) -> None:
         )
 
 
-def check_shared(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:
+def check_shared_catalog(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:
     """Of a registry that replicas share; not while it is away. `near`: this replica's copies. Raises ConfigError."""
     _check_not_set_back(state, near, flag)
-    if state.position.epoch and state.is_marked:
+    if state.position.epoch and state.has_lineage:
         return
     try:
         digests = store.digests()
@@ -54,18 +54,18 @@ def check_shared(state: CatalogState, store: AdapterStore, near: AdapterStore, f
         return
     if not state.position.epoch:
         _check_begun(len(digests), flag)
-    knowledge = Knowledge(state)
+    history = CatalogHistory(state)
     texts = [text for found in records.values() for text in found.values()]
-    if any(record is not None and knowledge.is_past(record.position) for record in map(record_of, texts)):
+    if any(record is not None and history.includes(record.position) for record in map(record_of, texts)):
         raise ConfigError(f"{flag}: the registry has lost its records of {len(digests)} blobs. {_ways_out(flag)}")
 
 
 def _check_not_set_back(state: CatalogState, near: AdapterStore, flag: str) -> None:
     """A replica that kept its copy of the registry has given it back by now."""
-    knowledge, num_ahead = Knowledge(state), 0
+    history, num_ahead = CatalogHistory(state), 0
     for records in near.records(near.digests()).values():
         found = [record_of(text) for text in records.values()]
-        num_ahead += any(record is not None and knowledge.is_ahead(record) for record in found)
+        num_ahead += any(record is not None and history.is_ahead(record) for record in found)
     if num_ahead:
         raise ConfigError(f"{flag}: the registry is older than {num_ahead} of this replica's blobs. {_ways_out(flag)}")
 

@@ -1,4 +1,4 @@
-"""A journal's records, understood: entries, aliases and notes about blobs."""
+"""A journal's records, understood: entries, aliases and leases about blobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.adapters.catalog.blob_notes import BlobNote, note_of
+from lora_serve.adapters.catalog.blob_notes import BlobLeaseRecord, lease_record_of
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Page, Position
@@ -15,13 +15,13 @@ from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.snapshot import Snapshot
 
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
-MARK = "mark:"  # in every registry that was written to: where it is missing all records are
+LINEAGE = "mark:"  # in every registry that was written to: where it is missing all records are
 MAX_EPOCHS = 50
 Gaps = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Lineage:
     """`gaps`: generations (first, last) that this catalog has not lived through, since it was made again from what was
     found. `epochs`: that it has gone through; a journal whose position was lost goes on under another.
     """
@@ -32,12 +32,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CatalogState:
-    """What the catalog's only writer works on: the snapshot that readers see, and the notes that they do not."""
+    """What the catalog's only writer works on: the snapshot that readers see, and the leases that they do not."""
 
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
-    notes: Mapping[str, BlobNote] = field(default_factory=dict)  # by digest
+    leases: Mapping[str, BlobLeaseRecord] = field(default_factory=dict)  # by digest
     unreadable: frozenset[str] = frozenset()  # ids whose records make no sense
-    mark: Mark | None = None  # None: there is none
+    lineage: Lineage | None = None  # None: there is none
 
     @staticmethod
     def of(page: Page) -> CatalogState:
@@ -46,11 +46,11 @@ class CatalogState:
 
     def after(self, page: Page) -> CatalogState:
         """The state once these records have changed. A record that cannot be read changes nothing."""
-        entries, aliases, notes = dict(self.snapshot.entries), dict(self.snapshot.aliases), dict(self.notes)
+        entries, aliases, leases = dict(self.snapshot.entries), dict(self.snapshot.aliases), dict(self.leases)
         unreadable = set(self.unreadable)
         for key, text in page.records.items():
             kind, colon, name = key.partition(":")
-            is_read = _put(kind + colon, name, text, entries, aliases, notes)
+            is_read = _put(kind + colon, name, text, entries, aliases, leases)
             if kind + colon == ADAPTER:
                 (unreadable.discard if is_read else unreadable.add)(name)
         if entries == self.snapshot.entries and aliases == self.snapshot.aliases:
@@ -58,49 +58,53 @@ class CatalogState:
             snapshot = Snapshot(page.position, old.entries, old.aliases, old.names, old.digests)
         else:
             snapshot = Snapshot.of(page.position, entries, aliases)
-        mark = mark_of(page.records[MARK]) if MARK in page.records else self.mark
-        return CatalogState(snapshot, notes, frozenset(unreadable), mark)
+        lineage = lineage_of(page.records[LINEAGE]) if LINEAGE in page.records else self.lineage
+        return CatalogState(snapshot, leases, frozenset(unreadable), lineage)
 
     @property
     def position(self) -> Position:
         return self.snapshot.position
 
     @property
-    def is_marked(self) -> bool:
+    def has_lineage(self) -> bool:
         """Whether the registry has its mark; older versions wrote none."""
-        return self.mark is not None
+        return self.lineage is not None
 
     @property
     def epochs(self) -> tuple[str, ...]:
         """Those that the registry has gone through, the present one last."""
-        earlier = self.mark.epochs if self.mark else ()
+        earlier = self.lineage.epochs if self.lineage else ()
         last = self.position.epoch
         return (*(epoch for epoch in earlier if epoch not in ("", last)), *([last] if last else []))
 
-    def with_mark(self, changes: Changes) -> Changes:
+    def with_lineage(self, changes: Changes) -> Changes:
         """The changes, and the mark if it does not say yet what it must."""
-        is_said = self.mark is not None and self.position.epoch in self.mark.epochs
-        return changes if is_said else {**changes, **marked(Mark(self.mark.gaps if self.mark else (), self.epochs))}
+        is_said = self.lineage is not None and self.position.epoch in self.lineage.epochs
+        return (
+            changes
+            if is_said
+            else {**changes, **lineage_change(Lineage(self.lineage.gaps if self.lineage else (), self.epochs))}
+        )
 
-    def note(self, digest: str) -> BlobNote:
-        return self.notes.get(digest, BlobNote({}))
+    def leases_on(self, digest: str) -> BlobLeaseRecord:
+        return self.leases.get(digest, BlobLeaseRecord({}))
 
 
-def marked(mark: Mark) -> Changes:
+def lineage_change(mark: Lineage) -> Changes:
     """The change that writes the mark."""
-    return {MARK: json.dumps({"gaps": mark.gaps, "epochs": mark.epochs[-MAX_EPOCHS:]})}
+    return {LINEAGE: json.dumps({"gaps": mark.gaps, "epochs": mark.epochs[-MAX_EPOCHS:]})}
 
 
-def mark_of(text: str | None) -> Mark | None:
+def lineage_of(text: str | None) -> Lineage | None:
     """What a mark says; None: there is none."""
     if text is None:
         return None
     try:
         fields = json.loads(text)
         gaps = tuple((int(first), int(last)) for first, last in fields["gaps"])
-        return Mark(gaps, tuple(map(str, fields["epochs"])))
+        return Lineage(gaps, tuple(map(str, fields["epochs"])))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return Mark()
+        return Lineage()
 
 
 def saved(entry: CatalogEntry) -> Changes:
@@ -108,7 +112,7 @@ def saved(entry: CatalogEntry) -> Changes:
     return {ADAPTER + entry.name: document_of(entry)}
 
 
-def noted(digest: str, note: BlobNote) -> Changes:
+def lease_change(digest: str, note: BlobLeaseRecord) -> Changes:
     """The change that writes a note; one that says nothing is taken away."""
     return {BLOB + digest: note.text if note.holders or note.condemned else None}
 
@@ -119,11 +123,11 @@ def _put(
     text: str | None,
     entries: dict[str, CatalogEntry],
     aliases: dict[str, str],
-    notes: dict[str, BlobNote],
+    leases: dict[str, BlobLeaseRecord],
 ) -> bool:
     """Whether it could be read."""
     if text is None:
-        tables: dict[str, dict[str, Any]] = {ADAPTER: entries, ALIAS: aliases, BLOB: notes}
+        tables: dict[str, dict[str, Any]] = {ADAPTER: entries, ALIAS: aliases, BLOB: leases}
         tables.get(kind, {}).pop(name, None)
     elif kind == ADAPTER:
         entry = entry_of(text)
@@ -133,5 +137,5 @@ def _put(
     elif kind == ALIAS:
         aliases[name] = text
     elif kind == BLOB:
-        notes[name] = note_of(text)
+        leases[name] = lease_record_of(text)
     return True

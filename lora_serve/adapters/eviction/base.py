@@ -1,4 +1,4 @@
-"""The seam between a tier and the order in which its entries leave. Knows keys, bytes and seconds; no adapter."""
+"""The seam between a tier and the order in which its entries leave. MayDelete keys, bytes and seconds; no adapter."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from lora_serve.adapters.eviction.base import EvictionPolicy
-from lora_serve.adapters.eviction.departures import Amount, Departures, Resident
+from lora_serve.adapters.eviction.victim_choice import Amount, Resident, VictimChoice
 from lora_serve.core.messages import TenantBudget
 
 Reluctance = Callable[[str], int | None]  # 0: may go; 1: rather not; 2: only if nothing else is left; None: never
@@ -97,20 +97,20 @@ class Residents:
         own, is_enough = self._leaving_for_own(tenant, num_bytes, reluctance)
         if not is_enough:
             return None
-        departures = self._departures((tenant, num_bytes))
-        departures.leave(own)
+        choice = self._choice((tenant, num_bytes))
+        choice.leave(own)
         leaving = {resident.key for resident in own}
-        departures.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
-        return departures.keys if departures.fits else None
+        choice.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
+        return choice.keys if choice.fits else None
 
     def surplus(self, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
         """Who must leave after the budget, or a tenant's maximum, shrank; all who may, if they are not enough."""
-        departures = self._departures(None)
+        choice = self._choice(None)
         beyond = [one for tenant in self._at_most for one in self._leaving_for_own(tenant, 0, reluctance)[0]]
-        departures.leave(beyond)
+        choice.leave(beyond)
         leaving = {resident.key for resident in beyond}
-        departures.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
-        return departures.keys
+        choice.choose(one for one in self._candidates(reluctance) if one[1].key not in leaving)
+        return choice.keys
 
     def protected(self, tenant: str, besides: Collection[str]) -> Amount:
         """What the floors of others than `tenant` keep occupied, entries of `besides` not counted."""
@@ -161,9 +161,9 @@ class Residents:
             excess -= resident.num_bytes
         return leaving, excess <= 0
 
-    def _departures(self, newcomer: tuple[str, int] | None) -> Departures:
+    def _choice(self, newcomer: tuple[str, int] | None) -> VictimChoice:
         held, floor = self._held, self._tenant_floor
-        return Departures(held, self.max_bytes, self.max_items, floor, newcomer, self._guaranteed)
+        return VictimChoice(held, self.max_bytes, self.max_items, floor, newcomer, self._guaranteed)
 
     def _held_by_others(self, tenant: str, besides: Collection[str]) -> dict[str, Amount]:
         held = {other: amount for other, amount in self._held.items() if other != tenant}

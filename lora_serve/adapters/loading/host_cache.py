@@ -1,4 +1,4 @@
-"""The host tier: adapters in RAM. Knows nothing of what an adapter is; no torch."""
+"""The host tier: adapters in RAM. MayDelete nothing of what an adapter is; no torch."""
 
 from __future__ import annotations
 

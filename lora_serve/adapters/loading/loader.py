@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lora_serve.adapters.loading.watchdog_pool import ReplacedThreads
+from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError, LoraServeError
 from lora_serve.core.load_times import LoadTimes
@@ -26,7 +26,7 @@ V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds
 _NAP = 0.01  # seconds between two looks whether others still run
 _CLOSE_SECONDS = 10.0  # that `close` waits: a disk that is gone may keep a load for ever
-TERM = 60.0  # seconds after which a load hangs
+LOAD_TIMEOUT = 60.0  # seconds after which a load hangs
 _log = logging.getLogger(__name__)
 
 
@@ -85,7 +85,7 @@ class Loader(Generic[V]):
         keep: Callable[[AdapterRef, V], None] | None = None,
         pace: Pace | None = None,
         on_start: Callable[[], None] | None = None,
-        term: float = TERM,
+        term: float = LOAD_TIMEOUT,
     ) -> None:
         """`fetch`, `post` and `keep` are called on the loader's threads; `post` must be safe to call from any thread.
 
@@ -102,7 +102,7 @@ class Loader(Generic[V]):
         self._in_flight: dict[str, _Load] = {}
         self._hung: dict[str, _Load] = {}  # given up, and not back yet
         self._closing = threading.Event()
-        self._threads = ReplacedThreads("adapter-loader", num_threads, term, self._begin)
+        self._threads = WatchdogPool("adapter-loader", num_threads, term, self._begin)
 
     @property
     def is_busy(self) -> bool:

@@ -25,7 +25,7 @@ class _Call:
         self.is_hung = False
 
 
-class ReplacedThreads:
+class WatchdogPool:
     """Every method may be called from any thread. Calls of many tenants take turns."""
 
     def __init__(self, name: str, num_threads: int, term: float, on_start: Callable[[], None] = lambda: None) -> None:

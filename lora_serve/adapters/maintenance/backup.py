@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_writer import catch_up
+from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
 from lora_serve.adapters.catalog.state import BLOB, CatalogState
@@ -29,8 +29,8 @@ from lora_serve.adapters.maintenance.backup_folder import (
     write_list,
 )
 from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
-from lora_serve.adapters.maintenance.integrity import Unsound, labels_of
-from lora_serve.adapters.maintenance.registries import Address, open_redis_store
+from lora_serve.adapters.maintenance.integrity import NotCopyableError, labels_of
+from lora_serve.adapters.maintenance.registries import RegistryAddress, open_redis_store
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -44,7 +44,7 @@ MARK = "restore.incomplete"
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class OtherDatabases:
     """What a backup holds beside the catalog. `files`: databases of a store folder; `journals`: those of them that
     replicas share, as the journal's name in Redis' keys by file name.
     """
@@ -58,7 +58,7 @@ class BackupError(Exception):
 
 
 @contextmanager
-def _source(address: Address, folder: Path) -> Iterator[tuple[Callable[[], Page], AdapterStore]]:
+def _source(address: RegistryAddress, folder: Path) -> Iterator[tuple[Callable[[], Page], AdapterStore]]:
     """How to take the catalog as it is now, into the backup's folder; and the blobs."""
     if address.is_redis:
         with open_redis_store(address) as (journal, store, _):
@@ -80,7 +80,9 @@ def _source(address: Address, folder: Path) -> Iterator[tuple[Callable[[], Page]
     yield take, DiskStore(address.folder)
 
 
-def back_up(source: Address, target: Address, others: Others, on_progress: OnProgress) -> BackupList:
+def back_up(
+    source: RegistryAddress, target: RegistryAddress, others: OtherDatabases, on_progress: OnProgress
+) -> BackupList:
     """Servers may be running. Raises ConfigError, AdapterUnavailableError, BackupError."""
     folder, taken = target.folder, time.time()
     try:
@@ -92,7 +94,7 @@ def back_up(source: Address, target: Address, others: Others, on_progress: OnPro
             for digest in kept.digests() - _digests(page):
                 kept.delete(digest)
             _forget_records(kept)
-            catch_up(kept, CatalogState.of(page))
+            sync_records(kept, CatalogState.of(page))
             kept.tmp.rmdir()
             return write_list(folder, taken, page, databases, kept.digests(), missing)
     except sqlite3.Error as error:
@@ -118,7 +120,7 @@ def _consistent(
             if not copier.is_there(digest, is_quick=False):
                 try:
                     copier.copy(digest)
-                except Unsound:
+                except NotCopyableError:
                     broken.add(digest)
             copier.pass_over(digest)
         if broken <= before or take().position == page.position:
@@ -132,7 +134,7 @@ def _missing(page: Page, broken: set[str]) -> Missing:
     return {digest: labels_of(snapshot, digest) for digest in sorted(broken)}
 
 
-def _take_others(source: Address, folder: Path, others: Others) -> list[str]:
+def _take_others(source: RegistryAddress, folder: Path, others: OtherDatabases) -> list[str]:
     if source.is_redis:
         for name, journal_name in others.journals.items():
             with closing(redis_journal(source.target, source.redis_prefix, journal_name)) as journal:
@@ -144,7 +146,9 @@ def _take_others(source: Address, folder: Path, others: Others) -> list[str]:
     return there
 
 
-def restore(source: Address, target: Address, others: Others, on_progress: OnProgress) -> BackupList:
+def restore(
+    source: RegistryAddress, target: RegistryAddress, others: OtherDatabases, on_progress: OnProgress
+) -> BackupList:
     """Into a store folder that is new or empty, or a Redis that holds no registry. What breaks off is done again.
 
     Raises ConfigError, AdapterUnavailableError, BackupError.
@@ -152,14 +156,14 @@ def restore(source: Address, target: Address, others: Others, on_progress: OnPro
     listed = read_list(source.folder, source.flag)
     try:
         return (_restore_redis if target.is_redis else _restore_folder)(source, target, listed, others, on_progress)
-    except Unsound as error:
+    except NotCopyableError as error:
         raise BackupError(str(error)) from None
     except OSError as error:
         raise AdapterUnavailableError(f"The backup cannot be restored: {error.strerror or error}.") from None
 
 
 def _restore_folder(
-    source: Address, target: Address, listed: BackupList, _: Others, on_progress: OnProgress
+    source: RegistryAddress, target: RegistryAddress, listed: BackupList, _: OtherDatabases, on_progress: OnProgress
 ) -> BackupList:
     folder = target.folder
     _check_new(folder, target.flag)
@@ -168,7 +172,7 @@ def _restore_folder(
         state = CatalogState.of(read_journal(_private_copy(source.folder / CATALOG_NAME, folder / "restored.sqlite3")))
         store = DiskStore(folder)
         _copy_blobs(source, store, store.tmp, state, listed, on_progress)
-        catch_up(store, state)
+        sync_records(store, state)
         for name in listed.databases:  # until the catalog is there no server starts here
             if name != CATALOG_NAME:
                 _private_copy(source.folder / name, folder / name)
@@ -179,7 +183,11 @@ def _restore_folder(
 
 
 def _restore_redis(
-    source: Address, target: Address, listed: BackupList, others: Others, on_progress: OnProgress
+    source: RegistryAddress,
+    target: RegistryAddress,
+    listed: BackupList,
+    others: OtherDatabases,
+    on_progress: OnProgress,
 ) -> BackupList:
     with open_redis_store(target) as (journal, store, tmp):
         if journal.load().position.epoch:
@@ -195,7 +203,7 @@ def _restore_redis(
                 with closing(redis_journal(target.target, target.redis_prefix, journal_name)) as other:
                     _commit_anew(other, records)
         _commit_anew(journal, page.records)
-        catch_up(store, CatalogState.of(journal.load()))
+        sync_records(store, CatalogState.of(journal.load()))
     return listed
 
 
@@ -207,14 +215,14 @@ def _check_new(folder: Path, flag: str) -> None:
 
 
 def _copy_blobs(
-    source: Address,
+    source: RegistryAddress,
     store: AdapterStore,
     tmp: Path,
     state: CatalogState,
     listed: BackupList,
     on_progress: OnProgress,
 ) -> None:
-    """Those that the backup could not have stay named by the catalog. Raises Unsound, AdapterUnavailableError."""
+    """Blobs that the backup lacks stay named by the catalog. Raises NotCopyableError, AdapterUnavailableError."""
     versions = [version for entry in state.snapshot.entries.values() for version in entry.versions]
     sizes = {version.digest: version.num_bytes for version in versions}
     copier = BlobCopier(DiskStore(source.folder), store, tmp, sizes, on_progress)
@@ -242,7 +250,7 @@ def _commit_anew(journal: Journal, records: Mapping[str, str | None]) -> None:
 def _forget_records(store: DiskStore) -> None:
     for digest, texts in store.records(store.digests()).items():
         for key in texts:
-            store.take_away(digest, key, leaves_trace=False)
+            store.remove_record(digest, key, tombstone=False)
 
 
 def _digests(page: Page) -> frozenset[str]:

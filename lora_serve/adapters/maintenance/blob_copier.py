@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest, content_names
-from lora_serve.adapters.maintenance.integrity import Unsound, is_readable
+from lora_serve.adapters.maintenance.integrity import NotCopyableError, is_readable
 from lora_serve.adapters.regular_file import open_regular, pieces_of
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import scratch_folder
@@ -47,8 +47,8 @@ class BlobCopier:
         return True
 
     def copy(self, digest: str) -> None:
-        """A broken one in the target is replaced. Raises Unsound if the source's bytes are not what `digest` names,
-        AdapterUnavailableError if source or target fails.
+        """Replaces a broken copy in the target. Raises NotCopyableError if the source's bytes are not what `digest`
+        names, AdapterUnavailableError if source or target fails.
         """
         with scratch_folder(self._tmp) as scratch:
             num_bytes = self._fetch(digest, scratch)
@@ -71,10 +71,10 @@ class BlobCopier:
             with self._source.open(digest) as folder:
                 num_bytes = self._copy_files(digest, folder, scratch)
             if adapter_digest(scratch) != digest:
-                raise Unsound(f"the source's blob {digest} is corrupt")
+                raise NotCopyableError(f"the source's blob {digest} is corrupt")
         except AdapterUnavailableError:
             self._source.has(digest)  # raises if it is the whole store that is away
-            raise Unsound(f"the source's blob {digest} cannot be read") from None
+            raise NotCopyableError(f"the source's blob {digest} cannot be read") from None
         except OSError as error:
             raise AdapterUnavailableError(f"A blob cannot be copied: {error.strerror or error}.") from None
         return num_bytes
@@ -82,11 +82,11 @@ class BlobCopier:
     def _copy_files(self, digest: str, folder: Path, scratch: Path) -> int:
         names = content_names(folder)
         if missing := [name for name in names if not (folder / name).is_file()]:
-            raise Unsound(f"the source's blob {digest} is corrupt: it lacks {missing[0]}")
+            raise NotCopyableError(f"the source's blob {digest} is corrupt: it lacks {missing[0]}")
         try:
             check_sizes(folder)
         except OSError as error:
-            raise Unsound(f"the source's blob {digest} is corrupt: {error.strerror}") from None
+            raise NotCopyableError(f"the source's blob {digest} is corrupt: {error.strerror}") from None
         num_bytes = sum((folder / name).stat().st_size for name in names)
         self._left += num_bytes - self._ahead.pop(digest, 0)
         for name in names:
@@ -103,9 +103,9 @@ class BlobCopier:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """Raises Unsound for a file that cannot be read."""
+    """Raises NotCopyableError for a file that cannot be read."""
     try:
         with open_regular(path) as file:
             yield from pieces_of(file)
     except OSError as error:
-        raise Unsound(f"the source's {path.name} cannot be read: {error.strerror}") from None
+        raise NotCopyableError(f"the source's {path.name} cannot be read: {error.strerror}") from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lora_serve.adapters.maintenance.registries import Address, Place
+from lora_serve.adapters.maintenance.registries import OpenRegistry, RegistryAddress
 from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private
 from lora_serve.core.errors import ConfigError
 
@@ -19,7 +19,7 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / MARK).is_file()
 
 
-def mark(address: Address) -> None:
+def mark(address: RegistryAddress) -> None:
     """Make the folder, or take up an export that was broken off. Raises ConfigError."""
     folder = address.folder
     try:
@@ -32,7 +32,7 @@ def mark(address: Address) -> None:
         raise ConfigError(f"{address.flag} {folder}: the folder cannot be used: {error.strerror}") from None
 
 
-def finish(place: Place) -> None:
+def finish(place: OpenRegistry) -> None:
     """The export is complete. Raises OSError."""
     folder = place.address.folder
     place.tmp.rmdir()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, check_metadata, check_sharing, check_tenant
 from lora_serve.adapters.catalog.snapshot import Snapshot
-from lora_serve.adapters.maintenance.registries import Place
+from lora_serve.adapters.maintenance.registries import OpenRegistry
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.core.adapter import check_adapter_id
@@ -17,7 +17,7 @@ from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
-class Unsound(Exception):  # noqa: N818 (it is no error of ours)
+class NotCopyableError(Exception):
     """An id that is not to be copied; the text says why."""
 
 
@@ -45,7 +45,7 @@ class Inventory:
 
 
 def check_entry(entry: CatalogEntry, aliases: Mapping[str, str]) -> None:
-    """Raises Unsound for what no server has written."""
+    """Raises NotCopyableError for what no server has written."""
     try:
         for name in (entry.name, *aliases):
             check_adapter_id(name)
@@ -53,12 +53,12 @@ def check_entry(entry: CatalogEntry, aliases: Mapping[str, str]) -> None:
         check_metadata(entry.metadata)
         check_sharing(entry.shared_with)
     except InvalidRequestError as error:
-        raise Unsound(f"its record is not sound: {error}") from None
+        raise NotCopyableError(f"its record is not sound: {error}") from None
     numbers = [version.version for version in entry.versions]
     if numbers != sorted(set(numbers)) or not 1 <= numbers[0] <= numbers[-1] <= entry.last_version:
-        raise Unsound("its record is not sound: the versions' numbers contradict each other")
+        raise NotCopyableError("its record is not sound: the versions' numbers contradict each other")
     if bad := [version.digest for version in entry.versions if not _DIGEST.match(version.digest)]:
-        raise Unsound(f"its record is not sound: {bad[0][:80]!r} is no digest")
+        raise NotCopyableError(f"its record is not sound: {bad[0][:80]!r} is no digest")
 
 
 def is_readable(store: AdapterStore, digest: str) -> bool:
@@ -71,7 +71,7 @@ def is_readable(store: AdapterStore, digest: str) -> bool:
         return False
 
 
-def take_stock(place: Place) -> Inventory:
+def inventory_of(place: OpenRegistry) -> Inventory:
     """Count, and compare names; no blob is read. Raises AdapterUnavailableError."""
     snapshot, store = place.catalog.snapshot, place.store
     kept = store.digests()
@@ -84,11 +84,11 @@ def take_stock(place: Place) -> Inventory:
         len(kept),
         tuple(sorted(digest for digest in sizes if digest not in kept or not store.has(digest))),
         tuple(sorted(kept - sizes.keys())),
-        tuple(sorted({digest for digest, _ in store.unnamed.all()})) if isinstance(store, DiskStore) else (),
+        tuple(sorted({digest for digest, _ in store.orphans.all()})) if isinstance(store, DiskStore) else (),
     )
 
 
-def bad_blobs(place: Place, on_progress: Callable[[int, int], None]) -> Iterator[BadBlob]:
+def bad_blobs(place: OpenRegistry, on_progress: Callable[[int, int], None]) -> Iterator[BadBlob]:
     """Read and verify every blob that is named; `on_progress`: bytes done, bytes in all.
 
     Raises AdapterUnavailableError.

@@ -15,7 +15,7 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import ALIAS, saved
 
 
-class Outcome(enum.StrEnum):
+class MergeOutcome(enum.StrEnum):
     """What becomes, or became, of an id."""
 
     MADE = "made"  # it was not there
@@ -29,14 +29,14 @@ class Outcome(enum.StrEnum):
 class Merge:
     """`reason`: of a conflict, in words. `strays`: digests that nothing names once `changes` are made."""
 
-    outcome: Outcome
+    outcome: MergeOutcome
     reason: str = ""
     changes: Changes = field(default_factory=dict)
     strays: frozenset[str] = frozenset()
 
     @property
     def is_written(self) -> bool:
-        return self.outcome in (Outcome.MADE, Outcome.OVERWRITTEN)
+        return self.outcome in (MergeOutcome.MADE, MergeOutcome.OVERWRITTEN)
 
 
 def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool) -> Merge:
@@ -46,11 +46,11 @@ def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], o
     """
     old = snapshot.entries.get(entry.name)
     if old is not None and _is_there(snapshot, old, entry, aliases, overwrite):
-        return Merge(Outcome.UNCHANGED)
+        return Merge(MergeOutcome.UNCHANGED)
     reason = _blocked(snapshot, aliases) or ("" if overwrite else _contradiction(snapshot, entry, aliases))
     if reason:
-        return Merge(Outcome.CONFLICT, reason)
-    outcome = Outcome.MADE if old is None else Outcome.OVERWRITTEN
+        return Merge(MergeOutcome.CONFLICT, reason)
+    outcome = MergeOutcome.MADE if old is None else MergeOutcome.OVERWRITTEN
     return Merge(outcome, "", _changes(snapshot, entry, aliases), _strays(snapshot, entry))
 
 

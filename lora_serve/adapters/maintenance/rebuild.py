@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.adapters.catalog.blob_records import BlobRecord, record_of
-from lora_serve.adapters.catalog.blob_writer import catch_up
-from lora_serve.adapters.catalog.history import Knowledge
+from lora_serve.adapters.catalog.blob_writer import sync_records
+from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Journal, Position
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, DamagedCatalogError, load_own
-from lora_serve.adapters.catalog.state import ALIAS, CatalogState, Mark, marked, saved
+from lora_serve.adapters.catalog.state import ALIAS, CatalogState, Lineage, lineage_change, saved
 from lora_serve.adapters.checkpoint.digest import content_names
 from lora_serve.adapters.maintenance.integrity import is_readable
-from lora_serve.adapters.maintenance.rebuild_plan import Fate, RebuildPlan, plan_rebuild
-from lora_serve.adapters.maintenance.registries import Address, open_redis_store
-from lora_serve.adapters.maintenance.surviving_blobs import Finds, OnProgress
+from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuildPlan, plan_rebuild
+from lora_serve.adapters.maintenance.registries import RegistryAddress, open_redis_store
+from lora_serve.adapters.maintenance.surviving_blobs import OnProgress, SurvivingBlobs
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -41,7 +41,7 @@ _FILES = ("", "-wal", "-shm")  # of one database
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuildReport:
     """`was`: "lost", "damaged", "older" or "good". `kept`: the old catalog's file. `aside`: what nothing names."""
 
     plan: RebuildPlan
@@ -52,65 +52,71 @@ class Rebuilt:
     @property
     def is_whole(self) -> bool:
         """Whether every id and every version that anything tells of is served again."""
-        return not any(one.fate is Fate.LOST or one.missing for one in self.plan.ids)
+        return not any(one.outcome is RebuildOutcome.LOST or one.missing for one in self.plan.ids)
 
 
-def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress: OnProgress) -> Rebuilt:
+def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress: OnProgress) -> RebuildReport:
     """`also`: other store folders to take blobs from. Raises ConfigError, AdapterUnavailableError."""
     with closing(lock_store(store)):
         survived, was = _survived(store)
-        finds = Finds(store, also, on_progress)
-        plan = plan_rebuild(survived, finds.records, finds.copies, lambda digest: finds.sound(digest) is not None)
+        surviving = SurvivingBlobs(store, also, on_progress)
+        plan = plan_rebuild(
+            survived, surviving.records, surviving.copies, lambda digest: surviving.sound(digest) is not None
+        )
         state = survived or CatalogState()
         is_changed = was != "good" or _changes(state, plan) != {}
         named = plan.snapshot(Position()).digests
         if is_dry:
-            return Rebuilt(plan, was, "", tuple(sorted(finds.digests - named)))
+            return RebuildReport(plan, was, "", tuple(sorted(surviving.digests - named)))
         try:
             disk = DiskStore(store)
-            _bring_in(disk, finds, named, disk.tmp)
+            _bring_in(disk, surviving, named, disk.tmp)
             made, kept = state, ""
             if is_changed:
-                made = _made(state, plan, [*finds.records, *finds.copies])
-                kept = _replace(store, _changes(CatalogState(), plan) | marked(made.mark or Mark()), made.position)
-            _tidy(disk, named, Knowledge(state))
-            catch_up(disk, made, is_changed)
-            aside = tuple(sorted({digest for digest, _ in disk.unnamed.all()}))
+                made = _made(state, plan, [*surviving.records, *surviving.copies])
+                kept = _replace(
+                    store, _changes(CatalogState(), plan) | lineage_change(made.lineage or Lineage()), made.position
+                )
+            _tidy(disk, named, CatalogHistory(state))
+            sync_records(disk, made, is_changed)
+            aside = tuple(sorted({digest for digest, _ in disk.orphans.all()}))
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
-        return Rebuilt(plan, was, kept, aside)
+        return RebuildReport(plan, was, kept, aside)
 
 
-def rebuild_redis(address: Address, also: Sequence[Path], is_dry: bool, on_progress: OnProgress) -> Rebuilt:
+def rebuild_redis(
+    address: RegistryAddress, also: Sequence[Path], is_dry: bool, on_progress: OnProgress
+) -> RebuildReport:
     """Servers may be running on it. Raises ConfigError, AdapterUnavailableError."""
     with open_redis_store(address) as (journal, store, tmp):
-        finds = Finds(None, also, on_progress)
+        surviving = SurvivingBlobs(None, also, on_progress)
         sound: dict[str, bool] = {}
 
         def is_sound(digest: str) -> bool:
             if digest not in sound:
-                sound[digest] = is_readable(store, digest) or finds.sound(digest) is not None
+                sound[digest] = is_readable(store, digest) or surviving.sound(digest) is not None
             return sound[digest]
 
         for _ in range(_TRIES):
             state = CatalogState.of(journal.load())
             there = store.digests()
             records = _records(store, there)
-            survived = state if state.is_marked or state.snapshot.entries else None
+            survived = state if state.has_lineage or state.snapshot.entries else None
             was = _kind(survived, records)
-            plan = plan_rebuild(survived, records, finds.copies, is_sound)
+            plan = plan_rebuild(survived, records, surviving.copies, is_sound)
             named = plan.snapshot(Position()).digests
-            aside = tuple(sorted((there | finds.digests) - named))
+            aside = tuple(sorted((there | surviving.digests) - named))
             if is_dry:
-                return Rebuilt(plan, was, "", aside)
-            _bring_in(store, finds, named, tmp)
-            made = _made(state, plan, [*records, *finds.copies])
+                return RebuildReport(plan, was, "", aside)
+            _bring_in(store, surviving, named, tmp)
+            made = _made(state, plan, [*records, *surviving.copies])
             if was == "good" and not _changes(state, plan):
                 made = state
             elif not _write(journal, state, plan, made):
                 continue
-            catch_up(store, made, made is not state)
-            return Rebuilt(plan, was, "", aside)
+            sync_records(store, made, made is not state)
+            return RebuildReport(plan, was, "", aside)
     raise AdapterUnavailableError("The registry is being changed by too many at once; try again.")
 
 
@@ -128,8 +134,8 @@ def _survived(store: Path) -> tuple[CatalogState | None, str]:
 def _kind(state: CatalogState | None, records: Iterable[BlobRecord]) -> str:
     if state is None or not state.position.epoch:
         return "lost"
-    knowledge = Knowledge(state)
-    return "good" if all(knowledge.is_past(record.position) for record in records) else "older"
+    history = CatalogHistory(state)
+    return "good" if all(history.includes(record.position) for record in records) else "older"
 
 
 def _records(store: AdapterStore, digests: Iterable[str]) -> list[BlobRecord]:
@@ -142,8 +148,8 @@ def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
 
     The epoch is the newest that it has gone through: a registry that was set back may have been under another since.
     """
-    knowledge, own = Knowledge(state), state.position
-    newer = [record for record in records if knowledge.is_ahead(record) and record.position.epoch != own.epoch]
+    history, own = CatalogHistory(state), state.position
+    newer = [record for record in records if history.is_ahead(record) and record.position.epoch != own.epoch]
     candidates = newer or ([] if own.epoch else list(records))
     last = max(candidates, key=lambda record: record.time, default=None)
     epoch = last.position.epoch if last else own.epoch or uuid.uuid4().hex
@@ -151,10 +157,10 @@ def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
     return Position(epoch, max([own.generation, *seen]) + _LEAP, uuid.uuid4().hex)
 
 
-def _bring_in(store: AdapterStore, finds: Finds, named: frozenset[str], tmp: Path) -> None:
+def _bring_in(store: AdapterStore, surviving: SurvivingBlobs, named: frozenset[str], tmp: Path) -> None:
     """Blobs that are to be named and that lie elsewhere, or are broken where they should be."""
     for digest in named:
-        folder = finds.sound(digest)
+        folder = surviving.sound(digest)
         if folder is not None and not is_readable(store, digest):
             with scratch_folder(tmp) as scratch:
                 for name in content_names(folder):
@@ -176,17 +182,17 @@ def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:
 def _made(state: CatalogState, plan: RebuildPlan, records: Sequence[BlobRecord]) -> CatalogState:
     """The catalog to be: what lies between the one that was, and this one, is not of its past."""
     position = _position(state, records)
-    return CatalogState(plan.snapshot(position), mark=_mark(state, position, records))
+    return CatalogState(plan.snapshot(position), lineage=_lineage(state, position, records))
 
 
-def _mark(state: CatalogState, position: Position, records: Iterable[BlobRecord]) -> Mark:
+def _lineage(state: CatalogState, position: Position, records: Iterable[BlobRecord]) -> Lineage:
     """It knows of the epochs of all that was found."""
-    old = state.mark or Mark()
+    old = state.lineage or Lineage()
     gap = (state.position.generation + 1, position.generation - 1)
     found = [epoch for record in records for epoch in (*record.epochs, record.position.epoch)]
     epochs = dict.fromkeys((*old.epochs, state.position.epoch, *found))
     earlier = (epoch for epoch in epochs if epoch not in ("", position.epoch))
-    return Mark((*old.gaps[-_MAX_GAPS:], gap), (*earlier, position.epoch))
+    return Lineage((*old.gaps[-_MAX_GAPS:], gap), (*earlier, position.epoch))
 
 
 def _replace(store: Path, records: Changes, position: Position) -> str:
@@ -211,16 +217,18 @@ def _replace(store: Path, records: Changes, position: Position) -> str:
     return kept if is_kept else ""
 
 
-def _tidy(disk: DiskStore, named: frozenset[str], knowledge: Knowledge) -> None:
+def _tidy(disk: DiskStore, named: frozenset[str], history: CatalogHistory) -> None:
     """What nothing names is set aside, or freed if it was let go; what is named again need not be there twice."""
-    disk.sweep(named, knowledge.knows)
-    disk.unnamed.drop(named & disk.digests())
+    disk.sweep(named, history.may_delete)
+    disk.orphans.drop(named & disk.digests())
 
 
 def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, made: CatalogState) -> bool:
     """False: a server was first."""
     changes = _changes(state if state.position.epoch else CatalogState(), plan)
-    return journal.commit(state.position, changes | marked(made.mark or Mark()), made.position) is not None
+    return (
+        journal.commit(state.position, changes | lineage_change(made.lineage or Lineage()), made.position) is not None
+    )
 
 
 def accept_folder(store: Path) -> int:
@@ -235,22 +243,22 @@ def accept_folder(store: Path) -> int:
             before = disk.digests()
             disk.sweep(state.snapshot.digests, lambda *_: False)
             with closing(SqliteJournal(store / CATALOG_NAME)) as journal:
-                finds = Finds(store, [])
-                found = [*finds.records, *finds.copies]
+                surviving = SurvivingBlobs(store, [])
+                found = [*surviving.records, *surviving.copies]
                 again = _position(state, found)
-                journal.commit(state.position, marked(_mark(state, again, found)), again)
-                catch_up(disk, CatalogState.of(journal.load()), is_anew=True)
+                journal.commit(state.position, lineage_change(_lineage(state, again, found)), again)
+                sync_records(disk, CatalogState.of(journal.load()), is_anew=True)
         except OSError as error:
             raise AdapterUnavailableError(f"The store cannot be written: {error.strerror or error}.") from None
         return len(before - disk.digests())
 
 
-def accept_redis(address: Address) -> None:
+def accept_redis(address: RegistryAddress) -> None:
     """Go on with what the registry says; blobs in Redis stay, those in replicas' caches are set aside by them."""
     with open_redis_store(address) as (journal, store, _):
         state = CatalogState.of(journal.load())
         found = _records(store, store.digests())
         again = _position(state, found)
         changes = {} if state.position.epoch else _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True))
-        if journal.commit(state.position, changes | marked(_mark(state, again, found)), again) is None:
+        if journal.commit(state.position, changes | lineage_change(_lineage(state, again, found)), again) is None:
             raise AdapterUnavailableError("A server has changed the registry meanwhile; try again.")

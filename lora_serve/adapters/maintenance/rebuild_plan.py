@@ -15,7 +15,7 @@ from lora_serve.adapters.catalog import routes
 from lora_serve.adapters.catalog.blob_records import BlobRecord
 from lora_serve.adapters.catalog.edits import without
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.history import Knowledge
+from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import CatalogState
@@ -23,7 +23,7 @@ from lora_serve.adapters.catalog.state import CatalogState
 Rank = tuple[int, float, int]  # a later one knows better
 
 
-class Fate(enum.StrEnum):
+class RebuildOutcome(enum.StrEnum):
     """What becomes of an id."""
 
     UNCHANGED = "unchanged"  # it is as the catalog that survived says
@@ -37,7 +37,7 @@ class RebuiltId:
     """One id; `entry` as it will be, None if it is lost. `missing`: versions left out, as `number (digest)`."""
 
     name: str
-    fate: Fate
+    outcome: RebuildOutcome
     entry: CatalogEntry | None
     missing: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class _Source:
     """One id as one source knows it."""
 
     rank: Rank
-    fate: Fate
+    outcome: RebuildOutcome
     entry: CatalogEntry
     aliases: Mapping[str, str]
 
@@ -78,9 +78,9 @@ def plan_rebuild(
     stores, which are not told of every deletion. `is_sound`: whether a blob is there, every byte of it.
     """
     state = survived or CatalogState()
-    knowledge = Knowledge(state)
-    told = [record for record in records if not knowledge.let_go(record)]
-    told += [record for record in copies if not knowledge.is_past(record.position)]
+    history = CatalogHistory(state)
+    told = [record for record in records if not history.was_deleted(record)]
+    told += [record for record in copies if not history.includes(record.position)]
     sources = _sources(state, told)
     ids = tuple(_rebuilt(sources[name], is_sound) for name in sorted(sources))
     entries = {one.name: one.entry for one in ids if one.entry is not None}
@@ -94,20 +94,20 @@ def plan_rebuild(
 
 def _sources(state: CatalogState, records: list[BlobRecord]) -> dict[str, _Source]:
     """For each id the source that knows it best."""
-    snapshot, knowledge = state.snapshot, Knowledge(state)
+    snapshot, history = state.snapshot, CatalogHistory(state)
     last: dict[str, float] = defaultdict(float)  # when each catalog, by epoch, last wrote a record
     for record in records:
         last[record.position.epoch] = max(last[record.position.epoch], record.time)
     found: dict[str, _Source] = {}
     for name, entry in snapshot.entries.items():
         aliases = {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
-        found[name] = _Source((1, 0.0, 0), Fate.UNCHANGED, entry, aliases)
+        found[name] = _Source((1, 0.0, 0), RebuildOutcome.UNCHANGED, entry, aliases)
     for record in records:
         name, position = record.entry.name, record.position
-        rank = (2 if knowledge.is_ahead(record) else 0, last[position.epoch], position.generation)
+        rank = (2 if history.is_ahead(record) else 0, last[position.epoch], position.generation)
         if name not in found or found[name].rank < rank:
-            fate = Fate.CHANGED if name in snapshot.entries else Fate.RESTORED
-            found[name] = _Source(rank, fate, record.entry, record.aliases)
+            outcome = RebuildOutcome.CHANGED if name in snapshot.entries else RebuildOutcome.RESTORED
+            found[name] = _Source(rank, outcome, record.entry, record.aliases)
     return found
 
 
@@ -115,7 +115,7 @@ def _rebuilt(source: _Source, is_sound: Callable[[str], bool]) -> RebuiltId:
     entry = source.entry
     gone = [version for version in entry.versions if not is_sound(version.digest)]
     missing = tuple(f"{version.version} ({version.digest})" for version in gone)
-    if source.fate is Fate.UNCHANGED:  # the catalog has the last word, also on what it waits to get back
-        return RebuiltId(entry.name, source.fate, entry, missing)
+    if source.outcome is RebuildOutcome.UNCHANGED:  # the catalog has the last word, also on what it waits to get back
+        return RebuiltId(entry.name, source.outcome, entry, missing)
     left = without(entry, gone) if gone else entry
-    return RebuiltId(entry.name, source.fate if left else Fate.LOST, left, missing)
+    return RebuiltId(entry.name, source.outcome if left else RebuildOutcome.LOST, left, missing)

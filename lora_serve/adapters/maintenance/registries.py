@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.journals.base import Journal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, open_own, redis_journal
-from lora_serve.adapters.catalog.startup_check import check_own, check_there
+from lora_serve.adapters.catalog.startup_check import check_catalog_exists, check_own_catalog
 from lora_serve.adapters.catalog.state import ADAPTER
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -26,7 +26,7 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RegistryAddress:
     """A store folder or a Redis URL. `flag`: what named it on the command line, for error messages."""
 
     target: str = field(repr=False)  # a URL may hold a password
@@ -51,10 +51,10 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OpenRegistry:
     """A registry that is open."""
 
-    address: Address
+    address: RegistryAddress
     catalog: Catalog
     store: AdapterStore
     tmp: Path  # private, for files on their way
@@ -62,7 +62,7 @@ class Place:
 
 
 @contextmanager
-def open_place(address: Address, is_source: bool, replica: str = REPLICA) -> Iterator[Place]:
+def open_registry(address: RegistryAddress, is_source: bool, replica: str = REPLICA) -> Iterator[OpenRegistry]:
     """Open a registry; a folder is locked meanwhile. `is_source`: it must be there.
 
     Raises ConfigError; AdapterUnavailableError if Redis cannot be reached.
@@ -79,14 +79,14 @@ def open_place(address: Address, is_source: bool, replica: str = REPLICA) -> Ite
         yield place
 
 
-def _open_folder(address: Address, replica: str, stack: ExitStack, is_source: bool) -> Place:
+def _open_folder(address: RegistryAddress, replica: str, stack: ExitStack, is_source: bool) -> OpenRegistry:
     folder = address.folder
     if is_source and not (folder / CATALOG_NAME).is_file():
         raise ConfigError(
             f"there is no registry ({CATALOG_NAME}) in this folder; servers with --redis-url keep theirs in Redis."
         )
     if not is_source:
-        check_there(folder / CATALOG_NAME, folder / "blobs", f"--store {folder}")
+        check_catalog_exists(folder / CATALOG_NAME, folder / "blobs", f"--store {folder}")
     lock = stack.enter_context(closing(lock_store(folder)))
     catalog = stack.enter_context(closing(open_own(folder, replica, lock)))
     tmp = folder / "tmp"
@@ -94,23 +94,23 @@ def _open_folder(address: Address, replica: str, stack: ExitStack, is_source: bo
         store = DiskStore(folder)
     except OSError as error:
         raise ConfigError(f"the folder cannot be used: {error.strerror}") from None
-    catalog.write_beside(store)
+    catalog.keep_blob_records(store)
     if not is_source:
-        check_own(catalog.ledger.state, store, f"--store {folder}")
+        check_own_catalog(catalog.ledger.state, store, f"--store {folder}")
         for left in tmp.iterdir():  # of a process that was killed; we hold the lock
             remove_folder(left)
-    return Place(address, catalog, store, tmp, _unreadable(catalog))
+    return OpenRegistry(address, catalog, store, tmp, _unreadable(catalog))
 
 
-def _open_redis(address: Address, replica: str, stack: ExitStack) -> Place:
+def _open_redis(address: RegistryAddress, replica: str, stack: ExitStack) -> OpenRegistry:
     journal, store, tmp = stack.enter_context(open_redis_store(address))
     catalog = Catalog(journal, replica, is_shared=True)
-    catalog.write_beside(store)
-    return Place(address, catalog, store, tmp, _unreadable(catalog))
+    catalog.keep_blob_records(store)
+    return OpenRegistry(address, catalog, store, tmp, _unreadable(catalog))
 
 
 @contextmanager
-def open_redis_store(address: Address) -> Iterator[tuple[Journal, AdapterStore, Path]]:
+def open_redis_store(address: RegistryAddress) -> Iterator[tuple[Journal, AdapterStore, Path]]:
     """The journal, the blobs and a private folder for files on their way. Raises ConfigError."""
     with ExitStack() as stack:
         journal = stack.enter_context(closing(redis_journal(address.target, address.redis_prefix)))

@@ -16,7 +16,7 @@ _NAME = re.compile(r"([0-9a-f]{64})(-[0-9-]+)?\Z")
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
-class Finds:
+class SurvivingBlobs:
     """Folders by digest, and every record that lies in one."""
 
     def __init__(

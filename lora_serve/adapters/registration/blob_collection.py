@@ -10,27 +10,27 @@ from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.core.errors import AdapterUnavailableError
 
 
-class BlobCollection:
+class BlobCollector:
     """Every method may be called from any thread."""
 
     def __init__(self, catalog: Catalog, store: AdapterStore) -> None:
         self._catalog = catalog
         self._store = store
-        self._owed: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
+        self._pending: set[tuple[str, str]] = set()  # digests whose deletion failed, and whose hold it would have ended
 
     @property
-    def owes(self) -> bool:
-        """Whether `collect_owed` has anything to do."""
-        return bool(self._owed)
+    def has_pending(self) -> bool:
+        """Whether `retry_pending` has anything to do."""
+        return bool(self._pending)
 
     @contextmanager
     def held(self, digest: str) -> Iterator[str]:
         """A hold of the blob, which the catalog ends when it names it; without that, no bytes stay behind."""
-        holder = self._catalog.holds.take(digest)
+        holder = self._catalog.leases.acquire(digest)
         try:
             yield holder
         except BaseException:
-            with suppress(AdapterUnavailableError):  # `collect_owed` tries again
+            with suppress(AdapterUnavailableError):  # `retry_pending` tries again
                 self.collect(digest, holder)
             raise
 
@@ -38,31 +38,31 @@ class BlobCollection:
         """End a hold; delete the blob unless a version names it or somebody else holds it.
 
         Whether it was deleted; this server's own copy goes if nothing names it. Raises AdapterUnavailableError: then
-        `collect_owed` does it some time.
+        `retry_pending` does it some time.
         """
         try:
             is_gone = self._collect(digest, holder)
         except AdapterUnavailableError:
-            self._owed.add((digest, holder))
+            self._pending.add((digest, holder))
             raise
-        self._owed.discard((digest, holder))
+        self._pending.discard((digest, holder))
         return is_gone
 
-    def collect_owed(self) -> None:
+    def retry_pending(self) -> None:
         """Try again what could not be done: a disk, or a Redis, that was away may be back."""
-        for digest, holder in list(self._owed):
+        for digest, holder in list(self._pending):
             with suppress(AdapterUnavailableError):
                 self.collect(digest, holder)
 
     def _collect(self, digest: str, holder: str) -> bool:
-        if not self._catalog.holds.condemn(digest, holder):
+        if not self._catalog.leases.release(digest, holder):
             if digest not in self._catalog.snapshot.digests:
                 self._store.release(digest)
             return False
         try:
             self._store.delete(digest)
-            self._catalog.holds.forget(digest)
+            self._catalog.leases.deleted(digest)
         except BaseException:
-            self._catalog.holds.give_up(digest)
+            self._catalog.leases.deletion_failed(digest)
             raise
         return True

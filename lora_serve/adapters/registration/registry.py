@@ -22,10 +22,10 @@ from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
-from lora_serve.adapters.catalog.tenant_removal import Removal
+from lora_serve.adapters.catalog.tenant_removal import TenantRemoval
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.registration.blob_collection import BlobCollection
+from lora_serve.adapters.registration.blob_collection import BlobCollector
 from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.registration.sweeping import sweep_store
@@ -80,8 +80,8 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
-        self._writer = catalog.write_beside(store)
-        self._blobs = BlobCollection(catalog, store)
+        self._writer = catalog.keep_blob_records(store)
+        self._blobs = BlobCollector(catalog, store)
 
     def new_folder(self) -> Path:
         """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError."""
@@ -149,21 +149,21 @@ class Registry:
 
     def drain(self, digest: str) -> None:
         """Keep a blob that nothing names any more, though another replica may want to delete it, until `collect`."""
-        self._catalog.holds.drain(digest)
+        self._catalog.leases.drain(digest)
 
     def collect(self, digest: str, holder: str | None = None) -> bool:
-        """End a hold (None: that of `drain`); see `BlobCollection.collect`."""
-        return self._blobs.collect(digest, holder or self._catalog.holds.drainer)
+        """End a hold (None: that of `drain`); see `BlobCollector.collect`."""
+        return self._blobs.collect(digest, holder or self._catalog.leases.drain_holder)
 
     @property
-    def owes(self) -> bool:
-        """Whether `collect_owed` has anything to do."""
-        return self._blobs.owes or self._writer.owes
+    def has_pending(self) -> bool:
+        """Whether `retry_pending` has anything to do."""
+        return self._blobs.has_pending or self._writer.has_pending
 
-    def collect_owed(self) -> None:
+    def retry_pending(self) -> None:
         """Try again what could not be done: a disk, or a Redis, that was away may be back."""
-        self._writer.pay(self._catalog.ledger.state)
-        self._blobs.collect_owed()
+        self._writer.retry_pending(self._catalog.ledger.state)
+        self._blobs.retry_pending()
 
     def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
         """`max_bytes`: that its tenant may have pinned. Raises AdapterNotFoundError, ForbiddenError."""
@@ -177,7 +177,7 @@ class Registry:
         """Raises AdapterNotFoundError, InvalidRequestError."""
         return self._catalog.set_sharing(name, shared_with)
 
-    def delete_tenant(self, tenant: str) -> Removal:
+    def delete_tenant(self, tenant: str) -> TenantRemoval:
         """Unregister all that a tenant has; as `delete`."""
         return self._catalog.remove_tenant(tenant)
 

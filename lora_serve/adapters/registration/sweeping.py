@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from lora_serve.adapters.catalog.blob_writer import catch_up
+from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.catalog import Catalog
-from lora_serve.adapters.catalog.history import Knowledge
+from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import listed, private_or_later, remove_folder
@@ -29,10 +29,10 @@ def sweep_store(
     """
     own = store.near if isinstance(store, TieredStore) else store
     state = catalog.ledger.state
-    knowledge = Knowledge(state, catalog.is_shared)
+    history = CatalogHistory(state, catalog.is_shared)
     # Without an epoch it is not even known whether anything is named.
     named = state.snapshot.digests if state.position.epoch else own.digests()
-    if num_aside := _swept(store, named, knowledge, config):
+    if num_aside := _swept(store, named, history, config):
         _log.warning(
             "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "
             "back what they were",
@@ -40,29 +40,29 @@ def sweep_store(
             num_aside,
             _named_aside(own),
         )
-    leftovers = catalog.holds.leftovers()
+    leftovers = catalog.leases.expired()
     records = _records_of(store, leftovers)
     for digest, holder in leftovers.items():
-        if knowledge.knows(digest, records.get(digest, {}), {}):
+        if history.may_delete(digest, records.get(digest, {}), {}):
             with suppress(AdapterUnavailableError):  # it is owed from then on
                 collect(digest, holder)
     with suppress(AdapterUnavailableError):  # what is away is caught up with once it is back
-        catalog.mark()
-        catch_up(own, catalog.ledger.state)
+        catalog.record_lineage()
+        sync_records(own, catalog.ledger.state)
 
 
 def _named_aside(store: AdapterStore) -> str:
-    digests = sorted({digest for digest, _ in store.unnamed.all()}) if isinstance(store, DiskStore) else []
+    digests = sorted({digest for digest, _ in store.orphans.all()}) if isinstance(store, DiskStore) else []
     more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
     return ", ".join(digests[:_MAX_NAMED]) + more
 
 
-def _swept(store: AdapterStore, named: frozenset[str], knowledge: Knowledge, config: AdapterConfig) -> int:
+def _swept(store: AdapterStore, named: frozenset[str], history: CatalogHistory, config: AdapterConfig) -> int:
     """How many blobs are aside."""
     try:
         for folder in listed(private_or_later(config.store / "tmp")):
             remove_folder(folder)
-        return store.sweep(named, knowledge.knows, config.unnamed_days)
+        return store.sweep(named, history.may_delete, config.unnamed_days)
     except OSError as error:
         _log.warning("what an earlier life left over stays until the next start: %s", words_of(error))
         return 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from lora_serve.adapters.content_coding import Decoder, decoder_for
-from lora_serve.adapters.content_digest import ExpectedDigests
+from lora_serve.adapters.http_content import Decoder, ExpectedDigests, decoder_for
 from lora_serve.adapters.sources.base import refuse
 from lora_serve.adapters.sources.checksum import Checksum, checked, of_base64, of_s3
 from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError, UnsupportedMediaError

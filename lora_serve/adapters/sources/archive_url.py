@@ -19,7 +19,7 @@ from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.sources.answer_body import content_of
 from lora_serve.adapters.sources.base import refuse
 from lora_serve.adapters.sources.intake import CHUNK_BYTES, Intake, Progress
-from lora_serve.adapters.sources.timeouts import PATIENCE, Clock, Patience, TimedSocket
+from lora_serve.adapters.sources.timeouts import DEFAULT_TIMEOUTS, TimedSocket, Timeouts, TransferClock
 from lora_serve.adapters.sources.url_rules import Url, join_url, parse_url
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError, InvalidRequestError
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 class ArchiveUrlSource:
     """See AdapterSource. `source`: an http(s) URL; its query may hold a signature, which is not kept."""
 
-    def __init__(self, beginnings: Sequence[str], patience: Patience = PATIENCE) -> None:
+    def __init__(self, beginnings: Sequence[str], timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         """Raises ConfigError."""
         self._allowed = tuple(map(_beginning, beginnings))
-        self._patience = patience
+        self._timeouts = timeouts
         self._tls = ssl.create_default_context()
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
@@ -63,7 +63,7 @@ class ArchiveUrlSource:
         return url
 
     def _download(self, url: Url, archive: Path, intake: Intake) -> None:
-        clock = Clock(self._patience)
+        clock = TransferClock(self._timeouts)
         for _ in range(MAX_REDIRECTS + 1):
             with self._answer(url, clock) as answer:
                 if answer.status not in _REDIRECTS:
@@ -80,7 +80,7 @@ class ArchiveUrlSource:
             raise refuse(f"The URL redirects to where it may not: {error}") from None
 
     @contextmanager
-    def _answer(self, url: Url, clock: Clock) -> Iterator[http.client.HTTPResponse]:
+    def _answer(self, url: Url, clock: TransferClock) -> Iterator[http.client.HTTPResponse]:
         """The answer to a GET of `url`, its body not read yet."""
         connection: Any = self._connection(url)
         connection.response_class = lambda sock, *a, **k: http.client.HTTPResponse(_timed(sock, clock), *a, **k)
@@ -100,10 +100,10 @@ class ArchiveUrlSource:
         host = url.host.strip("[]")
         if url.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, url.port, timeout=self._patience.silence, context=self._tls
+                host, url.port, timeout=self._timeouts.idle, context=self._tls
             )
         else:
-            connection = http.client.HTTPConnection(host, url.port, timeout=self._patience.silence)
+            connection = http.client.HTTPConnection(host, url.port, timeout=self._timeouts.idle)
         try:
             connection.connect()
         except OSError as error:  # also a name that is not resolved
@@ -112,7 +112,7 @@ class ArchiveUrlSource:
         return connection
 
 
-def _timed(sock: socket.socket, clock: Clock) -> socket.socket:
+def _timed(sock: socket.socket, clock: TransferClock) -> socket.socket:
     return cast("socket.socket", TimedSocket(sock, clock))
 
 

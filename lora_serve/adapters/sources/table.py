@@ -15,7 +15,7 @@ from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.intake import Progress, no_progress
 from lora_serve.adapters.sources.redis_key import RedisKeySource
-from lora_serve.adapters.sources.timeouts import PATIENCE, within
+from lora_serve.adapters.sources.timeouts import DEFAULT_TIMEOUTS, within
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
@@ -35,7 +35,7 @@ class SourceTable:
     def fetch(self, source: str, target: Path, limit: int, progress: Progress = no_progress) -> str:
         """See AdapterSource, but nothing stays behind: `target` is gone after an error, and complete otherwise."""
         try:
-            words = self._source_of(source).fetch(source, target, limit, within(PATIENCE.total, progress))
+            words = self._source_of(source).fetch(source, target, limit, within(DEFAULT_TIMEOUTS.total, progress))
             check_files(target)
         except OSError as error:
             remove_folder(target)

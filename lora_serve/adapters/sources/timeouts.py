@@ -13,31 +13,31 @@ from lora_serve.core.errors import AdapterUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """Seconds, unless it says bytes."""
 
-    silence: float = 20.0  # to connect, and without a byte
+    idle: float = 20.0  # to connect, and without a byte
     headers: float = 30.0  # from a request to the end of its answer's headers
     total: float = 3600.0  # for all of a transfer
     window: float = 60.0  # in each of which so much must come:
     window_bytes: int = 2**16
 
 
-PATIENCE = Patience()
+DEFAULT_TIMEOUTS = Timeouts()
 
 
-class Clock:
-    """The time of one transfer. `patience.total` counts from its making, a window only while bytes are waited for."""
+class TransferClock:
+    """The time of one transfer. `timeouts.total` counts from its making, a window only while bytes are waited for."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._end = self._end_of_phase = time.monotonic() + patience.total
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._end = self._end_of_phase = time.monotonic() + timeouts.total
         self._waited, self._num_bytes = 0.0, 0  # in this window
         self._has_windows = False
 
     def begin_headers(self) -> None:
         """An answer is asked for."""
-        self._end_of_phase = min(self._end, time.monotonic() + self._patience.headers)
+        self._end_of_phase = min(self._end, time.monotonic() + self._timeouts.headers)
         self._has_windows = False
 
     def begin_body(self) -> None:
@@ -51,11 +51,11 @@ class Clock:
         left = self._end_of_phase - time.monotonic()
         if left <= 0:
             raise AdapterUnavailableError("The source's answer takes too long.")
-        if self._has_windows and self._waited >= self._patience.window:
-            if self._num_bytes < self._patience.window_bytes:
+        if self._has_windows and self._waited >= self._timeouts.window:
+            if self._num_bytes < self._timeouts.window_bytes:
                 raise AdapterUnavailableError("The source's answer comes too slowly.")
             self._waited, self._num_bytes = 0.0, 0
-        return min(self._patience.silence, left)
+        return min(self._timeouts.idle, left)
 
     def heard(self, num_bytes: int, seconds: float) -> None:
         """So much came, after so long a wait."""
@@ -78,7 +78,7 @@ def within(seconds: float, progress: Progress) -> Progress:
 class TimedSocket:
     """What `http.client.HTTPResponse` reads from: a socket whose every read asks `clock` how long it may take."""
 
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+    def __init__(self, sock: socket.socket, clock: TransferClock) -> None:
         self._sock = sock
         self._clock = clock
 
@@ -88,7 +88,7 @@ class TimedSocket:
 
 
 class _TimedStream(io.RawIOBase):
-    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+    def __init__(self, sock: socket.socket, clock: TransferClock) -> None:
         super().__init__()
         self._sock = sock
         self._clock = clock
@@ -103,7 +103,7 @@ class _TimedStream(io.RawIOBase):
         try:
             count = int(self._stream.readinto(buffer))
         except TimeoutError:
-            self._clock.seconds()  # says so, if it was not the silence
+            self._clock.seconds()  # says so, if it was not the idle
             raise
         self._clock.heard(count, time.monotonic() - started)
         return count

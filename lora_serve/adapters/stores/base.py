@@ -10,10 +10,10 @@ from typing import Protocol
 from lora_serve.core.stats import TierStats
 
 Records = Mapping[str, str]  # texts by key
-Knows = Callable[[str, Records, Records], bool]  # digest, its records, and traces of those that were taken away
+MayDelete = Callable[[str, Records, Records], bool]  # digest, its records, and tombstones of those that were taken away
 
 
-class RecordShelf(Protocol):
+class RecordStore(Protocol):
     """Short texts beside blobs, each under a key of 32 hex digits: the catalog's own words, so that they outlive it.
 
     They are durable, no part of a digest, and go with their blob. Every method raises AdapterUnavailableError.
@@ -28,11 +28,11 @@ class RecordShelf(Protocol):
         Of a blob that is not here they are left out.
         """
 
-    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
-        """A record counts no more, though a disk may be full. `leaves_trace`: that there was one stays known."""
+    def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
+        """A record counts no more, though a disk may be full. `tombstone`: that there was one stays known."""
 
 
-class AdapterStore(RecordShelf, Protocol):
+class AdapterStore(RecordStore, Protocol):
     """Files of adapter versions by digest. Safe to call from several threads; a half-written blob is never seen.
 
     Every method raises AdapterUnavailableError when the store cannot be reached or written.
@@ -64,7 +64,7 @@ class AdapterStore(RecordShelf, Protocol):
     def release(self, digest: str) -> None:
         """Drop a copy that is this machine's own beside one that others may need; a no-op without such a copy."""
 
-    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
+    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
         """At start: remove what a crash left on this machine, set broken blobs aside.
 
         Of what is not in `named` that is removed which the catalog `knows`; the rest is kept aside for so many days

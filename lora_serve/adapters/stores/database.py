@@ -62,7 +62,7 @@ class Database:
                 self.connection = self._opened_for_reading()
                 _log.warning("the %s can only be read at present: %s", title, self._problem)
                 if monitor is not None:
-                    monitor.owe(f"the {title}", self.open_for_writing)
+                    monitor.retry_when_writable(f"the {title}", self.open_for_writing)
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Raises sqlite3.Error."""

@@ -15,7 +15,7 @@ from lora_serve.adapters.checkpoint.artifact import check_files
 from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME, adapter_digest, content_names
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
-from lora_serve.adapters.stores.base import Knows, Records
+from lora_serve.adapters.stores.base import MayDelete, Records
 from lora_serve.adapters.stores.blob_table import BlobTable
 from lora_serve.adapters.stores.files import (
     FILE_MODE,
@@ -30,13 +30,13 @@ from lora_serve.adapters.stores.files import (
     scratch_folder,
 )
 from lora_serve.adapters.stores.monitor import words_of
-from lora_serve.adapters.stores.orphans import UnnamedBlobs
+from lora_serve.adapters.stores.orphans import OrphanedBlobs
 from lora_serve.adapters.stores.record_files import (
-    TRACE,
+    TOMBSTONE,
     is_record,
     read_records,
+    remove_record,
     staged_records,
-    take_away,
     write_record,
 )
 from lora_serve.core.errors import (
@@ -69,7 +69,7 @@ class DiskStore:
         self._blobs = private_or_later(store / "blobs")
         self.tmp = private_or_later(store / "tmp")  # for files on their way here; emptied by `sweep`
         self._quarantine = store / "quarantine"
-        self.unnamed = UnnamedBlobs(store / "unnamed")
+        self.orphans = OrphanedBlobs(store / "unnamed")
         self._max_bytes = max_bytes
         self._is_cache = is_cache
         self._table = BlobTable(self._scan, self._evict, max_bytes, is_cache, policy)
@@ -186,23 +186,23 @@ class DiskStore:
         """See AdapterStore. There is no other copy."""
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """See RecordShelf."""
+        """See RecordStore."""
         with _readable_errors():
             return {digest: read_records(self._blob(digest)) for digest in digests if self.has(digest)}
 
     @contextmanager
     def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
-        """See RecordShelf."""
+        """See RecordStore."""
         here = {digest: texts for digest, texts in records.items() if self.has(digest)}
         with _readable_errors(), staged_records(self.tmp, self._blob, here) as publish:
             yield publish
 
-    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
-        """See RecordShelf."""
+    def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
+        """See RecordStore."""
         with _readable_errors():
-            take_away(self._blob(digest), key, leaves_trace)
+            remove_record(self._blob(digest), key, tombstone)
 
-    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
+    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
         """See AdapterStore. Raises OSError. What lies among the blobs and is nothing of ours stays.
 
         The check is of the files' form only; their digests are checked whenever they are loaded.
@@ -216,16 +216,16 @@ class DiskStore:
                     self._set_aside(blob)
             elif not BLOB_NAME.match(blob.name):  # nothing of ours
                 continue
-            elif _is_known(digest, blob, knows):
+            elif _is_known(digest, blob, may_delete):
                 blob.rename(new_folder(self.tmp) / "blob")
             else:
-                self.unnamed.take(blob)
+                self.orphans.take(blob)
         if self._blobs.is_dir():
             flush(self._blobs)
         for folder in listed(self.tmp):
             remove_folder(folder)
-        self.unnamed.expire(days)
-        return sum(1 for _ in self.unnamed.all())
+        self.orphans.expire(days)
+        return sum(1 for _ in self.orphans.all())
 
     def _blob(self, digest: str) -> Path:
         name = digest.removeprefix("sha256:")
@@ -292,9 +292,9 @@ def is_sound(folder: Path, digest: str) -> bool:
         return False
 
 
-def _is_known(digest: str, blob: Path, knows: Knows) -> bool:
+def _is_known(digest: str, blob: Path, may_delete: MayDelete) -> bool:
     try:
-        return knows(digest, read_records(blob), read_records(blob, TRACE))
+        return may_delete(digest, read_records(blob), read_records(blob, TOMBSTONE))
     except OSError:
         return False
 

@@ -30,7 +30,7 @@ class StoreMonitor:
         """Nothing is tried before the first `look`."""
         self._store = store
         self._lock = threading.Lock()
-        self._owed: dict[str, Callable[[], None]] = {}  # by what it is, in words
+        self._pending: dict[str, Callable[[], None]] = {}  # by what it is, in words
         self._problem: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store monitor", daemon=True)
@@ -40,11 +40,11 @@ class StoreMonitor:
         """Why the store cannot be written, in words without paths; None: it can, as far as is known."""
         return self._problem
 
-    def owe(self, what: str, settle: Callable[[], None]) -> None:
+    def retry_when_writable(self, what: str, write: Callable[[], None]) -> None:
         """`what` could not be written, so the store counts as one that cannot. `settle` makes up for it once there is
         room; until it can it raises OSError, sqlite3.Error or LoraServeError, and is called again.
         """
-        self._owed[what] = settle
+        self._pending[what] = write
 
     def look(self) -> bool:
         """Try it now: whether the store can be written, and nothing is owed any more."""
@@ -84,12 +84,12 @@ class StoreMonitor:
             write_and_drop(self._store)
         except OSError as error:
             return f"the store cannot be written: {words_of(error)}"
-        for what in list(self._owed):
+        for what in list(self._pending):
             try:
-                self._owed[what]()
+                self._pending[what]()
             except (OSError, sqlite3.Error, LoraServeError) as error:
                 return f"the store cannot be written ({what}): {words_of(error)}"
-            del self._owed[what]
+            del self._pending[what]
         return None
 
     def _note(self, problem: str | None) -> None:

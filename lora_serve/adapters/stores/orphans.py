@@ -19,7 +19,7 @@ _DAY = 86400.0
 _log = logging.getLogger(__name__)
 
 
-class UnnamedBlobs:
+class OrphanedBlobs:
     """The folder of them; it is made when there is a first one."""
 
     def __init__(self, folder: Path) -> None:

@@ -16,12 +16,12 @@ from lora_serve.adapters.stores.files import FILE_MODE, flush, scratch_folder
 MAX_BYTES = 2**26  # of one
 Texts = Mapping[str, str]  # by key
 RECORD = re.compile(r"named-([0-9a-f]{32})\.json\Z")
-TRACE = re.compile(r"gone-([0-9a-f]{32})\.json\Z")
+TOMBSTONE = re.compile(r"gone-([0-9a-f]{32})\.json\Z")
 
 
 def is_record(name: str) -> bool:
     """Whether a file in a blob's folder is a record, or the trace of one."""
-    return bool(RECORD.match(name) or TRACE.match(name))
+    return bool(RECORD.match(name) or TOMBSTONE.match(name))
 
 
 def read_records(blob: Path, kind: re.Pattern[str] = RECORD) -> dict[str, str]:
@@ -50,11 +50,11 @@ def write_record(folder: Path, key: str, text: str) -> Path:
     return path
 
 
-def take_away(blob: Path, key: str, leaves_trace: bool) -> None:
+def remove_record(blob: Path, key: str, tombstone: bool) -> None:
     """No room is needed for it. Raises OSError; a no-op if there is no such record."""
     path, trace = blob / f"named-{key}.json", blob / f"gone-{key}.json"
     with suppress(FileNotFoundError):
-        if leaves_trace:
+        if tombstone:
             path.rename(trace)
         else:
             trace.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ import redis
 from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect, drop_other_type
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
-from lora_serve.adapters.stores.base import Knows, Records
+from lora_serve.adapters.stores.base import MayDelete, Records
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.core.errors import AdapterUnavailableError
 
@@ -87,7 +87,7 @@ class RedisStore:
         """See AdapterStore. There is no copy on this machine."""
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """See RecordShelf. Of a blob that is not here too, if there are any."""
+        """See RecordStore. Of a blob that is not here too, if there are any."""
         asked, found = list(digests), {}
         with _readable_errors():
             for start in range(0, len(asked), _PAGE):
@@ -100,7 +100,7 @@ class RedisStore:
 
     @contextmanager
     def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
-        """See RecordShelf. Room is not looked for."""
+        """See RecordStore. Room is not looked for."""
 
         def publish() -> None:
             with _readable_errors():
@@ -110,12 +110,12 @@ class RedisStore:
 
         yield publish
 
-    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
-        """See RecordShelf. No trace is left: nothing here is ever swept."""
+    def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
+        """See RecordStore. No trace is left: nothing here is ever swept."""
         with _readable_errors():
             self._redis.hdel(self._key(digest, "records"), key)
 
-    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
+    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
         """See AdapterStore. There is nothing on this machine, and others may name what is in Redis."""
         return 0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.eviction.tier_counts import TierCounts
-from lora_serve.adapters.stores.base import AdapterStore, Knows, Records
+from lora_serve.adapters.stores.base import AdapterStore, MayDelete, Records
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.stats import EvictionReason, TierStats
@@ -96,13 +96,13 @@ class TieredStore:
         self.near.delete(digest)
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """See RecordShelf. The far store's; where it has none, the near one's."""
+        """See RecordStore. The far store's; where it has none, the near one's."""
         near, far = self.near.records(digests), self.far.records(digests)
         return {digest: far.get(digest) or near.get(digest, {}) for digest in far.keys() | near.keys()}
 
     @contextmanager
     def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
-        """See RecordShelf. The far ones count; what cannot be written near is made up for at the next start."""
+        """See RecordStore. The far ones count; what cannot be written near is made up for at the next start."""
         with ExitStack() as stack:
             far = stack.enter_context(self.far.staging(records))
             try:
@@ -117,16 +117,16 @@ class TieredStore:
 
             yield publish
 
-    def take_away(self, digest: str, key: str, leaves_trace: bool) -> None:
-        """See RecordShelf."""
+    def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
+        """See RecordStore."""
         try:
-            self.far.take_away(digest, key, leaves_trace)
+            self.far.remove_record(digest, key, tombstone)
         finally:
-            self.near.take_away(digest, key, leaves_trace)
+            self.near.remove_record(digest, key, tombstone)
 
-    def sweep(self, named: frozenset[str], knows: Knows, days: float = 0) -> int:
+    def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
         """See AdapterStore. The far store's other blobs may be named by others."""
-        return self.near.sweep(named, knows, days)
+        return self.near.sweep(named, may_delete, days)
 
     def replenish(self, digests: frozenset[str]) -> None:
         """Give the far store back what it has lost of these and is here: it was emptied, or dropped keys."""

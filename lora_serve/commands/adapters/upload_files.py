@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from lora_serve.adapters.content_digest import CONTENT_DIGEST, content_digest
+from lora_serve.adapters.http_content import CONTENT_DIGEST, content_digest
 from lora_serve.commands.output import Output, plain
 from lora_serve.core.errors import ConfigError
 

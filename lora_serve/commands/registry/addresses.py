@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from lora_serve.adapters.maintenance.registries import Address
+from lora_serve.adapters.maintenance.registries import RegistryAddress
 from lora_serve.commands.admin_key import DEFAULT_STORE
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.setting_texts import check_redis_prefix
@@ -27,26 +27,26 @@ def add_prefix_flag(parser: argparse.ArgumentParser) -> None:
                         f"(LORA_SERVE_REDIS_PREFIX; default: {DEFAULT_PREFIX})")  # fmt: skip
 
 
-def registry_address(flags: argparse.Namespace) -> Address:
+def registry_address(flags: argparse.Namespace) -> RegistryAddress:
     """The registry of --store or --redis-url, else of the environment. Raises ConfigError."""
     if flags.store is not None:
         return _folder("--store", flags.store)
     url = flags.redis_url or os.environ.get("LORA_SERVE_REDIS_URL")
     if url:
-        address = Address(url, "--redis-url", redis_prefix(flags))
+        address = RegistryAddress(url, "--redis-url", redis_prefix(flags))
         if not address.is_redis:
             raise ConfigError("--redis-url: expected redis://host:port/db, rediss:// or unix://")
         return address
     return _folder("--store", os.environ.get("LORA_SERVE_STORE") or DEFAULT_STORE)
 
 
-def folder_or_url(flag: str, text: str, flags: argparse.Namespace) -> Address:
+def folder_or_url(flag: str, text: str, flags: argparse.Namespace) -> RegistryAddress:
     """A folder, or a Redis URL. Raises ConfigError."""
-    address = Address(text, flag, redis_prefix(flags))
+    address = RegistryAddress(text, flag, redis_prefix(flags))
     return address if address.is_redis else _folder(flag, text)
 
 
-def folder_address(flag: str, text: str) -> Address:
+def folder_address(flag: str, text: str) -> RegistryAddress:
     """The folder; raises ConfigError for a URL."""
     return _folder(flag, text)
 
@@ -62,10 +62,10 @@ def redis_prefix(flags: argparse.Namespace) -> str:
         raise ConfigError(f"--redis-prefix: {error} (got {given[:200]!r})") from None
 
 
-def _folder(flag: str, text: str) -> Address:
+def _folder(flag: str, text: str) -> RegistryAddress:
     scheme, is_url, _ = text.partition("://")
     if is_url:
         raise ConfigError(f"{flag}: expected a folder, or redis:// where a URL is allowed (got {scheme[:20]}://...)")
     if not text:
         raise ConfigError(f"{flag}: expected a folder (got '')")
-    return Address(text, flag)
+    return RegistryAddress(text, flag)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from lora_serve.adapters.maintenance.backup import BackupError, Others, back_up, restore
+from lora_serve.adapters.maintenance.backup import BackupError, OtherDatabases, back_up, restore
 from lora_serve.adapters.maintenance.backup_folder import BackupList
 from lora_serve.adapters.maintenance.blob_copier import OnProgress
-from lora_serve.adapters.maintenance.registries import Address
+from lora_serve.adapters.maintenance.registries import RegistryAddress
 from lora_serve.commands.output import Output, plain, time_text
 from lora_serve.commands.registry.addresses import add_registry_flags, folder_address, registry_address
 from lora_serve.commands.registry.verb import Verb
@@ -16,7 +16,7 @@ from lora_serve.tenancy.audit import journal as audit_journal
 from lora_serve.tenancy.directory import opening
 from lora_serve.tenancy.usage import journal as usage_journal
 
-_OTHERS = Others(
+_OTHERS = OtherDatabases(
     (opening.FILE_NAME, usage_journal.FILE_NAME, audit_journal.FILE_NAME), {opening.FILE_NAME: opening.JOURNAL}
 )
 _NO_SECRETS = "tenants' keys are in it as hashes only; the admin key is not: a restored store makes a new one"
@@ -44,9 +44,9 @@ def _restore(flags: argparse.Namespace, output: Output) -> bool:
 
 def _run(
     verb: str,
-    source: Address,
-    target: Address,
-    work: Callable[[Address, Address, Others, OnProgress], BackupList],
+    source: RegistryAddress,
+    target: RegistryAddress,
+    work: Callable[[RegistryAddress, RegistryAddress, OtherDatabases, OnProgress], BackupList],
     output: Output,
 ) -> bool:
     with output.progress() as progress:

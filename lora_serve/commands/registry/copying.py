@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from lora_serve.adapters.maintenance.exports import finish, is_unfinished
-from lora_serve.adapters.maintenance.merging import Outcome
-from lora_serve.adapters.maintenance.registries import Address
-from lora_serve.adapters.maintenance.transfer import Report, Transfer, open_ends
+from lora_serve.adapters.maintenance.merging import MergeOutcome
+from lora_serve.adapters.maintenance.registries import RegistryAddress
+from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, open_ends
 from lora_serve.commands.output import Output, bytes_text, plain
 from lora_serve.commands.registry.addresses import (
     add_prefix_flag,
@@ -63,7 +63,7 @@ def _migrate(flags: argparse.Namespace, output: Output) -> bool:
     return is_done
 
 
-def _copy(verb: str, source: Address, target: Address, overwrite: bool, output: Output) -> bool:
+def _copy(verb: str, source: RegistryAddress, target: RegistryAddress, overwrite: bool, output: Output) -> bool:
     """Copies adapters; True if the target has everything. Raises ConfigError, AdapterUnavailableError."""
     if _is_same(source, target):
         raise ConfigError(f"{source.flag} and {target.flag} name the same registry")
@@ -87,17 +87,17 @@ def _copy(verb: str, source: Address, target: Address, overwrite: bool, output: 
     return report.is_whole
 
 
-def _is_same(source: Address, target: Address) -> bool:
+def _is_same(source: RegistryAddress, target: RegistryAddress) -> bool:
     if source.is_redis or target.is_redis:
         return (source.target, source.redis_prefix) == (target.target, target.redis_prefix)
     return source.folder.resolve() == target.folder.resolve()
 
 
-def _document(verb: str, source: Address, target: Address, report: Report) -> dict[str, Any]:
-    def ids(outcome: Outcome) -> list[str]:
+def _document(verb: str, source: RegistryAddress, target: RegistryAddress, report: TransferReport) -> dict[str, Any]:
+    def ids(outcome: MergeOutcome) -> list[str]:
         return [line.name for line in report.named(outcome)]
 
-    def reasons(outcome: Outcome) -> list[dict[str, str]]:
+    def reasons(outcome: MergeOutcome) -> list[dict[str, str]]:
         return [{"id": line.name, "reason": line.reason} for line in report.named(outcome)]
 
     return {
@@ -105,21 +105,21 @@ def _document(verb: str, source: Address, target: Address, report: Report) -> di
         "from": source.text,
         "to": target.text,
         "is_whole": report.is_whole,
-        "made": ids(Outcome.MADE),
-        "overwritten": ids(Outcome.OVERWRITTEN),
-        "unchanged": ids(Outcome.UNCHANGED),
-        "conflicts": reasons(Outcome.CONFLICT),
-        "refused": reasons(Outcome.REFUSED),
+        "made": ids(MergeOutcome.MADE),
+        "overwritten": ids(MergeOutcome.OVERWRITTEN),
+        "unchanged": ids(MergeOutcome.UNCHANGED),
+        "conflicts": reasons(MergeOutcome.CONFLICT),
+        "refused": reasons(MergeOutcome.REFUSED),
         "unreadable": list(report.unreadable),
         "blobs": report.num_blobs,
         "bytes": report.num_bytes,
     }
 
 
-def _sentence(report: Report, target: Address) -> str:
+def _sentence(report: TransferReport, target: RegistryAddress) -> str:
     """The summary, e.g. "3 adapters made, 1 unchanged in DIR; 4 blobs (12.0 MB) copied"."""
-    counts = {outcome: len(report.named(outcome)) for outcome in Outcome}
-    first = f"{_counted(counts.pop(Outcome.MADE), 'adapter')} made"
+    counts = {outcome: len(report.named(outcome)) for outcome in MergeOutcome}
+    first = f"{_counted(counts.pop(MergeOutcome.MADE), 'adapter')} made"
     rest = [f"{count} {outcome.value}" for outcome, count in counts.items() if count]
     blobs = f"{_counted(report.num_blobs, 'blob')} ({bytes_text(report.num_bytes)}) copied"
     return f"{', '.join((first, *rest))} in {plain(target.text)}; {blobs}"
@@ -129,15 +129,15 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _complain(report: Report, output: Output) -> None:
-    for outcome in (Outcome.CONFLICT, Outcome.REFUSED):
+def _complain(report: TransferReport, output: Output) -> None:
+    for outcome in (MergeOutcome.CONFLICT, MergeOutcome.REFUSED):
         output.note(*(f"{outcome.value}: {line.name}: {line.reason}" for line in report.named(outcome)))
     output.note(*(f"refused: {name}: its record in the source cannot be read" for name in report.unreadable))
-    if report.named(Outcome.CONFLICT):
+    if report.named(MergeOutcome.CONFLICT):
         output.note("nothing of a conflict was written; --overwrite makes these ids what the source says")
 
 
-def _next_steps(target: Address) -> tuple[str, ...]:
+def _next_steps(target: RegistryAddress) -> tuple[str, ...]:
     keys = "keys are not copied: each server has the admin key of its own --store, or of --admin-key"
     if not target.is_redis:
         return f"next: start one server with --store {target.text} and without --redis-url", keys

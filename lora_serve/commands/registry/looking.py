@@ -7,21 +7,21 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.adapters.maintenance.integrity import BadBlob, Inventory, bad_blobs, take_stock
-from lora_serve.adapters.maintenance.registries import Place, open_place
+from lora_serve.adapters.maintenance.integrity import BadBlob, Inventory, bad_blobs, inventory_of
+from lora_serve.adapters.maintenance.registries import OpenRegistry, open_registry
 from lora_serve.commands.output import Output, bytes_text, plain
 from lora_serve.commands.registry.addresses import add_registry_flags, registry_address
 from lora_serve.commands.registry.verb import Verb
 
 
 def _show(flags: argparse.Namespace, output: Output) -> bool:
-    with open_place(registry_address(flags), is_source=True) as place:
-        document = _document(place, take_stock(place))
+    with open_registry(registry_address(flags), is_source=True) as place:
+        document = _document(place, inventory_of(place))
     output.show(document, _table(document))
     return True
 
 
-def _document(place: Place, stock: Inventory) -> dict[str, Any]:
+def _document(place: OpenRegistry, stock: Inventory) -> dict[str, Any]:
     position = place.catalog.snapshot.position
     return {
         "object": "registry",
@@ -52,7 +52,7 @@ def _table(document: dict[str, Any]) -> Table:
 
 
 def _check(flags: argparse.Namespace, output: Output) -> bool:
-    with open_place(registry_address(flags), is_source=True) as place, output.progress() as progress:
+    with open_registry(registry_address(flags), is_source=True) as place, output.progress() as progress:
         task = progress.add_task(f"check {plain(place.address.text)}", total=None)
 
         def on_progress(done: int, total: int) -> None:

@@ -8,9 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.adapters.maintenance.rebuild import Rebuilt, accept_folder, accept_redis, rebuild_folder, rebuild_redis
-from lora_serve.adapters.maintenance.rebuild_plan import Fate, RebuiltId
-from lora_serve.adapters.maintenance.registries import Address
+from lora_serve.adapters.maintenance.rebuild import (
+    RebuildReport,
+    accept_folder,
+    accept_redis,
+    rebuild_folder,
+    rebuild_redis,
+)
+from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome, RebuiltId
+from lora_serve.adapters.maintenance.registries import RegistryAddress
 from lora_serve.commands.output import Output, plain
 from lora_serve.commands.registry.addresses import add_registry_flags, folder_address, registry_address
 from lora_serve.commands.registry.verb import Verb
@@ -42,13 +48,13 @@ def _rebuild(flags: argparse.Namespace, output: Output) -> bool:
     return rebuilt.is_whole
 
 
-def _existing(address: Address) -> Path:
+def _existing(address: RegistryAddress) -> Path:
     if not address.folder.is_dir():
         raise ConfigError(f"{address.flag} {address.text}: there is no such folder")
     return address.folder
 
 
-def _document(address: Address, rebuilt: Rebuilt, is_dry: bool) -> dict[str, Any]:
+def _document(address: RegistryAddress, rebuilt: RebuildReport, is_dry: bool) -> dict[str, Any]:
     return {
         "object": "registry.rebuild",
         "place": address.text,
@@ -59,7 +65,7 @@ def _document(address: Address, rebuilt: Rebuilt, is_dry: bool) -> dict[str, Any
         "adapters": [
             {
                 "id": one.name,
-                "fate": one.fate.value,
+                "outcome": one.outcome.value,
                 "tenant": one.entry.tenant if one.entry else None,
                 "versions": [version.version for version in one.entry.versions] if one.entry else [],
                 "default_version": one.entry.default_version if one.entry else None,
@@ -73,20 +79,20 @@ def _document(address: Address, rebuilt: Rebuilt, is_dry: bool) -> dict[str, Any
     }
 
 
-def _table(rebuilt: Rebuilt) -> Table:
-    table = Table("id", "tenant", "fate", "versions", "meant", box=None, pad_edge=False)
+def _table(rebuilt: RebuildReport) -> Table:
+    table = Table("id", "tenant", "outcome", "versions", "meant", box=None, pad_edge=False)
     for one in rebuilt.plan.ids:
         entry = one.entry
         versions = " ".join(str(version.version) for version in entry.versions) if entry else "-"
         meant = str(entry.default_version) if entry else "-"
-        table.add_row(plain(one.name), plain(entry.tenant if entry else "-"), one.fate.value, versions, meant)
+        table.add_row(plain(one.name), plain(entry.tenant if entry else "-"), one.outcome.value, versions, meant)
     return table
 
 
-def _sentence(address: Address, rebuilt: Rebuilt, is_dry: bool) -> str:
+def _sentence(address: RegistryAddress, rebuilt: RebuildReport, is_dry: bool) -> str:
     """The summary, e.g. "The catalog was lost: 3 adapters restored in DIR; ..."."""
-    counts = {fate: sum(one.fate is fate for one in rebuilt.plan.ids) for fate in Fate}
-    said = ", ".join(f"{count} {fate.value}" for fate, count in counts.items() if count) or "none"
+    counts = {outcome: sum(one.outcome is outcome for one in rebuilt.plan.ids) for outcome in RebuildOutcome}
+    said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count) or "none"
     would = " (nothing was written)" if is_dry else ""
     kept = f"; the old one is {rebuilt.kept}" if rebuilt.kept else ""
     was = {"good": "is good", "older": "was older than its blobs"}.get(rebuilt.was, f"was {rebuilt.was}")
@@ -96,15 +102,15 @@ def _sentence(address: Address, rebuilt: Rebuilt, is_dry: bool) -> str:
     )
 
 
-def _complain(rebuilt: Rebuilt, output: Output) -> None:
+def _complain(rebuilt: RebuildReport, output: Output) -> None:
     output.note(*(_complaint(one) for one in rebuilt.plan.ids if one.missing))
     output.note(*(f"dropped: the alias {alias} leads nowhere" for alias in rebuilt.plan.dropped_aliases))
 
 
 def _complaint(one: RebuiltId) -> str:
     more = f" and {len(one.missing) - 8} more" if len(one.missing) > 8 else ""
-    what = "it cannot be served" if one.fate is Fate.UNCHANGED else "left out"
-    return f"{one.fate.value}: {one.name}: no sound blob of version {', '.join(one.missing[:8])}{more}: {what}"
+    what = "it cannot be served" if one.outcome is RebuildOutcome.UNCHANGED else "left out"
+    return f"{one.outcome.value}: {one.name}: no sound blob of version {', '.join(one.missing[:8])}{more}: {what}"
 
 
 def _accept(flags: argparse.Namespace, output: Output) -> bool:

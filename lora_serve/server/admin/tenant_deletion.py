@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.adapters.catalog.state import CatalogState
-from lora_serve.adapters.catalog.tenant_removal import Removal
+from lora_serve.adapters.catalog.tenant_removal import TenantRemoval
 from lora_serve.core.errors import AdapterUnavailableError, NotFoundError
 from lora_serve.server.services import Services
 
@@ -31,7 +31,7 @@ async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
     return removal.names
 
 
-async def _forget(services: Services, removal: Removal) -> None:
+async def _forget(services: Services, removal: TenantRemoval) -> None:
     """Once every replica has freed the blobs, which it notes in the journal, the journals' old pages go too."""
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
@@ -52,7 +52,7 @@ async def _freed(ledger: Ledger[CatalogState], digests: Iterable[str]) -> None:
 
     ledger.listen(listener)
     try:
-        while waited_for & ledger.state.notes.keys():
+        while waited_for & ledger.state.leases.keys():
             await changed.wait()
             changed.clear()
     finally:

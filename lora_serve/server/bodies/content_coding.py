@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from lora_serve.adapters.content_coding import Decoder, decoder_for
-from lora_serve.adapters.content_digest import CONTENT_DIGEST, ExpectedDigests
+from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
 
 
 def decoder_of(request: web.Request) -> Decoder:

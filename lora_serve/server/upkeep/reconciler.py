@@ -74,8 +74,8 @@ class Reconciler:
     async def _keep_collecting(self) -> None:
         while True:
             await asyncio.sleep(RETRY)
-            if self._services.registry.owes:
-                await asyncio.to_thread(self._services.registry.collect_owed)
+            if self._services.registry.has_pending:
+                await asyncio.to_thread(self._services.registry.retry_pending)
 
     def _next_pin(self) -> AdapterCommand | None:
         """None: nothing is left to do. What fails is not tried again, so that one bad adapter holds up no other."""

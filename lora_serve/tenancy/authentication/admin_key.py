@@ -75,7 +75,7 @@ def _created(path: Path, monitor: StoreMonitor | None) -> str:
     except OSError as error:
         if error.errno not in UNWRITABLE or monitor is None:
             raise
-    monitor.owe("the admin key", lambda: _keep(path, secret))
+    monitor.retry_when_writable("the admin key", lambda: _keep(path, secret))
     return secret
 
 

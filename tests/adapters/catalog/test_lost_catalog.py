@@ -16,7 +16,7 @@ from lora_serve.adapters.catalog.blob_records import key_of, record_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.maintenance.rebuild import rebuild_folder
-from lora_serve.adapters.maintenance.registries import open_place
+from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores import orphans, record_files
@@ -87,7 +87,7 @@ def test_refused_start_makes_no_file(filled: AdapterConfig, capsys: pytest.Captu
     before = sorted(filled.store.rglob("*"))
     with pytest.raises(ConfigError, match="begins empty and keeps the blobs aside"), open_storage(filled):
         pass
-    with pytest.raises(ConfigError, match="there are 4 blobs"), open_place(registries.at(filled.store), False):
+    with pytest.raises(ConfigError, match="there are 4 blobs"), open_registry(registries.at(filled.store), False):
         pass
     assert sorted(filled.store.rglob("*")) == before
     assert main(["registry", "show", "--store", str(filled.store)]) == 2
@@ -104,7 +104,7 @@ def test_lost_catalog_of_one_blob_is_told_in_the_singular(filled: AdapterConfig)
 
 def test_start_on_an_older_copy_of_the_catalog_is_refused(filled: AdapterConfig) -> None:
     shutil.copyfile(filled.store / CATALOG, filled.store / "older")
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         place.catalog.set_pinned("y", True)  # no blob came or went
     os.replace(filled.store / "older", filled.store / CATALOG)
     with pytest.raises(ConfigError, match=r"older than 1 of the 4 blobs.*registry accept"), open_storage(filled):
@@ -140,9 +140,9 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
         registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
         assert blobs_in(filled.store) == before
-        catalog.holds.forget(catalog.holds.take("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
+        catalog.leases.forget(catalog.leases.take("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
         registry.sweep()
-    aside = list(DiskStore(filled.store).unnamed.all())
+    aside = list(DiskStore(filled.store).orphans.all())
     assert {digest.removeprefix("sha256:") for digest, _ in aside} == before
     assert all(record_files.read_records(path) for _, path in aside)
     assert "registry rebuild" in caplog.text
@@ -152,11 +152,11 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
 
 def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpec) -> None:
     """Of a deletion that was under way, and of a registration that was."""
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         (deleted,) = place.catalog.remove("initech/z")
     with closing(open_catalog(filled.store)) as catalog:
         coming = "sha256:" + "7" * 64
-        catalog.holds.take(coming)
+        catalog.leases.take(coming)
         (filled.store / "blobs" / ("7" * 64)).mkdir()
     with closing(open_catalog(filled.store)) as catalog:
         registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
@@ -168,17 +168,17 @@ def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpe
 
 
 def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: AdapterConfig, spec: ModelSpec) -> None:
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         digest = place.catalog.snapshot.entries["initech/z"].default.digest
         registries.remove(place, "initech/z")
-        place.catalog.holds.take(digest)
+        place.catalog.leases.take(digest)
     shutil.copyfile(filled.store / CATALOG, filled.store / "older")
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         registries.put(place, "initech/z", "five")
     os.replace(filled.store / "older", filled.store / CATALOG)
     with closing(open_catalog(filled.store)) as catalog:
         Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier()).sweep()
-        assert [found for found, _ in DiskStore(filled.store).unnamed.all()] == [digest]
+        assert [found for found, _ in DiskStore(filled.store).orphans.all()] == [digest]
 
 
 def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, spec: ModelSpec) -> None:
@@ -186,7 +186,7 @@ def test_id_whose_record_makes_no_sense_keeps_its_blob(filled: AdapterConfig, sp
         database.execute("UPDATE records SET text = '{' WHERE key = 'adapter:initech/z'")
     with open_storage(filled) as storage:
         Registry(filled, spec, storage.catalog, storage.store, FakeVerifier()).sweep()
-        (aside,) = storage.disk.unnamed.all()
+        (aside,) = storage.disk.orphans.all()
     assert list(record_files.read_records(aside[1])) == [key_of("initech/z")]
 
 
@@ -209,7 +209,7 @@ def test_same_blob_may_be_set_aside_again(tmp_path: Path) -> None:
     for _ in range(3):
         (tmp_path / "blobs" / ("1" * 64)).mkdir()
         store.sweep(frozenset(), lambda *_: False)
-    assert len(list(store.unnamed.all())) == 3
+    assert len(list(store.orphans.all())) == 3
 
 
 def test_blobs_that_cannot_be_read_are_not_set_aside_as_broken(
@@ -229,7 +229,7 @@ def test_blobs_that_cannot_be_read_are_not_set_aside_as_broken(
 
 
 def test_each_change_of_an_id_is_beside_its_blobs_before_it_is_acknowledged(filled: AdapterConfig) -> None:
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         for act in (
             lambda catalog: catalog.set_pinned("acme/x", False),
             lambda catalog: catalog.set_sharing("acme/x", ["globex"]),
@@ -257,7 +257,7 @@ def assert_newest_records_say_what_the_catalog_does(catalog: Catalog, store: Pat
 
 def test_deleted_id_leaves_no_record_beside_what_others_name(filled: AdapterConfig) -> None:
     """`y` has the same content as the first version of `acme/x`."""
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         place.catalog.remove("acme/x")
         (digest,) = {version.digest for version in place.catalog.entry("y").versions}
     blob = registries.blob(filled.store, digest)
@@ -266,7 +266,7 @@ def test_deleted_id_leaves_no_record_beside_what_others_name(filled: AdapterConf
 
 
 def test_broken_blob_that_is_replaced_keeps_the_records_of_all_who_name_it(filled: AdapterConfig) -> None:
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         (digest,) = {version.digest for version in place.catalog.entry("y").versions}
         registries.corrupt(filled.store, digest)
         registries.put(place, "acme/x", "one")
@@ -279,7 +279,7 @@ def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goe
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with open_place(registries.at(filled.store), is_source=False) as place:
+    with open_registry(registries.at(filled.store), is_source=False) as place:
         before = place.catalog.snapshot
         with monkeypatch.context() as patched:
             patched.setattr(record_files, "flush", full)
@@ -287,10 +287,10 @@ def test_record_for_which_there_is_no_room_refuses_the_change_and_a_deletion_goe
                 place.catalog.set_pinned("y", True)
             assert place.catalog.snapshot is before
             place.catalog.remove("acme/x", 4)
-            writer = place.catalog.ledger.witness
-            assert writer.owes  # type: ignore[attr-defined]
-        writer.pay(place.catalog.ledger.state)  # type: ignore[attr-defined]
-        assert not writer.owes  # type: ignore[attr-defined]
+            writer = place.catalog.ledger.observer
+            assert writer.has_pending  # type: ignore[attr-defined]
+        writer.retry_pending(place.catalog.ledger.state)  # type: ignore[attr-defined]
+        assert not writer.has_pending  # type: ignore[attr-defined]
         assert_newest_records_say_what_the_catalog_does(place.catalog, filled.store)
 
 

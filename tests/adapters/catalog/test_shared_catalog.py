@@ -218,29 +218,29 @@ def test_blob_that_another_server_still_uses_is_deleted_by_the_last_of_them(two:
     until(lambda: "x" in other.snapshot.entries)
     one.remove("x")
     until(lambda: "x" not in other.snapshot.entries)
-    other.holds.drain(digest("a"))
-    assert not one.holds.condemn(digest("a"), one.holds.drainer)
-    assert other.holds.condemn(digest("a"), other.holds.drainer)
+    other.leases.drain(digest("a"))
+    assert not one.leases.release(digest("a"), one.leases.drain_holder)
+    assert other.leases.release(digest("a"), other.leases.drain_holder)
 
 
 def test_bytes_that_one_server_deletes_cannot_be_named_by_another_meanwhile(two: tuple[Catalog, Catalog]) -> None:
     one, other = two
-    assert one.holds.condemn(digest("a"), one.holds.take(digest("a")))
+    assert one.leases.release(digest("a"), one.leases.acquire(digest("a")))
     with pytest.raises(AdapterUnavailableError, match="being deleted"):
-        other.holds.take(digest("a"))
-    one.holds.forget(digest("a"))
-    other.add("x", version("a"), holder=other.holds.take(digest("a")))
+        other.leases.acquire(digest("a"))
+    one.leases.deleted(digest("a"))
+    other.add("x", version("a"), holder=other.leases.acquire(digest("a")))
     until(lambda: "x" in one.snapshot.entries)
-    assert not one.holds.condemn(digest("a"), "nobody")
+    assert not one.leases.release(digest("a"), "nobody")
 
 
 def test_bytes_that_one_server_could_not_delete_may_be_named_by_another(two: tuple[Catalog, Catalog]) -> None:
     one, other = two
-    assert one.holds.condemn(digest("a"), one.holds.take(digest("a")))
-    one.holds.give_up(digest("a"))
-    other.add("x", version("a"), holder=other.holds.take(digest("a")))
+    assert one.leases.release(digest("a"), one.leases.acquire(digest("a")))
+    one.leases.deletion_failed(digest("a"))
+    other.add("x", version("a"), holder=other.leases.acquire(digest("a")))
     until(lambda: "x" in one.snapshot.entries)
-    assert not one.holds.condemn(digest("a"), one.holds.drainer)
+    assert not one.leases.release(digest("a"), one.leases.drain_holder)
 
 
 def test_record_that_nobody_of_us_wrote_is_left_out(two: tuple[Catalog, Catalog], own_redis: RedisServer) -> None:

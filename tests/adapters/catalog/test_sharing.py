@@ -62,5 +62,5 @@ def test_tenant_leaves_in_one_commit_and_common_content_stays(tmp_path: Path) ->
     assert catalog.snapshot.position.generation == before + 1
     assert (list(catalog.snapshot.entries), dict(catalog.snapshot.aliases)) == (["acme/a"], {})
     assert catalog.entry("acme/a").shared_with == ()
-    assert catalog.holds.drainer in catalog.ledger.state.notes[version("b").digest].holders
+    assert catalog.leases.drain_holder in catalog.ledger.state.leases[version("b").digest].holders
     catalog.close()

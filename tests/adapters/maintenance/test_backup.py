@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from lora_serve.adapters.maintenance import backup
-from lora_serve.adapters.maintenance.registries import open_place
+from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.cli import main
 from lora_serve.core.config import AccountingConfig, AdapterConfig
@@ -94,7 +94,7 @@ def test_blob_that_is_deleted_while_the_backup_is_taken_makes_it_take_a_newer_mo
     def deleting(copier: backup.BlobCopier, digest: str) -> None:
         if not is_first.is_set():
             is_first.set()
-            with open_place(registries.at(store), is_source=False) as place:
+            with open_registry(registries.at(store), is_source=False) as place:
                 registries.remove(place, "acme/x")
                 registries.put(place, "new/one", "nine")
         copy(copier, digest)
@@ -113,7 +113,7 @@ def test_blob_that_is_deleted_while_the_backup_is_taken_makes_it_take_a_newer_mo
 def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
     store: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path, str], None]
 ) -> None:
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         digest = place.catalog.entry("initech/z").default.digest
     damage(store, digest)
     for verb, arguments in (
@@ -136,7 +136,7 @@ def test_broken_blob_is_left_out_and_named_and_everything_else_is_restored(
 
 def test_blob_that_is_gone_from_a_shared_registry_is_left_out_and_named(redis_url: str, tmp_path: Path) -> None:
     registries.fill(redis_url)
-    with open_place(registries.at(redis_url), is_source=True) as place:
+    with open_registry(registries.at(redis_url), is_source=True) as place:
         before, digest = set(place.catalog.snapshot.entries), place.catalog.entry("initech/z").default.digest
         place.store.delete(digest)
     backup = str(tmp_path / "backup")
@@ -144,7 +144,7 @@ def test_blob_that_is_gone_from_a_shared_registry_is_left_out_and_named(redis_ur
     with closing(redis.Redis.from_url(redis_url)) as client:
         client.flushdb()
     assert main(["registry", "restore", "--from", backup, "--redis-url", redis_url]) == 1
-    with open_place(registries.at(redis_url), is_source=True) as place:
+    with open_registry(registries.at(redis_url), is_source=True) as place:
         assert set(place.catalog.snapshot.entries) == before
         assert not place.store.has(digest)
     with open_storage(config_of(tmp_path / "replica", redis_url)) as storage:
@@ -158,7 +158,7 @@ def test_registry_that_changes_without_a_rest_and_has_a_broken_blob_is_backed_up
     copy, names = backup.BlobCopier.copy, iter(range(100))
 
     def changing(copier: backup.BlobCopier, digest: str) -> None:
-        with open_place(registries.at(store), is_source=False) as place:
+        with open_registry(registries.at(store), is_source=False) as place:
             place.catalog.edit("y", lambda entry: replace(entry, metadata={"run": next(names)}))
         copy(copier, digest)
 
@@ -168,11 +168,11 @@ def test_registry_that_changes_without_a_rest_and_has_a_broken_blob_is_backed_up
 
 
 def _digest_of(store: Path, name: str) -> str:
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         return place.catalog.entry(name).default.digest
 
 
-@pytest.mark.parametrize("step", ["copy_database", "_consistent", "_take_others", "catch_up", "write_list"])
+@pytest.mark.parametrize("step", ["copy_database", "_consistent", "_take_others", "sync_records", "write_list"])
 def test_backup_that_breaks_off_is_not_restored_and_completed_by_another(
     store: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +188,7 @@ def test_backup_that_breaks_off_is_not_restored_and_completed_by_another(
     assert registries.content(tmp_path / "again") == registries.content(store)
 
 
-@pytest.mark.parametrize("step", ["read_journal", "_copy_blobs", "catch_up"])
+@pytest.mark.parametrize("step", ["read_journal", "_copy_blobs", "sync_records"])
 def test_restore_that_breaks_off_starts_no_server_and_is_completed_by_another(
     store: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,16 +15,16 @@ from lora_serve.adapters.catalog.blob_records import BlobRecord
 from lora_serve.adapters.catalog.branches import merge_branches
 from lora_serve.adapters.catalog.edits import new_entry
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.history import Knowledge
+from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.state import CatalogState, Mark, marked
+from lora_serve.adapters.catalog.state import CatalogState, Lineage, lineage_change
 from lora_serve.adapters.checkpoint.digest import file_sha256
 from lora_serve.adapters.maintenance import rebuild as rebuilding
 from lora_serve.adapters.maintenance.blob_copier import BlobCopier
-from lora_serve.adapters.maintenance.integrity import Unsound, bad_blobs
-from lora_serve.adapters.maintenance.rebuild import Rebuilt, accept_folder, rebuild_folder, rebuild_redis
-from lora_serve.adapters.maintenance.rebuild_plan import Fate
-from lora_serve.adapters.maintenance.registries import open_place
+from lora_serve.adapters.maintenance.integrity import NotCopyableError, bad_blobs
+from lora_serve.adapters.maintenance.rebuild import RebuildReport, accept_folder, rebuild_folder, rebuild_redis
+from lora_serve.adapters.maintenance.rebuild_plan import RebuildOutcome
+from lora_serve.adapters.maintenance.registries import open_registry
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.disk import DiskStore, is_sound
 from lora_serve.cli import main
@@ -44,11 +44,11 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def rebuild(store: Path, *also: Path, is_dry: bool = False) -> Rebuilt:
+def rebuild(store: Path, *also: Path, is_dry: bool = False) -> RebuildReport:
     return rebuild_folder(store, also, is_dry, lambda done, total: None)
 
 
-def rebuild_in(url: str, *also: Path) -> Rebuilt:
+def rebuild_in(url: str, *also: Path) -> RebuildReport:
     return rebuild_redis(registries.at(url), also, False, lambda done, total: None)
 
 
@@ -68,7 +68,7 @@ def test_all_comes_back_as_it_was(store: Path, damage: Callable[[Path], None]) -
     assert not starts(store)
     rebuilt = rebuild(store)
     assert rebuilt.is_whole
-    assert {one.fate for one in rebuilt.plan.ids} == {Fate.RESTORED}
+    assert {one.outcome for one in rebuilt.plan.ids} == {RebuildOutcome.RESTORED}
     assert starts(store)
     assert registries.content(store) == before
     assert rebuild(store).was == "good"
@@ -84,10 +84,10 @@ def test_damaged_catalog_is_kept(store: Path, damage: Callable[[Path], None]) ->
 
 
 def test_older_catalog_wins_but_for_what_came_after_it_and_what_it_let_go_stays_away(store: Path) -> None:
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         place.catalog.remove("initech/z")  # killed before its blob was freed
     shutil.copyfile(store / CATALOG, store / "older")
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         registries.put(place, "acme/x", "six")
         registries.put(place, "new/one", "seven")
         place.catalog.set_alias("young", "new/one")
@@ -95,10 +95,10 @@ def test_older_catalog_wins_but_for_what_came_after_it_and_what_it_let_go_stays_
     os.replace(store / "older", store / CATALOG)
     assert not starts(store)
     rebuilt = rebuild(store)
-    assert {one.name: one.fate for one in rebuilt.plan.ids} == {
-        "acme/x": Fate.CHANGED,
-        "new/one": Fate.RESTORED,
-        "y": Fate.UNCHANGED,
+    assert {one.name: one.outcome for one in rebuilt.plan.ids} == {
+        "acme/x": RebuildOutcome.CHANGED,
+        "new/one": RebuildOutcome.RESTORED,
+        "y": RebuildOutcome.UNCHANGED,
     }
     assert starts(store)
     assert registries.content(store) == (entries, aliases)
@@ -106,7 +106,7 @@ def test_older_catalog_wins_but_for_what_came_after_it_and_what_it_let_go_stays_
 
 
 def test_deletions_that_were_acknowledged_stay_deleted_though_the_catalog_is_lost(store: Path) -> None:
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         place.catalog.remove("initech/z")
         place.catalog.remove("acme/x", 4)
         entries = dict(place.catalog.snapshot.entries)
@@ -122,23 +122,23 @@ def test_accepted_loss_is_undone_by_a_later_rebuild(store: Path) -> None:
     lose(store)
     assert accept_folder(store) == 4
     assert starts(store)
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         registries.put(place, "initech/z", "another one now")
         ours = place.catalog.entry("initech/z")
     rebuilt = rebuild(store)
-    assert {one.name: one.fate for one in rebuilt.plan.ids} == {
-        "acme/x": Fate.RESTORED,
-        "initech/z": Fate.UNCHANGED,
-        "y": Fate.RESTORED,
+    assert {one.name: one.outcome for one in rebuilt.plan.ids} == {
+        "acme/x": RebuildOutcome.RESTORED,
+        "initech/z": RebuildOutcome.UNCHANGED,
+        "y": RebuildOutcome.RESTORED,
     }
     assert registries.content(store) == ({**entries, "initech/z": ours}, aliases)
-    assert len(list(DiskStore(store).unnamed.all())) == 1  # what `initech/z` was before
+    assert len(list(DiskStore(store).orphans.all())) == 1  # what `initech/z` was before
 
 
 def test_accepted_older_catalog_goes_on_without_what_came_after_it(store: Path) -> None:
     shutil.copyfile(store / CATALOG, store / "older")
     before = registries.content(store)
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         registries.put(place, "new/one", "seven")
     os.replace(store / "older", store / CATALOG)
     assert accept_folder(store) == 1
@@ -148,7 +148,7 @@ def test_accepted_older_catalog_goes_on_without_what_came_after_it(store: Path) 
 
 
 def test_broken_and_missing_blobs_are_left_out_and_named(store: Path) -> None:
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         versions = {v.version: v.digest for v in place.catalog.entry("acme/x").versions}
         alone = place.catalog.entry("initech/z").default.digest
     lose(store)
@@ -182,11 +182,11 @@ def test_file_of_holes_without_an_end_is_broken_and_not_read(
     monkeypatch.setattr("lora_serve.adapters.checkpoint.digest.file_sha256", read)
     digest = f"sha256:{broken.name}"
     assert not is_sound(broken, digest)
-    with open_place(registries.at(store), is_source=True) as place:
+    with open_registry(registries.at(store), is_source=True) as place:
         assert [bad.digest for bad in bad_blobs(place, lambda done, total: None)] == [digest]
-        with open_place(registries.at(tmp_path / "target"), is_source=False) as target:
+        with open_registry(registries.at(tmp_path / "target"), is_source=False) as target:
             copier = BlobCopier(place.store, target.store, target.tmp, {}, lambda done, total: None)
-            with pytest.raises(Unsound, match=name):
+            with pytest.raises(NotCopyableError, match=name):
                 copier.copy(digest)
     (missing,) = [one.missing for one in rebuild(store, is_dry=True).plan.ids if one.missing]
     assert digest in missing[0]
@@ -206,7 +206,7 @@ def test_blobs_of_another_folder_are_taken_in(store: Path, tmp_path: Path) -> No
 
 def test_copy_of_an_id_that_was_deleted_is_not_taken_in(store: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "replica")
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         registries.remove(place, "initech/z")
     before = registries.content(store)
     assert rebuild(store, tmp_path / "replica").was == "good"
@@ -220,7 +220,7 @@ def test_dry_run_writes_nothing(store: Path) -> None:
     assert sorted(store.rglob("*")) == before
 
 
-STEPS = ["DiskStore", "_bring_in", "_replace", "_tidy", "catch_up"]
+STEPS = ["DiskStore", "_bring_in", "_replace", "_tidy", "sync_records"]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -230,7 +230,7 @@ def test_rebuild_that_breaks_off_is_completed_by_another(
     store: Path, step: str, is_after: bool, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copyfile(store / CATALOG, store / "older")
-    with open_place(registries.at(store), is_source=False) as place:
+    with open_registry(registries.at(store), is_source=False) as place:
         registries.put(place, "acme/x", "six")
         place.catalog.remove("initech/z")
         registries.put(place, "new/one", "seven")
@@ -318,19 +318,19 @@ def test_command_says_what_was_and_what_is(
 
 def test_registry_that_was_made_again_has_the_only_word_over_an_older_state_of_it() -> None:
     """The copy that a replica has of the rebuilt one, and a Redis that was set back to before."""
-    older, newer = {"alias:a": "acme/old"}, {"alias:a": "acme/new"} | marked(Mark(((1, 99),), ("e",)))
-    contested = {key: (newer.get(key), {**older, **marked(Mark((), ("e",)))}.get(key)) for key in newer}
+    older, newer = {"alias:a": "acme/old"}, {"alias:a": "acme/new"} | lineage_change(Lineage(((1, 99),), ("e",)))
+    contested = {key: (newer.get(key), {**older, **lineage_change(Lineage((), ("e",)))}.get(key)) for key in newer}
     assert merge_branches({}, contested)["alias:a"] == "acme/new"
     swapped = {key: (theirs, ours) for key, (ours, theirs) in contested.items()}
     assert merge_branches({}, swapped)["alias:a"] == "acme/new"
 
 
 def test_record_of_a_later_epoch_of_the_same_registry_is_ahead_of_it() -> None:
-    early = CatalogState(mark=Mark((), ("one",))).after(Page(Position("one", 5), {}))
-    late = CatalogState(mark=Mark((), ("one", "two"))).after(Page(Position("two", 1), {}))
-    stranger = CatalogState(mark=Mark((), ("other",))).after(Page(Position("other", 9), {}))
+    early = CatalogState(lineage=Lineage((), ("one",))).after(Page(Position("one", 5), {}))
+    late = CatalogState(lineage=Lineage((), ("one", "two"))).after(Page(Position("two", 1), {}))
+    stranger = CatalogState(lineage=Lineage((), ("other",))).after(Page(Position("other", 9), {}))
     entry = new_entry("a", "acme", version("a"), False, None)
     record = BlobRecord(entry, {}, Position("two", 1), 0.0, late.epochs)
-    assert [Knowledge(state).is_ahead(record) for state in (early, late, stranger, CatalogState())] == [
+    assert [CatalogHistory(state).is_ahead(record) for state in (early, late, stranger, CatalogState())] == [
         True, False, False, False,
     ]  # fmt: skip

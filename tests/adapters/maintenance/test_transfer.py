@@ -20,14 +20,14 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import saved
 from lora_serve.adapters.maintenance.exports import MARK, finish
-from lora_serve.adapters.maintenance.merging import Outcome
-from lora_serve.adapters.maintenance.registries import open_place
-from lora_serve.adapters.maintenance.transfer import Report, Transfer, open_ends
+from lora_serve.adapters.maintenance.merging import MergeOutcome
+from lora_serve.adapters.maintenance.registries import open_registry
+from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, open_ends
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.record_files import is_record
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 from lora_serve.core.model_spec import ModelSpec
-from tests.adapters.registration.registering_process import open_registry
+from tests.adapters.registration.registering_process import open_for_registering
 from tests.catalog_versions import held
 from tests.loading import fetch_adapter
 from tests.redis_server import RedisServer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("transferring_process.py")
 
 
-def outcomes(report: Report) -> dict[str, str]:
+def outcomes(report: TransferReport) -> dict[str, str]:
     return {line.name: line.outcome.value for line in report.lines}
 
 
@@ -69,19 +69,19 @@ def test_round_trip_through_every_kind_gives_the_same_registry(source: Path, red
 
 def test_copy_again_changes_nothing(source: Path, target: str) -> None:
     copy(source, target)
-    with open_place(at(target), is_source=True) as place:
+    with open_registry(at(target), is_source=True) as place:
         before = place.catalog.snapshot.position
     for overwrite in (False, True):
         report = copy(source, target, overwrite)
         assert set(outcomes(report).values()) == {"unchanged"}
         assert (report.num_blobs, report.num_bytes) == (0, 0)
-    with open_place(at(target), is_source=True) as place:
+    with open_registry(at(target), is_source=True) as place:
         assert place.catalog.snapshot.position == before
 
 
 def test_id_with_the_same_versions_keeps_the_route_pin_and_aliases_it_has_there(source: Path, target: str) -> None:
     copy(source, target)
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         place.catalog.set_route("acme/x", 1, None)
         place.catalog.set_pinned("acme/x", False)
         place.catalog.remove_alias("live")
@@ -93,13 +93,13 @@ def test_id_with_the_same_versions_keeps_the_route_pin_and_aliases_it_has_there(
 
 
 def test_conflict_leaves_the_id_alone_and_stops_no_other(source: Path, target: str) -> None:
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         put(place, "acme/x", "something else")
         before = place.catalog.entry("acme/x")
     report = copy(source, target)
     assert outcomes(report) == {"acme/x": "conflict", "initech/z": "made", "y": "made"}
     assert not report.is_whole
-    [line] = report.named(Outcome.CONFLICT)
+    [line] = report.named(MergeOutcome.CONFLICT)
     assert "version 1 (sha256:" in line.reason
     entries, aliases = content(target)
     assert entries["acme/x"] == before
@@ -107,7 +107,7 @@ def test_conflict_leaves_the_id_alone_and_stops_no_other(source: Path, target: s
 
 
 def test_overwritten_id_is_exactly_what_the_source_says_and_frees_its_other_blobs(source: Path, target: str) -> None:
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         for text in ("something else", "one", "more"):
             put(place, "acme/x", text)
         place.catalog.set_alias("old", "acme/x@3")
@@ -117,7 +117,7 @@ def test_overwritten_id_is_exactly_what_the_source_says_and_frees_its_other_blob
 
 
 def test_overwritten_versions_blob_that_another_id_names_stays(source: Path, target: str) -> None:
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         put(place, "acme/x", "shared")
         shared = put(place, "mine", "shared")
     copy(source, target, overwrite=True)
@@ -125,15 +125,15 @@ def test_overwritten_versions_blob_that_another_id_names_stays(source: Path, tar
 
 
 def test_overwritten_blob_that_a_server_still_holds_stays_until_it_lets_go(source: Path, redis_url: str) -> None:
-    with open_place(at(redis_url), is_source=False, replica="server") as server:
+    with open_registry(at(redis_url), is_source=False, replica="server") as server:
         digest = put(server, "acme/x", "something else")
-        holder = server.catalog.holds.take(digest)
+        holder = server.catalog.leases.acquire(digest)
         copy(source, redis_url, overwrite=True)
         server.catalog.refresh()
         assert server.store.has(digest)
-        assert server.catalog.holds.condemn(digest, holder)
+        assert server.catalog.leases.release(digest, holder)
         server.store.delete(digest)
-        server.catalog.holds.forget(digest)
+        server.catalog.leases.forget(digest)
     assert content(redis_url) == content(source)
 
 
@@ -141,15 +141,15 @@ def test_overwritten_blob_that_a_server_still_holds_stays_until_it_lets_go(sourc
 def test_alias_that_is_an_id_there_is_a_conflict_even_when_overwriting(
     source: Path, target: str, overwrite: bool
 ) -> None:
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         put(place, "live", "an adapter")
     report = copy(source, target, overwrite)
-    assert [(line.name, "`live`" in line.reason) for line in report.named(Outcome.CONFLICT)] == [("acme/x", True)]
+    assert [(line.name, "`live`" in line.reason) for line in report.named(MergeOutcome.CONFLICT)] == [("acme/x", True)]
     assert set(content(target)[0]) == {"live", "initech/z", "y"}
 
 
 def test_alias_that_leads_elsewhere_and_a_name_that_is_an_alias_are_conflicts(source: Path, target: str) -> None:
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         put(place, "mine", "an adapter")
         place.catalog.set_alias("live", "mine")
         place.catalog.set_alias("initech/z", "mine")
@@ -162,10 +162,10 @@ def test_alias_that_leads_elsewhere_and_a_name_that_is_an_alias_are_conflicts(so
 
 
 def test_id_of_another_tenant_is_a_conflict(source: Path, target: str) -> None:
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         put(place, "y", "one", tenant="hooli")
     report = copy(source, target)
-    assert "hooli" in report.named(Outcome.CONFLICT)[0].reason
+    assert "hooli" in report.named(MergeOutcome.CONFLICT)[0].reason
 
 
 def test_missing_blob_in_the_source_keeps_its_id_out_and_is_named(source: Path, target: str) -> None:
@@ -173,7 +173,7 @@ def test_missing_blob_in_the_source_keeps_its_id_out_and_is_named(source: Path, 
     shutil.rmtree(blob(source, digest))
     report = copy(source, target)
     assert outcomes(report) == {"acme/x": "refused", "initech/z": "made", "y": "made"}
-    assert digest in report.named(Outcome.REFUSED)[0].reason
+    assert digest in report.named(MergeOutcome.REFUSED)[0].reason
     entries, aliases = content(target)
     assert set(entries) == {"initech/z", "y"}
     assert aliases == {}
@@ -190,7 +190,7 @@ def test_corrupt_blob_in_the_source_is_refused_and_what_was_copied_with_it_goes(
         (blob(source, digest) / "adapter_config.json").unlink()
     report = copy(source, target)
     assert outcomes(report) == {"acme/x": "refused", "initech/z": "made", "y": "made"}
-    reason = report.named(Outcome.REFUSED)[0].reason
+    reason = report.named(MergeOutcome.REFUSED)[0].reason
     assert digest in reason
     assert "corrupt" in reason
     assert set(content(target)[0]) == {"initech/z", "y"}
@@ -215,7 +215,7 @@ def test_chunk_of_another_length_in_redis_is_refused(source: Path, own_redis: Re
 
 def test_blob_that_the_target_lost_is_given_back_to_an_id_that_is_there(source: Path, target: str) -> None:
     copy(source, target)
-    with open_place(at(target), is_source=False) as place:
+    with open_registry(at(target), is_source=False) as place:
         place.store.delete(place.catalog.entry("y").default.digest)
     report = copy(source, target)
     assert set(outcomes(report).values()) == {"unchanged"}
@@ -225,7 +225,7 @@ def test_blob_that_the_target_lost_is_given_back_to_an_id_that_is_there(source: 
 
 def test_corrupt_blob_in_the_target_is_replaced_before_a_record_names_it(source: Path, own_redis: RedisServer) -> None:
     digest = content(source)[0]["initech/z"].default.digest
-    with open_place(at(own_redis.url), is_source=False) as place:
+    with open_registry(at(own_redis.url), is_source=False) as place:
         assert put(place, "mine", "five") == digest
     with own_redis.client() as client:
         client.setrange(f"lora_serve:adapters:{digest[7:]}:adapter_model.safetensors:0", 0, b"!")
@@ -234,7 +234,7 @@ def test_corrupt_blob_in_the_target_is_replaced_before_a_record_names_it(source:
 
 
 def test_record_that_no_server_has_written_is_refused(source: Path, target: str) -> None:
-    with open_place(at(source), is_source=False) as place:
+    with open_registry(at(source), is_source=False) as place:
         entry = place.catalog.entry("initech/z")
         bad: list[CatalogEntry] = [
             replace(entry, name="a:b"),
@@ -246,7 +246,7 @@ def test_record_that_no_server_has_written_is_refused(source: Path, target: str)
             place.catalog.change(lambda state, wrong=wrong: (saved(wrong), None))
         place.catalog.change(lambda state: ({"adapter:n4": "{}"}, None))
     report = copy(source, target)
-    assert {line.name for line in report.named(Outcome.REFUSED)} == {"n2"}
+    assert {line.name for line in report.named(MergeOutcome.REFUSED)} == {"n2"}
     assert report.unreadable == ("a:b", "n1", "n3", "n4")
     assert set(content(target)[0]) == {"acme/x", "initech/z", "y"}
 
@@ -254,9 +254,9 @@ def test_record_that_no_server_has_written_is_refused(source: Path, target: str)
 def test_only_records_of_adapters_and_aliases_travel(source: Path, tmp_path: Path) -> None:
     (source / "admin_key").write_text("secret")
     (source / "hot.json").write_text("[]")
-    with open_place(at(source), is_source=False) as place:
+    with open_registry(at(source), is_source=False) as place:
         place.catalog.change(lambda state: ({"key:acme": "hash of a secret"}, None))
-        place.catalog.holds.take("sha256:" + "a" * 64)
+        place.catalog.leases.acquire("sha256:" + "a" * 64)
     folder = tmp_path / "backup"
     with open_ends(at(source), at(folder), is_export=True) as (first, second):
         assert Transfer(first, second, False, lambda done, total: None).run().is_whole
@@ -297,12 +297,12 @@ def test_export_goes_into_a_new_or_empty_folder_or_one_that_broke_off_only(sourc
 def test_exported_folder_serves_what_was_registered(
     make_adapter: MakeAdapter, spec: ModelSpec, tmp_path: Path, redis_url: str
 ) -> None:
-    registry, catalog, _ = open_registry(tmp_path / "source", spec)
+    registry, catalog, _ = open_for_registering(tmp_path / "source", spec)
     refs = [registry.register_folder("acme/x", make_adapter(str(n), seed=n), trusted=True).ref for n in range(2)]
     catalog.close()
     copy(tmp_path / "source", redis_url)
     copy(redis_url, tmp_path / "backup")
-    restored, catalog, store = open_registry(tmp_path / "backup", spec)
+    restored, catalog, store = open_for_registering(tmp_path / "backup", spec)
     with closing(catalog):
         for ref in refs:
             assert fetch_adapter(store, spec, catalog.resolve(f"acme/x@{ref.version}").ref).digest == ref.digest
@@ -329,32 +329,34 @@ def test_folder_that_a_server_uses_is_refused_at_either_end(source: Path, tmp_pa
 def test_id_that_a_server_deletes_meanwhile_is_said(source: Path, redis_url: str, tmp_path: Path) -> None:
     copy(source, redis_url)
     with (
-        open_place(at(redis_url), is_source=False, replica="server") as server,
+        open_registry(at(redis_url), is_source=False, replica="server") as server,
         open_ends(at(redis_url), at(tmp_path / "there")) as (first, second),
     ):
         remove(server, "initech/z")
         report = Transfer(first, second, False, lambda done, total: None).run()
-    assert [(line.name, "meanwhile" in line.reason) for line in report.named(Outcome.REFUSED)] == [("initech/z", True)]
+    assert [(line.name, "meanwhile" in line.reason) for line in report.named(MergeOutcome.REFUSED)] == [
+        ("initech/z", True)
+    ]
 
 
 def test_blob_that_a_server_is_deleting_in_the_target_is_waited_for(source: Path, redis_url: str) -> None:
     digest = content(source)[0]["initech/z"].default.digest
-    with open_place(at(redis_url), is_source=False, replica="server") as server:
-        holder = server.catalog.holds.take(digest)
-        assert server.catalog.holds.condemn(digest, holder)
+    with open_registry(at(redis_url), is_source=False, replica="server") as server:
+        holder = server.catalog.leases.acquire(digest)
+        assert server.catalog.leases.release(digest, holder)
         with pytest.raises(AdapterUnavailableError, match="being deleted"):
             copy(source, redis_url)
         server.catalog.refresh()
-        server.catalog.holds.forget(digest)
+        server.catalog.leases.forget(digest)
     assert copy(source, redis_url).is_whole
     assert content(redis_url) == content(source)
 
 
 def test_hold_that_another_run_ended_is_noticed_before_the_record_is_written(source: Path, redis_url: str) -> None:
     def end_holds(done: int, total: int) -> None:
-        with open_place(at(redis_url), is_source=False) as other:
+        with open_registry(at(redis_url), is_source=False) as other:
             for digest in held(other.catalog):
-                other.catalog.holds.forget(digest)
+                other.catalog.leases.forget(digest)
 
     with open_ends(at(source), at(redis_url)) as (first, second):
         with pytest.raises(AdapterUnavailableError, match="under way elsewhere"):
@@ -425,7 +427,7 @@ def test_kill_9_at_any_step_leaves_whole_ids_and_a_second_run_completes_them(
         status = kill_at(step, target)
         assert status in (0, -signal.SIGKILL)
         if status:
-            with open_place(at(target), is_source=False) as place:
+            with open_registry(at(target), is_source=False) as place:
                 check_whole(place)
                 entries, aliases = content_of(place.catalog)
                 assert entries.items() <= expected[0].items()

@@ -55,7 +55,7 @@ def _num_bytes(saved: SavedAdapter) -> int:
     return 1000 * len(saved.linears)
 
 
-def open_registry(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Registry, Catalog, AdapterStore]:
+def open_for_registering(store: Path, spec: ModelSpec, redis_url: str = "") -> tuple[Registry, Catalog, AdapterStore]:
     config = AdapterConfig(
         store=store,
         redis_url=redis_url or None,
@@ -93,7 +93,7 @@ def delete(registry: Registry, name: str) -> None:
 
 
 def run(store: Path, url: str, spec: ModelSpec, folders: Sequence[str], start: int, kill_at: int) -> None:
-    registry, catalog, _ = open_registry(store, spec, url)
+    registry, catalog, _ = open_for_registering(store, spec, url)
     print(f"ready {os.getpid()}", flush=True)
     if kill_at:
         kill_oneself_at(kill_at, catalog)

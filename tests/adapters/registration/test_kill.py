@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from lora_serve.core.model_spec import ModelSpec
-from tests.adapters.registration.registering_process import open_registry
+from tests.adapters.registration.registering_process import open_for_registering
 from tests.catalog_versions import held
 from tests.loading import fetch_adapter
 
@@ -53,7 +53,7 @@ class Victim:
 
     def check(self) -> None:
         """Restart on the store and look."""
-        _, catalog, store = open_registry(self._store, self._spec, self._redis_url)
+        _, catalog, store = open_for_registering(self._store, self._spec, self._redis_url)
         named = {entry.name: entry for entry in catalog.entries(limit=10**6)}
         for name, digest in self.known.items():
             assert name in named, f"{name} was acknowledged and is gone"

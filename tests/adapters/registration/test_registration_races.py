@@ -88,7 +88,7 @@ def at_once(
 def assert_clean(catalog: Catalog, store: DiskStore, config: AdapterConfig) -> None:
     """Every byte is named, and nobody holds any."""
     assert store.digests() == catalog.snapshot.digests
-    assert [note for note in catalog.ledger.state.notes.values() if note.holders] == []
+    assert [note for note in catalog.ledger.state.leases.values() if note.holders] == []
     assert leftovers(config) == []
 
 
@@ -176,14 +176,14 @@ def test_converted_adapter_that_is_deleted_while_it_is_registered_again_is_not_n
 ) -> None:
     registry, folder = build(FakeVerifier(), Quota()), make_adapter(settings={"init_lora_weights": "pissa"})
     first = registry.register_folder("a", folder)
-    take = catalog.holds.take
+    take = catalog.leases.take
 
     def late(digest: str) -> str:
         for gone in registry.delete("a"):
             registry.collect(gone)
         return take(digest)
 
-    monkeypatch.setattr(catalog.holds, "take", late)
+    monkeypatch.setattr(catalog.leases, "take", late)
     with pytest.raises(AdapterUnavailableError, match="try again"):
         registry.register_folder("a", folder)
     assert first.ref.digest not in store.digests() | catalog.snapshot.digests

@@ -355,17 +355,17 @@ def test_every_hold_that_could_not_be_ended_is_ended_later(
     registry: Registry, catalog: Catalog, store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = "sha256:" + "7" * 64
-    first, second = catalog.holds.take(digest), catalog.holds.take(digest)
+    first, second = catalog.leases.take(digest), catalog.leases.take(digest)
     with monkeypatch.context() as patched:
-        patched.setattr(catalog.holds, "condemn", _away)
+        patched.setattr(catalog.leases, "condemn", _away)
         for holder in (first, second):
             with pytest.raises(AdapterUnavailableError):
                 registry.collect(digest, holder)
     registry.drain(digest)
     registry.collect(digest)
-    registry.collect_owed()
-    assert not catalog.ledger.state.note(digest).holders
-    assert not registry.owes
+    registry.retry_pending()
+    assert not catalog.ledger.state.leases_on(digest).holders
+    assert not registry.has_pending
 
 
 def _away(digest: str, holder: str) -> bool:

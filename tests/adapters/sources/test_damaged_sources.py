@@ -37,7 +37,7 @@ from lora_serve.adapters.sources.folder import FolderSource
 from lora_serve.adapters.sources.hub import HubSource
 from lora_serve.adapters.sources.intake import no_progress
 from lora_serve.adapters.sources.table import SourceTable
-from lora_serve.adapters.sources.timeouts import Patience
+from lora_serve.adapters.sources.timeouts import Timeouts
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
@@ -334,23 +334,23 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("start", "drop", "patience", "words"),
+    ("start", "drop", "timeouts", "words"),
     [
-        (b"", b"H", Patience(headers=0.3), "too long"),
-        (OK + b"X-Long: ", b"x", Patience(headers=0.3), "too long"),
-        (OK, b"X-More: 1\r\n", Patience(headers=0.3), "too long|HTTPException"),
-        (BODY, b"x", Patience(window=0.3), "too slowly"),
-        (BODY, b"x", Patience(total=0.3), "too long"),
-        (CHUNKED, b"1\r\nx\r\n", Patience(window=0.3), "too slowly"),
-        (CHUNKED + b"1;", b"x", Patience(window=0.3), "too slowly"),
+        (b"", b"H", Timeouts(headers=0.3), "too long"),
+        (OK + b"X-Long: ", b"x", Timeouts(headers=0.3), "too long"),
+        (OK, b"X-More: 1\r\n", Timeouts(headers=0.3), "too long|HTTPException"),
+        (BODY, b"x", Timeouts(window=0.3), "too slowly"),
+        (BODY, b"x", Timeouts(total=0.3), "too long"),
+        (CHUNKED, b"1\r\nx\r\n", Timeouts(window=0.3), "too slowly"),
+        (CHUNKED + b"1;", b"x", Timeouts(window=0.3), "too slowly"),
     ],
     ids=["status", "header", "headers", "slow_body", "long_body", "slow_chunks", "slow_chunk_size"],
 )
-def test_answer_in_drops_is_given_up(start: bytes, drop: bytes, patience: Patience, words: str, tmp_path: Path) -> None:
+def test_answer_in_drops_is_given_up(start: bytes, drop: bytes, timeouts: Timeouts, words: str, tmp_path: Path) -> None:
     with dripping(start, drop) as url:
         started = time.monotonic()
         with pytest.raises(AdapterUnavailableError, match=words):
-            fetched(ArchiveUrlSource([url], patience), f"{url}adapter.tar", tmp_path)
+            fetched(ArchiveUrlSource([url], timeouts), f"{url}adapter.tar", tmp_path)
         assert time.monotonic() - started < 5
 
 
@@ -360,7 +360,7 @@ def test_transfer_of_any_source_has_an_end(tmp_path: Path, monkeypatch: pytest.M
             while True:
                 progress(0)
 
-    monkeypatch.setattr("lora_serve.adapters.sources.table.PATIENCE", Patience(total=0.05))
+    monkeypatch.setattr("lora_serve.adapters.sources.table.DEFAULT_TIMEOUTS", Timeouts(total=0.05))
     assert no_progress(0) is None
     with pytest.raises(AdapterUnavailableError, match="too long"):
         fetched(Slow(), "s3://b/x", tmp_path)
@@ -387,5 +387,5 @@ def test_answer_over_tls_is_read_and_held_against_its_headers(tmp_path: Path, mo
 
 def test_fast_answer_is_not_taken_for_a_slow_one(tmp_path: Path) -> None:
     with answering({}, tar(FILES)) as (_, url):
-        source = ArchiveUrlSource([url.rpartition("/")[0]], Patience(window=1e-9, window_bytes=1))
+        source = ArchiveUrlSource([url.rpartition("/")[0]], Timeouts(window=1e-9, window_bytes=1))
         assert fetched(source, url, tmp_path) == FILES

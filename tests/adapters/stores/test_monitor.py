@@ -71,8 +71,8 @@ def test_what_is_owed_is_made_up_for_in_its_order_and_counts_until_then(tmp_path
             raise OSError(errno.EACCES, "x")
         done.append("second")
 
-    monitor.owe("the first", lambda: done.append("first"))
-    monitor.owe("the second", second)
+    monitor.retry_when_writable("the first", lambda: done.append("first"))
+    monitor.retry_when_writable("the second", second)
     assert not monitor.look()
     assert monitor.problem == "the store cannot be written (the second): Permission denied"
     is_ready.set()

@@ -47,7 +47,7 @@ STAGES = (
 )
 
 
-class Departures:
+class VictimChoice:
     """The entries chosen so far, and what would be left."""
 
     def __init__(
