@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
-from tests.adapters.archives.test_unpacking import CONFIG, WEIGHTS, Members, Packed, gnu, stored, tar, tar_gz, ustar, zipped
+from tests.adapters.archives.test_unpacking import (
+    CONFIG,
+    WEIGHTS,
+    Members,
+    Packed,
+    gnu,
+    stored,
+    tar,
+    tar_gz,
+    ustar,
+    zipped,
+)
 from tests.tiers import num_examples
 
 FILES = {CONFIG: b'{"r": 1}', "README.md": b"read me " * 30, WEIGHTS: Random(0).randbytes(700)}
