@@ -12,8 +12,8 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.settings import Settings
+from lora_serve.core.stats import LoadTimes
 from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.model.build import build_model
 

@@ -102,7 +102,7 @@ class RequestLimits:
     max_n: int = 16
     max_prompts: int = 64
     max_logprobs: int = 20
-    max_stops: int = 16
+    max_stop: int = 16
     max_stop_length: int = 1024  # characters
     max_stop_token_ids: int = 256
     max_logit_bias: int = 300

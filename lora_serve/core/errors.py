@@ -1,47 +1,30 @@
 """The error tree: what can go wrong, in words, with the ids inside.
 
 The tree knows nothing of HTTP; `server/answers/errors.py` is the one place that turns a class into a status.
-
-LoraServeError
-├── ConfigError                  a flag, environment variable or YAML key is wrong
-│   └── DamagedFileError         a database of the store cannot be read
-├── ModelError                   the base model cannot be loaded, or cannot be served exactly
-├── RequestError                 the caller's input is wrong; saying it again will not help
-│   ├── InvalidRequestError      a field is wrong (`param` names it)
-│   ├── AuthenticationError      no key, or one that has ended
-│   │   └── WrongKeyError        a key that there is not
-│   ├── ForbiddenError           a key that may not do this
-│   │   ├── QuotaExceededError   the tenant has as much as it may have
-│   │   └── ForeignSiteError     another site's web page may have made a browser ask
-│   ├── AdapterNotFoundError     unknown, foreign or deleted adapter: one and the same text
-│   ├── NotFoundError            likewise a tenant or a key
-│   ├── ConflictError            the admin's change contradicts what is there
-│   ├── PayloadTooLargeError     the body is over the limit
-│   ├── SlowRequestError         the body took too long to arrive
-│   ├── UnsupportedMediaError    the body's type or encoding is not understood
-│   └── InvalidAdapterError      the adapter cannot be served exactly; `reasons` lists why
-├── CapacityError                not now: come back after `retry_after` seconds
-│   ├── QueueFullError           the waiting queue is at its limit
-│   ├── TenantQueueFullError     the tenant's own part of it is
-│   ├── RateLimitedError         the tenant's or the key's minute is used up
-│   │   └── WrongKeysError       too many wrong keys from one address
-│   ├── NotReadyError            warming up or draining
-│   ├── EngineLostError          the engine ended in the middle of the request, and is started again
-│   ├── AdapterUnavailableError  the adapter's weights could not be fetched now
-│   │   ├── LoadHangsError       the store that has them does not answer
-│   │   ├── DeviceQuotaError     they are more than their owner may have on the device
-│   │   └── StoreUnwritableError  the store's disk takes no changes
-│   └── DeviceMemoryError        the device has no memory for a step
-├── RequestTimeoutError          the request's own deadline passed
-└── InternalError                our bug or the machine's; the row ends, the server goes on
-    └── NumericalError           a row's logits are not finite
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-from lora_serve.core.rate_limits import Standings
+T = TypeVar("T")
+Unit = Literal["requests", "tokens", "registrations", "acts"]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One of a caller's limits per minute at one moment."""
+
+    limit: int
+    remaining: int
+    reset: float  # seconds until nothing of it is used
+
+
+Standings = Mapping[Unit, Standing]
 
 
 class LoraServeError(Exception):
@@ -249,3 +232,16 @@ class InternalError(LoraServeError):
 
 class NumericalError(InternalError):
     """A row's logits are not finite."""
+
+
+def contained(call: Callable[[], T]) -> T:
+    """The result of `call`, run on another thread. Raises what it raises, but InternalError in place of what would end
+    the thread or the process: asyncio hands SystemExit on to its whole loop.
+    """
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        _log.exception("an operation wanted to end its thread")
+        raise InternalError("The operation failed; the server goes on.") from error

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import yaml
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
@@ -42,11 +44,12 @@ from lora_serve.core.setting_groups.http import (
 )
 from lora_serve.core.setting_groups.model import ServedModelSettings
 from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
-from lora_serve.core.settings_file import read_settings_file
 from lora_serve.core.web_origin import parse_name, parse_origin
 
+T = TypeVar("T")
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
+MAX_FILE_BYTES = 2**20
 _SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
 
 
@@ -84,27 +87,14 @@ class Settings(
         return self.served_model_name or self.model
 
     def model_slice(self) -> ModelConfig:
-        return ModelConfig(
-            model=self.model,
-            device=self.device,
-            dtype=self.dtype,
-            max_model_len=self.max_model_len,
-            attention=self.attention,
-            lora_kernel=self.lora_kernel,
-            quantization=self.quantization,
-            task=self.task,
-            pooling=self.pooling,
-            fuse_layers=self.fuse_layers,
-            cuda_graphs=self.cuda_graphs,
-        )
+        return self._slice(ModelConfig)
 
     def engine_slice(self) -> EngineConfig:
-        return EngineConfig(
-            batch=BatchLimits(
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
+        return self._slice(
+            EngineConfig,
+            batch=self._slice(
+                BatchLimits,
                 batch_wait=self.batch_wait_ms / 1000,
-                preferred_batch_size=self.preferred_batch_size,
                 ttft_target=None if self.latency_target_ms is None else self.latency_target_ms / 1000,
                 itl_target=None if self.inter_token_target_ms is None else self.inter_token_target_ms / 1000,
                 prompt_stretch=self.prompt_stretch or None,
@@ -115,32 +105,18 @@ class Settings(
                 max_tenant_requests=self.max_tenant_queue,
                 max_tenant_tokens=self.max_tenant_queue_tokens,
             ),
-            kv_cache_memory=self.kv_cache_memory,
-            block_size=self.block_size,
-            enable_prefix_caching=self.enable_prefix_caching,
-            policy=self.policy,
-            seed=self.seed,
             max_wait=self.max_wait_ms / 1000,
             tenant_weights=self.tenant_weight,
-            swap_space=self.swap_space,
-            share_base_prefixes=self.share_base_prefixes,
-            memory_limit=self.memory_limit,
         )
 
     def adapter_slice(self) -> AdapterConfig:
-        return AdapterConfig(
-            store=self.store,
+        return self._slice(
+            AdapterConfig,
             roots=self.adapter_root,
-            redis_url=self.redis_url,
-            redis_prefix=self.redis_prefix,
-            max_loras=self.max_loras,
-            max_lora_rank=self.max_lora_rank,
             device_bytes=self.adapter_memory,
             host_bytes=self.adapter_host_memory,
-            max_cpu_loras=self.max_cpu_loras,
             disk_bytes=self.adapter_disk_memory,
             max_upload_bytes=self.max_upload_size,
-            base_name=self.base_name,
             eviction=self.adapter_eviction,
             tenant_floor=self.adapter_tenant_floor,
             load_threads=self.adapter_load_threads,
@@ -148,7 +124,6 @@ class Settings(
             urls=self.adapter_url,
             tenant_sources=self.tenant_source,
             unnamed_days=self.unnamed_blob_days,
-            registration_seconds=self.registration_seconds,
         )
 
     def accounting_slice(self) -> AccountingConfig:
@@ -160,24 +135,14 @@ class Settings(
         )
 
     def server_slice(self) -> ServerConfig:
-        return ServerConfig(
-            host=self.host,
+        return self._slice(
+            ServerConfig,
             served_model_name=self.base_name,
-            auth=self.auth,
             max_body_bytes=self.max_body_size,
             tls=self.tls_slice(),
-            metrics_names=self.metrics_names,
-            requests=RequestLimits(
-                max_n=self.max_n,
-                max_prompts=self.max_prompts,
-                max_logprobs=self.max_logprobs,
-                max_stops=self.max_stop,
-                max_stop_length=self.max_stop_length,
-                max_stop_token_ids=self.max_stop_token_ids,
-                max_logit_bias=self.max_logit_bias,
-            ),
-            connections=ConnectionLimits(
-                max_connections=self.max_connections,
+            requests=self._slice(RequestLimits),
+            connections=self._slice(
+                ConnectionLimits,
                 max_header_bytes=self.max_header_size,
                 keep_alive=self.keep_alive_timeout,
                 body=self.body_timeout,
@@ -204,6 +169,11 @@ class Settings(
             client_certificates=self.ssl_cert_reqs,
         )
 
+    def _slice(self, kind: type[T], **given: object) -> T:
+        """An instance of `kind`: the fields that are not given are the settings of the same name."""
+        named = {field.name: getattr(self, field.name) for field in fields(kind) if field.name not in given}  # type: ignore[arg-type]
+        return kind(**named, **given)
+
 
 def load_settings(arguments: list[str]) -> Settings:
     """Read flags (`arguments`, without the program's name), environment and `--config FILE.yaml`.
@@ -226,7 +196,7 @@ def resolve_settings(flags: dict[str, Any]) -> Settings:
     variables = {name: f"LORA_SERVE_{name.upper()}" for name in Settings.model_fields}
     from_environment = {name: environment[key] for name, key in variables.items() if key in environment}
     file = flags.get("config") or from_environment.get("config")
-    from_file = read_settings_file(Path(file), Settings.model_fields) if file else {}
+    from_file = _read_file(Path(file), Settings.model_fields) if file else {}
     try:
         settings = Settings(**from_file | from_environment | flags)
     except ValidationError as error:
@@ -234,6 +204,30 @@ def resolve_settings(flags: dict[str, Any]) -> Settings:
         raise ConfigError(describe(error, {name: origins[name] for name in origins if name not in flags})) from None
     check_folders(settings)
     return settings
+
+
+def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Field name -> value. Raises ConfigError if the file is missing, is not such a mapping, or names no setting."""
+    try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > MAX_FILE_BYTES):
+            raise ConfigError(f"--config: {path} is no file of at most {MAX_FILE_BYTES} bytes")
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config: {path} must hold a mapping such as `max-num-seqs: 64`")
+    values = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in known or name == "config":
+            raise ConfigError(f"--config: {path}: there is no setting {str(key)[:64]!r}")
+        # YAML 1.1 reads a bare on or off as a boolean; settings that are booleans take the words as well.
+        values[name] = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    return values
 
 
 def check_folders(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from lora_serve.adapters.loading.loader import Loaded
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.load_times import LoadTimes
+from lora_serve.core.stats import LoadTimes
 from lora_serve.model.build import ModelParts
 from lora_serve.model.lora import prepared_file as prepared
 from lora_serve.model.lora.host_adapter import HostAdapter

@@ -23,8 +23,7 @@ from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
 from lora_serve.client.wire import BlobGiven, CloseBlob, Errand, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
-from lora_serve.core.containment import contained
-from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError, contained
 from lora_serve.engine_host.remote_blobs import SCRATCH_PREFIX
 
 _log = logging.getLogger(__name__)

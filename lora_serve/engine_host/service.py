@@ -17,8 +17,7 @@ from lora_serve.client import wire
 from lora_serve.client.faults import fault_of
 from lora_serve.client.record import Record
 from lora_serve.core.config import MAX_REGISTRATIONS
-from lora_serve.core.containment import contained
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import (
     ErrorEvent,
     FinishEvent,

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from lora_serve.core.errors import Standings
 from lora_serve.core.messages import Timings
-from lora_serve.core.rate_limits import Standings
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterSet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lora_serve.core.rate_limits import Standings
+from lora_serve.core.errors import Standings
 
 
 def rate_limit_headers(standings: Standings) -> dict[str, str]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.messages import SmokeTestResult
+from lora_serve.core.stats import LoadTimes
 from lora_serve.simulate.profiles import Profile
 
 

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from lora_serve.adapters.eviction.tier_counts import TierCounts
-from lora_serve.core.load_times import LoadTimes
-from lora_serve.core.stats import AdapterCounters, EvictionReason
+from lora_serve.core.stats import AdapterCounters, EvictionReason, LoadTimes
 
 
 @dataclass(slots=True)

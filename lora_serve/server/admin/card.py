@@ -8,8 +8,7 @@ from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
-from lora_serve.core.load_times import LoadTimes
-from lora_serve.core.stats import AdapterCounters, EngineStats
+from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
 
 Places = Callable[[str], tuple[str, ...]]  # of a digest: the tiers below host memory that have it
 

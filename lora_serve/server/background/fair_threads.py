@@ -16,8 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lora_serve.core.containment import contained
-from lora_serve.core.errors import NotReadyError, RateLimitedError
+from lora_serve.core.errors import NotReadyError, RateLimitedError, contained
 from lora_serve.server.background.tasks import Call
 
 MAX_WAITING = 64  # calls of one tenant

@@ -17,8 +17,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ServerConfig
-from lora_serve.core.errors import ForeignSiteError
-from lora_serve.core.rate_limits import Unit
+from lora_serve.core.errors import ForeignSiteError, Unit
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
 from lora_serve.tenancy.authentication.authenticator import is_loopback
 

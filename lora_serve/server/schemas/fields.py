@@ -51,8 +51,8 @@ def as_stops(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("expected a string or a list of strings")
-    if len(stops) > limits.max_stops:
-        raise ValueError(f"at most {limits.max_stops} stop strings are allowed (--max-stop)")
+    if len(stops) > limits.max_stop:
+        raise ValueError(f"at most {limits.max_stop} stop strings are allowed (--max-stop)")
     if any(len(stop) > limits.max_stop_length for stop in stops):
         raise ValueError(f"a stop string may have {limits.max_stop_length} characters at most (--max-stop-length)")
     if "" in stops:

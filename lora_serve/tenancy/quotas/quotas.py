@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from lora_serve.core.rate_limits import Unit
+from lora_serve.core.errors import Unit
 from lora_serve.core.tenant import Caller, Quota
 from lora_serve.engine.queue_gate import WaitingLimit
 from lora_serve.tenancy.quotas.concurrency import ConcurrencyLimit, ConcurrencyLimiter

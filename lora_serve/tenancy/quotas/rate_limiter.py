@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lora_serve.core.errors import RateLimitedError
-from lora_serve.core.rate_limits import Standing, Standings, Unit
+from lora_serve.core.errors import RateLimitedError, Standing, Standings, Unit
 from lora_serve.tenancy.quotas.counters import Counts, RateCounters, SharedCounters
 from lora_serve.tenancy.quotas.rate_window import WINDOW, WindowCount
 

@@ -10,8 +10,8 @@ import pytest
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError, LoraServeError
-from lora_serve.core.load_times import LoadTimes
 from lora_serve.core.messages import Evict, FinishEvent, Pin, Prefetch, Unpin
+from lora_serve.core.stats import LoadTimes
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter
