@@ -19,7 +19,9 @@ def names_in(folder: str) -> tuple[str, ...]:
 
 
 if TYPE_CHECKING:
-    PolicyName = AttentionName = LoraKernelName = str
+    PolicyName = str
+    AttentionName = str
+    LoraKernelName = str
 else:
     PolicyName = Literal[names_in("engine/policies")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]
