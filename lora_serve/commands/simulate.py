@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Every argument with its unit."""
+    """The arguments, each with its unit."""
     parser = argparse.ArgumentParser("lora-serve simulate", description=__doc__)
     add = parser.add_argument
     add("--trace", type=Path, required=True, help="Azure 2023 CSV, Mooncake JSONL, or a Vidur CSV of lengths")
@@ -79,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def build_scenario(options: argparse.Namespace) -> Scenario:
-    """Raises ConfigError."""
+    """The scenario that the arguments describe. Raises ConfigError."""
     profile = read_profile(options.profile).changed(
         max_loras=options.slots,
         max_num_seqs=options.max_num_seqs,

@@ -1,4 +1,4 @@
-"""Puts the tables, the scheduler and a runner together."""
+"""Builds an engine: tables, scheduler and runner."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def build_engine(
     clock: Callable[[], float] = time.monotonic,
     memory: MemoryPlan | None = None,
 ) -> Engine:
-    """An engine over `runner`; `submit` starts the load of an adapter, whose end comes as a `LoadFinished`.
+    """An engine over `runner`; `submit` starts the load of an adapter, which ends with a `LoadFinished`.
 
-    `clock`: what time it is, in seconds; the simulator brings its own. `memory`: how the device's memory was shared
-    out; None: nothing is known of it, and everything allowed.
+    `clock`: the present time in seconds; the simulator brings its own. `memory`: how the device's memory was shared
+    out; None: unknown and unlimited.
     """
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
@@ -83,5 +83,5 @@ def build_engine(
 
 
 def _adapter_bytes(config: AdapterConfig, memory: MemoryPlan) -> int | None:
-    """Of device slots: as configured, else what the plan has left for them."""
+    """The memory of device slots: as configured, else as planned."""
     return config.device_bytes if config.device_bytes is not None else memory.adapter_bytes

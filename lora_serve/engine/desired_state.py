@@ -1,4 +1,4 @@
-"""What an engine was told and is to be told again if it has to be built anew: limits, pins, and who was in use."""
+"""The state that a rebuilt engine is brought back to: limits, pins, and the adapters in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DesiredState:
         self._recent: OrderedDict[str, AdapterRef] = OrderedDict()  # by digest, the latest last
 
     def use(self, adapters: Iterable[AdapterRef]) -> None:
-        """A request came for these."""
+        """Notes a request for these adapters."""
         for adapter in adapters:
             self._recent[adapter.digest] = adapter
             self._recent.move_to_end(adapter.digest)
@@ -33,7 +33,7 @@ class DesiredState:
             self._recent.popitem(last=False)
 
     def note(self, command: AdapterCommand) -> None:
-        """The engine has done this."""
+        """Notes a command that the engine has carried out."""
         match command:
             case Pin(adapter):
                 self._pinned[adapter.digest] = adapter
@@ -50,7 +50,7 @@ class DesiredState:
                 self._budgets = command
 
     def limits(self) -> list[AdapterCommand]:
-        """To be done first; at once."""
+        """The commands that restore the limits; they come first and are done at once."""
         orders: tuple[tuple[AdapterCommand, AdapterCommand], ...] = (
             (self._resize, Resize()),
             (self._tune, Tune()),
@@ -59,7 +59,7 @@ class DesiredState:
         return [order for order, nothing in orders if order != nothing]
 
     def residents(self) -> list[AdapterCommand]:
-        """To be done next; each takes a load."""
+        """The commands that restore pins and recently used adapters; each takes a load."""
         recent = [adapter for digest, adapter in reversed(self._recent.items()) if digest not in self._pinned]
         room = max(0, self._max_recent - len(self._pinned))
         return [*map(Pin, self._pinned.values()), *map(Prefetch, recent[:room])]

@@ -44,25 +44,25 @@ _NUM_RECENT_BATCHES = 64
 
 
 class Runner(Protocol):
-    """The seam to the maths: `model/runner/model_runner.py`, or a fake in tests."""
+    """The seam to the model: `model/runner/model_runner.py`, or a fake in tests."""
 
     def load_slot(self, slot: SlotRef, adapter: Any) -> None:
-        """Put an adapter's weights into a device slot."""
+        """Puts an adapter's weights into a device slot."""
 
     def clear_slot(self, index: int) -> None:
-        """Free a device slot's weights."""
+        """Frees a device slot's weights."""
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """One forward pass; one output per row, in order. The batch's moves are done already.
+        """Runs one forward pass; one output per row, in order. The batch's moves were made before.
 
         Raises DeviceMemoryError if the device has no memory for it.
         """
 
     def move_blocks(self, moves: BlockMoves) -> None:
-        """Copy KV blocks to host memory, then others back; done when it returns."""
+        """Copies KV blocks to host memory, then others back; done when it returns."""
 
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """A prompt with the base model and with the adapter in a slot, side by side; holds no block afterwards."""
+        """Runs a prompt with the base model and with the adapter in a slot; no block is held afterwards."""
 
 
 class Engine:
@@ -84,7 +84,7 @@ class Engine:
         self._blocks = blocks
         self._memory = memory
         self._commands: list[Command] = []  # that wait for something
-        self._settled: list[tuple[Command, Outcome]] = []  # that are answered once the slots are loaded
+        self._done: list[tuple[Command, Outcome]] = []  # that are answered once the slots are loaded
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
         self._num_smoke_tests = 0
         self._num_steps = 0
@@ -92,7 +92,7 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether sequences run; may be asked from any thread."""
+        """True if sequences run; may be asked from any thread."""
         return bool(self.scheduler.running)
 
     def step(self) -> tuple[bool, list[StepEvent]]:
@@ -113,7 +113,7 @@ class Engine:
         return True, events
 
     def load_finished(self, message: LoadFinished[Any]) -> list[Event]:
-        """A loader is done; requests of an adapter that cannot be had end here."""
+        """Takes in the end of a load; requests of an adapter that cannot be had end here."""
         error = self.residency.load_finished(message)
         if error is None:
             self.scheduler.adapter_arrived(message.digest, self._clock())
@@ -130,28 +130,27 @@ class Engine:
         return self.scheduler.fail_adapter(message.digest, error, self._clock())
 
     def command(self, command: Command) -> None:
-        """Take a residency command in; it is answered when it is done."""
+        """Takes in a command, which is answered when it is done."""
         if isinstance(command.command, Unpin):
             self._withdraw_pins(command.command.digest)
         self._commands.append(command)
         self._load_slots()
 
     def end_commands(self, error: LoraServeError, but: tuple[type[AdapterCommand], ...] = ()) -> list[Command]:
-        """Answer every command that still waits with `error`, `but` those of some kinds, which are given back."""
-        commands = [*(command for command, _ in self._settled), *self._commands]
-        self._commands, self._settled = [], []
+        """Answers every waiting command with `error`, `but` those of some kinds, which are returned."""
+        commands = [*(command for command, _ in self._done), *self._commands]
+        self._commands, self._done = [], []
         for command in commands:
             if not isinstance(command.command, but):
                 command.reply(error)
         return [command for command in commands if isinstance(command.command, but)]
 
     def clear_slots(self) -> None:
-        """The device's slots hold nothing any more; another engine is to use the runner."""
+        """Clears the device's slots, before another engine uses the runner."""
         for index in range(self.residency.slots.num_indices):
             self._runner.clear_slot(index)
 
     def stats(self) -> EngineStats:
-        """A snapshot."""
         residency, slots = self.residency, tuple(self.residency.slots.infos())
         waiting = {ref.name for sequence in self.scheduler.waiting for ref in sequence.refs}
         return EngineStats(
@@ -181,7 +180,7 @@ class Engine:
         )
 
     def _copy_into_slots(self) -> dict[str, LoraServeError]:
-        """By digest, why a copy failed."""
+        """Makes the slot changes that are due; returns the errors of failed copies by digest."""
         failed: dict[str, LoraServeError] = {}
         for change in self.residency.take_changes():
             if change.adapter is None:
@@ -198,7 +197,7 @@ class Engine:
         return failed
 
     def _move(self, moves: BlockMoves) -> float:
-        """Seconds that it took."""
+        """Copies KV blocks and returns the seconds that it took."""
         if not moves:
             return 0.0
         start = time.perf_counter()
@@ -208,8 +207,8 @@ class Engine:
         return seconds
 
     def _run(self, batch: Batch) -> list[RowOutput]:
-        """The forward pass, in parts if memory is short. If it raises, every row runs alone, so that only the row at
-        fault ends.
+        """Runs the forward pass, in parts if memory is short. If it raises, every row runs alone, so that only the row
+        at fault ends.
 
         Running a row again is harmless: it writes the same K and V to the same places.
         """
@@ -239,23 +238,25 @@ class Engine:
         return outputs
 
     def _withdraw_pins(self, digest: str) -> None:
-        """Those that still wait for the load: done later, they would outlive the Unpin that came after them."""
+        """Answers Pin commands that still wait for the load: done later, they would outlive the Unpin that came after
+        them.
+        """
         withdrawn = [c for c in self._commands if isinstance(c.command, Pin) and c.command.adapter.digest == digest]
         self._commands = [command for command in self._commands if command not in withdrawn]
         for command in withdrawn:
             command.reply(ConflictError("The adapter was unpinned before it was on the device."))
 
     def _load_slots(self) -> None:
-        """For the rows that were scheduled and for commands, which are answered once that is done."""
-        self._commands = [command for command in self._commands if not self._settle(command)]
+        """Fills slots for the scheduled rows and for commands, which are answered once that is done."""
+        self._commands = [command for command in self._commands if not self._execute(command)]
         failed = self._copy_into_slots()
-        settled, self._settled = self._settled, []
-        for message, outcome in settled:
+        done, self._done = self._done, []
+        for message, outcome in done:
             wanted = message.command.adapter.digest if isinstance(message.command, Prefetch | Pin) else ""
             message.reply(failed.get(wanted, outcome))
 
-    def _settle(self, message: Command) -> bool:
-        """Try a command; True once it is done, or never will be."""
+    def _execute(self, message: Command) -> bool:
+        """Tries a command; True once it is done, or never will be."""
         command = message.command
         outcome: Outcome = None
         try:
@@ -283,7 +284,7 @@ class Engine:
         except LoraServeError as refusal:
             is_done, outcome = True, refusal
         if is_done:
-            self._settled.append((message, outcome))
+            self._done.append((message, outcome))
         return is_done
 
     def _smoke_test(self, command: SmokeTest) -> SmokeTestResult | None:

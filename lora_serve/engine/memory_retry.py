@@ -1,4 +1,4 @@
-"""A step that the device has no memory for is run in parts, one after the other. Nothing of it is lost.
+"""Runs a step that the device has no memory for in parts, one after the other.
 
 Running tokens again is harmless: they write the same K and V to the same places.
 """
@@ -15,10 +15,10 @@ Run = Callable[[Batch], list[RowOutput]]
 
 
 def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:
-    """`run`, in halves of the rows, then of a row's tokens, wherever it raises DeviceMemoryError.
+    """Calls `run`, in halves of the rows, then of a row's tokens, wherever it raises DeviceMemoryError.
 
-    One output per row. A row that does not fit even alone and token by token gets the error; so does one that is
-    pooled, as it cannot be cut. Raises what else `run` raises.
+    Returns one output per row. A row that does not fit even alone and token by token gets the error; so does a pooling
+    row, as it cannot be cut. Raises whatever else `run` raises.
     """
     try:
         return run(batch)
@@ -38,7 +38,7 @@ def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:
 
 
 def halves_of_rows(batch: Batch) -> tuple[Batch, Batch]:
-    """The first half zeroes the fresh blocks of both; moves were done before."""
+    """Two batches of half the rows; the first zeroes the fresh blocks of both, and moves were made before."""
     middle = len(batch.rows) // 2
     first, second = batch.rows[:middle], batch.rows[middle:]
     return Batch(first, batch.fresh_blocks, BlockMoves()), Batch(second, (), BlockMoves())

@@ -1,7 +1,7 @@
-"""Who may begin to wait: the limits of the queue, asked at the door, before anything is done for a request.
+"""The queue's limits, checked at the door before any work is done for a request, and the rate behind Retry-After.
 
-It belongs to the client's side of the mailbox, so that a refusal does not wait for the end of a step. Plain Python, no
-lock: the event loop's thread is its only caller.
+The gate belongs to the client's side of the mailbox, so that a refusal does not wait for the end of a step. Plain
+Python, no lock: the event loop's thread is its only caller.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _UNKNOWN = 1.0  # seconds to say as long as nothing has left the line
 
 
 class WaitingLine:
-    """Counts requests and their prompt tokens. Times are seconds of one monotonic clock.
+    """Counts the waiting requests of one queue and their prompt tokens. Times are seconds of one monotonic clock.
 
-    The rate is what left, divided by the seconds in which somebody waited, both forgotten exponentially: an empty line
-    does not tell how fast it would drain.
+    The drain rate is the number that left, divided by the seconds in which a request waited, both forgotten
+    exponentially: an empty queue does not tell how fast it would drain.
     """
 
     def __init__(self, now: float) -> None:
@@ -36,13 +36,13 @@ class WaitingLine:
         self._seen_at = now
 
     def add(self, num_tokens: int, now: float) -> None:
-        """A request with so many prompt tokens waits."""
+        """Counts one more waiting request with so many prompt tokens."""
         self._forget(now)
         self.num_requests += 1
         self.num_tokens += num_tokens
 
     def remove(self, num_tokens: int, now: float) -> None:
-        """It waits no longer."""
+        """Counts one waiting request less."""
         self._forget(now)
         self.num_requests -= 1
         self.num_tokens -= num_tokens
@@ -50,7 +50,7 @@ class WaitingLine:
         self._tokens_left += num_tokens
 
     def seconds_until_left(self, num_requests: int, num_tokens: int, now: float) -> float:
-        """How long it takes, at the present rates, until so many requests and so many tokens have left."""
+        """The seconds, at the present rates, until so many requests and so many tokens have left."""
         self._forget(now)
         if self._requests_left == 0.0:
             return _UNKNOWN
@@ -88,7 +88,7 @@ class _Waiting:
 class QueueGate:
     """A request waits from `enter` until `leave`: it has started, or ended before it could.
 
-    What is larger than a whole limit enters when nobody else waits, or it never could.
+    A request that exceeds a limit by itself enters when no other waits, or it never could.
     """
 
     def __init__(self, limits: QueueLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,16 +100,14 @@ class QueueGate:
 
     @property
     def num_requests(self) -> int:
-        """Requests that wait."""
         return self._all.num_requests
 
     @property
     def num_tokens(self) -> int:
-        """Their prompt tokens."""
         return self._all.num_tokens
 
     def check(self) -> None:
-        """Raise QueueFullError if not even the smallest request may enter: cheap, asked before a body is read."""
+        """Raises QueueFullError if not even the smallest request may enter: cheap, called before a body is read."""
         self._check_all(1, 1, self._clock())
 
     def enter(
@@ -142,14 +140,14 @@ class QueueGate:
                 self._lines.setdefault(name, WaitingLine(now)).add(num_tokens, now)
 
     def start(self, request_id: str) -> None:
-        """Its first tokens are in a step, so it waits no longer."""
+        """Notes that a request's first tokens are in a step, so it waits no longer."""
         waiting = self._waiting.get(request_id)
         self.leave(request_id)
         if waiting is not None and waiting.on_start is not None:
             waiting.on_start(request_id)
 
     def leave(self, request_id: str) -> None:
-        """It waits no longer; whoever does not wait is fine."""
+        """Ends the wait of a request; an unknown id has left already."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return
@@ -168,7 +166,7 @@ class QueueGate:
         lines: Sequence[WaitingLimit] = (),
         on_start: OnStart | None = None,
     ) -> Iterator[None]:
-        """`enter` now, and `leave` at the end of the block for whoever still waits then."""
+        """Calls `enter` now, and `leave` at the end of the block for the requests that still wait then."""
         self.enter(requests, lines=lines, on_start=on_start)
         try:
             yield
@@ -221,7 +219,7 @@ def _account(request: InferenceRequest) -> str:
 def _excess(
     line: WaitingLine, num_requests: int, num_tokens: int, max_requests: int | None, max_tokens: int | None
 ) -> tuple[int, int]:
-    """How many requests and tokens must leave the line first, all of it at most."""
+    """The numbers of requests and tokens that must leave the line first."""
     requests = 0 if max_requests is None else line.num_requests + num_requests - max_requests
     tokens = 0 if max_tokens is None else line.num_tokens + num_tokens - max_tokens
     return min(max(0, requests), line.num_requests), min(max(0, tokens), line.num_tokens)

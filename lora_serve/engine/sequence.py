@@ -1,4 +1,4 @@
-"""A sequence: the one mutable record of a request inside the engine. The scheduler owns it."""
+"""A sequence: the one mutable record of a request inside the engine, owned by the scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from lora_serve.core.request import AdapterUse, InferenceRequest
 
 @dataclass(frozen=True, slots=True)
 class SwappedBlocks:
-    """What a preempted sequence has in host memory: blocks `first`, first + 1, ... of its first `num_tokens` tokens."""
+    """The blocks of a preempted sequence in host memory: blocks `first`, first + 1, ... of its first `num_tokens`
+    tokens.
+    """
 
     first: int
     host_blocks: tuple[int, ...]
@@ -22,7 +24,9 @@ class SwappedBlocks:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens so far, and what it holds: KV blocks and a slot while it runs, at most host blocks while it waits."""
+    """A request's tokens so far and its resources: KV blocks and slots while it runs, at most host blocks while it
+    waits.
+    """
 
     sequence_id: int  # also the order of arrival
     request: InferenceRequest
@@ -53,27 +57,27 @@ class Sequence:
 
     @property
     def refs(self) -> tuple[AdapterRef, ...]:
-        """The adapters it needs on the device."""
+        """The adapters that the sequence needs on the device."""
         return tuple(use.ref for use in self.adapters)
 
     @property
     def is_pooling(self) -> bool:
-        """Answered by one vector in one step: it needs no KV block and is never cut into chunks."""
+        """True if one vector answers the request in one step: it needs no KV block and is never cut into chunks."""
         return self.request.pooling is not None
 
     @property
     def has_run(self) -> bool:
-        """It was admitted once; if it waits, it had to give way."""
+        """True once the sequence was admitted; if it waits after that, it was preempted."""
         return self.first_scheduled is not None
 
     @property
     def account(self) -> str:
-        """Whose share it uses."""
+        """The account whose share of the engine the request uses."""
         return self.request.account or self.request.tenant
 
     @property
     def ready_at(self) -> float:
-        """Since when it could run, seconds of time.monotonic(); infinity while it waits for adapters."""
+        """The time since which it could run, seconds of time.monotonic(); infinity while it waits for adapters."""
         if not self.was_cold:
             return self.request.arrival_time
         return math.inf if self.cold_until is None else max(self.cold_until, self.request.arrival_time)
@@ -98,26 +102,26 @@ class Sequence:
 
     @property
     def num_steps_left(self) -> int:
-        """At most, but for those of its prompt."""
+        """The most steps left, those of the prompt not counted."""
         return 0 if self.is_pooling else self.request.sampling.max_tokens - self.num_output
 
     def add_prompt_logprobs(self, start: int, found: tuple[TokenLogprobs, ...]) -> None:
-        """Those of the tokens after position `start` on; after a preemption some are known already."""
+        """Adds log-probabilities of the tokens after position `start`; some are known already after a preemption."""
         self.prompt_logprobs.extend(found[len(self.prompt_logprobs) - start :])
 
     def newly_served(self, start: int) -> int:
-        """Tokens of its prompt computed since position `start` that never were before: recomputing is no service."""
+        """Prompt tokens computed since position `start` for the first time: recomputing is no service."""
         before = max(start, self.num_served)
         self.num_served = max(self.num_served, min(self.num_computed, self.num_prompt))
         return max(0, self.num_served - before)
 
     @property
     def turn(self) -> tuple[bool, float]:
-        """In a step: who decodes is first, and of those whoever found no room in the last one."""
+        """The sort key within a step: decoding rows first, among them those that found no room in the last step."""
         return (False, self.last_token_at or 0.0) if self.num_remaining == 1 else (True, 0.0)
 
     def timings(self, now: float) -> Timings:
-        """Seconds until the first token, which is now."""
+        """The parts of the time to the first token, which is now, in seconds."""
         arrival = self.request.arrival_time
         scheduled = self.first_scheduled if self.first_scheduled is not None else now
         load = max(0.0, self.cold_until - arrival) if self.was_cold and self.cold_until is not None else 0.0

@@ -1,9 +1,8 @@
-"""What to run before the first user does: ordinary requests in stages, derived from the configuration.
+"""The warm-up plan: ordinary requests in stages, derived from the configuration, to run before the first user's.
 
-A plan is a list of shapes: rows x prompt tokens x with or without LoRA. It covers what a step's time and memory depend
-on: batch sizes of decoding, chunks of prompts, segments of an adapter short and long,
-chunks beside decoding rows, every way of sampling, and for pooling models their rows and lengths. Running the stages is
-`warm_up.py`'s business.
+A plan is a list of shapes: rows x prompt tokens x with or without LoRA. It covers everything that a step's time and
+memory depend on: batch sizes of decoding, chunks of prompts, segments of an adapter short and long, chunks beside
+decoding rows, every way of sampling, and for pooling models their rows and lengths. `app/warm_up.py` runs the stages.
 """
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: Ada
 
 
 def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[WarmupShape]:
-    """Of models that generate. Prompts of `chunk` tokens fill a step, so several of them run beside decoding rows.
+    """The shapes for models that generate. Prompts of `chunk` tokens fill a step, so several of them run beside
+    decoding rows.
 
     "auto": every second row of a shape with LoRA is the base's, so most shapes need not run without.
     """
@@ -84,7 +84,9 @@ def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[
 
 
 def pooling_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[WarmupShape]:
-    """Of models that pool: single texts and full batches of every power of two, which is what lengths are padded to."""
+    """The shapes for models that pool: single texts and full batches of every power of two, to which lengths are
+    padded.
+    """
     longest, budget = spec.max_model_len, config.batch.max_num_batched_tokens
     lengths = _powers(_SHORTEST_PADDED, longest)
     if mode == "auto":
@@ -101,7 +103,7 @@ def _both(pairs: Iterable[tuple[int, int]]) -> list[WarmupShape]:
 
 
 def _distinct(shapes: Iterable[WarmupShape], room: int) -> list[WarmupShape]:
-    """Each once, with prompts of `room` tokens at most."""
+    """Each shape once, with prompts of `room` tokens at most."""
     return list(dict.fromkeys(replace(shape, num_tokens=max(1, min(shape.num_tokens, room))) for shape in shapes))
 
 
@@ -111,7 +113,7 @@ def _powers(first: int, limit: int) -> list[int]:
 
 
 def _stage(shape: WarmupShape, spec: ModelSpec, config: EngineConfig, adapter: AdapterRef) -> WarmupStage:
-    """Those that are there for their rows decode until the last of them has started: then all decode together."""
+    """A stage whose short prompts decode until the last of them has started, so that all of them decode together."""
     num_new = _NEW_TOKENS
     if shape.num_tokens <= _ROW_TOKENS:
         num_new += _steps_to_start(shape.num_rows, config.batch.max_num_batched_tokens)

@@ -1,9 +1,9 @@
-"""The frozen base: loads a transformers model and lets its own code run over packed rows and a paged KV cache.
+"""The frozen base: a transformers model whose own code runs over packed rows and a paged KV cache.
 
-Nothing of a model is copied here. The model's attention is replaced through transformers' public
-`AttentionInterface`, its linear layers are wrapped to add LoRA deltas, and it is called with all rows laid end to
-end (`position_ids` tell where each begins). What a model leaves in the cache is learned by watching one forward
-pass. A model for which the result is not that of its plain self is refused (`exactness.py`).
+No model code is copied here. The model's attention is replaced through transformers' public `AttentionInterface`, its
+linear layers are wrapped to add LoRA deltas, and it is called with all rows laid end to end (`position_ids` tell where
+each begins). What a model leaves in the cache is learned by watching one forward pass. A model whose result then
+differs from its plain self is refused (`loading/exactness.py`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class BaseModel(AdaptedModel[StepInputs]):
 
     @torch.inference_mode()
     def logits(self, step: StepInputs) -> Tensor:
-        """One forward pass over the packed rows: logits of `step.logit_positions`, [num_logits, vocab] float32.
+        """Runs one forward pass over the packed rows: logits of `step.logit_positions`, [num_logits, vocab] float32.
 
-        Adapters with vocabularies of their own widen it to the largest; -inf is what a row's own does not have.
+        Adapters with vocabularies of their own widen it to the largest; tokens that a row does not have are -inf.
         """
         with self.context.running(step):
             output = self.module(
@@ -106,14 +106,14 @@ class BaseModel(AdaptedModel[StepInputs]):
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Load the model of `config.model` (a folder or a hub id) frozen. Raises ModelError in words."""
+    """Loads the model of `config.model` (a folder or a hub id) frozen. Raises ModelError."""
     found = load_frozen(config, AutoModelForCausalLM)
     check_nothing_missing(config.model, found.missing)
     return described(config, found)
 
 
 def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
-    """A frozen model with what one forward pass of it tells. Raises ModelError in words."""
+    """A frozen model with the facts that one forward pass of it tells. Raises ModelError."""
     module, device = found.module, found.device
     observation = observe(module, device)
     return LoadedModel(module, _spec(config, module, observation, found.dtype, device), observation, device)

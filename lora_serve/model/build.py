@@ -1,4 +1,4 @@
-"""Loads the base model and lays its pools: everything of this floor that wiring needs, in one call."""
+"""Puts the model's parts together: loading, slots, KV cache, memory, runner; and proves the result exact."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class ModelParts:
 def build_model(
     model_config: ModelConfig, engine_config: EngineConfig, num_slots: int, adapter_bytes: int | None = None
 ) -> ModelParts:
-    """Load, wrap, measure, prove. Raises ModelError and ConfigError before anything is served.
+    """Loads, wraps, measures and checks the model. Raises ModelError and ConfigError before anything is served.
 
-    `adapter_bytes`: of device slots at most; None: as many as `num_slots` usual ones need, where memory is bounded.
+    `adapter_bytes`: the most bytes of device slots; None: as many as `num_slots` usual adapters need, where memory is
+    bounded.
     """
     pooling = plan_pooling(model_config)
     if pooling is not None:
@@ -81,7 +82,7 @@ def build_model(
 def _graphs(
     base: BaseModel, cache: KVCache, slots: LoraSlots, config: ModelConfig, engine_config: EngineConfig
 ) -> DecodeGraphs | None:
-    """None where steps are not captured. Made last: what was measured before was the ordinary way."""
+    """The captured decode steps; None where steps are not captured. Made last: memory was measured without them."""
     if base.device.type != "cuda" or not config.cuda_graphs or not base.kernel.reads_device_tokens:
         return None
     return DecodeGraphs(
@@ -101,5 +102,5 @@ def _build_pooling_model(config: ModelConfig, plan: PoolingPlan, num_slots: int)
 
 
 def _slots(loaded: LoadedModel, num_slots: int) -> LoraSlots:
-    """One more for smoke tests."""
+    """The slots of adapters and one for smoke tests."""
     return LoraSlots(loaded.spec.linears, num_slots + 1, loaded.device, copy_stream(loaded.device))

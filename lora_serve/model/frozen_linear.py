@@ -71,7 +71,7 @@ class FrozenLinear(nn.Module):
 
     @torch.no_grad()
     def row_square_norms(self) -> Tensor:
-        """Sum of squares of each row of W, dequantised: [out] float32. Worked out at the first call, then kept."""
+        """The sum of squares of each row of W, dequantised: [out] float32. Worked out at the first call, then kept."""
         if self._square_norms is None:
             self._square_norms = self._sum_squares()
         return self._square_norms
@@ -94,7 +94,7 @@ class FrozenLinear(nn.Module):
         return self._sum_squares_of_products()
 
     def _sum_squares_of_products(self) -> Tensor:
-        """For a weight that is only known by its products: those with the unit vectors are its columns."""
+        """Row norms of a weight that is only known by its products: those with the unit vectors are its columns."""
         dtype = torch.get_default_dtype() if self._layer is not None else self._weight.dtype
         total = torch.zeros(self.out_features, device=self._weight.device)
         for start in range(0, self.in_features, _ROWS_AT_ONCE):
@@ -106,7 +106,7 @@ class FrozenLinear(nn.Module):
 
 
 def _packed(weight: Tensor, shared_weight: bool) -> PackedLinear | None:
-    """A shared weight is only copied where the copy has half its bytes."""
+    """The weight in panels; None if it cannot be packed, or is shared and a copy would not have half its bytes."""
     if packed_linear.why_not(weight) is not None:
         return None
     packed = PackedLinear.of(weight)

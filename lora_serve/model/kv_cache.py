@@ -1,4 +1,4 @@
-"""The pool of the KV cache: bytes by block index. Who owns which block is `engine/kv/blocks.py`'s business."""
+"""The pool of the KV cache: bytes by block index. `engine/kv/blocks.py` decides who owns which block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_serve.model.system.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token leaves in the cache, learned from the model itself."""
+    """The shape of what one token leaves in the cache, learned from the model itself."""
 
     num_layers: int
     num_kv_heads: int
@@ -30,13 +30,13 @@ class KVShape:
 class KVCache:
     """K and V of every layer in blocks of `block_size` tokens (PagedAttention, Kwon et al., SOSP 2023).
 
-    Block 0 belongs to nobody and stays zero: block tables are padded with it.
+    Block 0 is never allocated and stays zero: block tables are padded with it.
     """
 
     def __init__(
         self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device, num_spare: int = 0
     ) -> None:
-        """`num_blocks` with block 0; `num_spare` more, after those, are nobody's but the runner's own."""
+        """`num_blocks` with block 0; the `num_spare` blocks after those are the runner's own."""
         self.shape = shape
         self._num_spare = num_spare
         self.block_size = block_size
@@ -45,7 +45,7 @@ class KVCache:
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Another number of blocks, all of them empty; and blocks in host memory, which a GPU reads by itself."""
+        """Makes a pool of another number of empty blocks, and blocks in host memory, which a GPU reads by itself."""
         shape, size = self.shape, self.block_size
         self.num_resizes += 1
         self.num_blocks = num_blocks
@@ -68,13 +68,13 @@ class KVCache:
         return self._pool[0, index], self._pool[1, index]
 
     def addresses(self, index: int) -> tuple[int, int]:
-        """Where K and V of one layer begin."""
+        """The addresses at which K and V of one layer begin."""
         start = self._pool.data_ptr()
         size = self._pool.stride(1) * self._pool.itemsize
         return start + index * size, start + (self.shape.num_layers + index) * size
 
     def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, head_dim] at flat positions [num_tokens]."""
+        """Stores key and value [num_tokens, num_kv_heads, head_dim] at flat positions [num_tokens]."""
         keys, values = self.layer(layer)
         keys.flatten(0, 1).index_copy_(0, positions, key)
         values.flatten(0, 1).index_copy_(0, positions, value)
@@ -86,12 +86,12 @@ class KVCache:
         return [tuple(range(self.num_blocks + i * width, self.num_blocks + (i + 1) * width)) for i in range(num_rows)]
 
     def zero(self, blocks: Sequence[int]) -> None:
-        """Clear blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
+        """Clears blocks before their new owner uses them: no residue, not even a NaN behind a mask."""
         if blocks:
             self._pool.index_fill_(2, to_device(blocks, torch.int64, self._pool.device), 0)
 
     def move(self, moves: BlockMoves) -> None:
-        """Copy whole blocks to host memory, then others back; done when it returns."""
+        """Copies whole blocks to host memory, then others back; done when it returns."""
         for copy in moves.out:
             self._host[copy.host_block].copy_(self._pool[:, :, copy.block])
         for copy in moves.back:

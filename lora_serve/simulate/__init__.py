@@ -1,5 +1,5 @@
-"""The real scheduler on made-up time: a fleet of replicas whose runner only says how long a step takes.
+"""The real scheduler in virtual time: a fleet of replicas whose runner only tells how long a step takes.
 
-Everything that decides is what the server runs (`engine/build.py`); only the forward pass, the loads and the clock are
-models. It knows nothing of tensors, HTTP or text.
+Every decision is made by the server's own code (`engine/build.py`); the forward pass, the loads and the clock are
+models. The simulator knows nothing of tensors, HTTP or text.
 """

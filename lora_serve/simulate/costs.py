@@ -1,4 +1,4 @@
-"""How long things take: steps by a model of the hardware or learned from a server's, transfers by size."""
+"""Times: steps by a model of the hardware or learned from a server's, transfers by size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUM_PASSES = 4  # over the recorded steps
 
 
 class StepTime(Protocol):
-    """Seconds of a step."""
+    """The time of a step."""
 
     def seconds(self, load: StepLoad) -> float:
-        """Of one step of this load."""
+        """The seconds of one step of this load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class RooflineSteps:
         bytes = weights + KV bytes read + adapters' bytes, each once per step
         flops = 2 * (parameters + adapter parameters) * tokens
 
-    (Williams et al., "Roofline", CACM 2009.) Left out: attention's own arithmetic (7 % of an 8B model's at a context
-    of 4 000), and everything between kernels, which `overhead_seconds` and the two efficiencies stand for.
+    (Williams et al., "Roofline", CACM 2009.) Left out: attention's own arithmetic (7 % of an 8B model's at a context of
+    4 000), and everything between kernels, for which `overhead_seconds` and the two efficiencies stand.
     """
 
     num_parameters: float
@@ -43,7 +43,6 @@ class RooflineSteps:
     overhead_seconds: float
 
     def seconds(self, load: StepLoad) -> float:
-        """See `StepTime.seconds`."""
         num_bytes = self.weight_bytes + load.num_kv_read * self.kv_bytes_per_token
         num_bytes += load.num_adapters * self.adapter_bytes
         flops = 2 * load.num_tokens * (self.num_parameters + self.adapter_bytes / 2)  # 2 bytes per adapter parameter
@@ -53,7 +52,7 @@ class RooflineSteps:
 
 
 class LearnedSteps:
-    """The server's own `StepCost`, taught by recorded steps."""
+    """The server's own `StepCost`, trained on recorded steps."""
 
     def __init__(self, samples: Sequence[tuple[StepLoad, float]]) -> None:
         self._cost = StepCost()
@@ -66,7 +65,6 @@ class LearnedSteps:
                 self._cost.observe(load, seconds)
 
     def seconds(self, load: StepLoad) -> float:
-        """See `StepTime.seconds`."""
         return max(self._least / 2, self._cost.seconds(load))
 
 
@@ -78,5 +76,5 @@ class TransferTime:
     bytes_per_second: float
 
     def seconds(self, num_bytes: int) -> float:
-        """Of one transfer."""
+        """The seconds of one transfer."""
         return self.per_load + num_bytes / self.bytes_per_second

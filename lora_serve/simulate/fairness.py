@@ -1,7 +1,7 @@
-"""Who was served while several wanted to be: measured in windows, per replica.
+"""Fairness among accounts that compete for a replica, measured in windows.
 
-Service is counted as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): an input token counts
-1, an output token 2, divided by the account's weight. An account is backlogged in a window if at every look during the
+Service is counted as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): an input token counts 1,
+an output token 2, divided by the account's weight. An account is backlogged in a window if at every look during the
 window one of its requests waited that could have run. Prompts count in the window of their first token.
 """
 
@@ -20,7 +20,7 @@ _LOOKS = 10  # per window
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Over all windows in which at least two accounts were backlogged."""
+    """The figures of all windows in which at least two accounts were backlogged."""
 
     num_windows: int = 0
     max_service_gap: float = 0.0  # weighted tokens between the best and the worst served, in the worst window
@@ -35,7 +35,7 @@ class _Window:
 
 
 class FairnessMeter:
-    """Of one replica."""
+    """Measures one replica."""
 
     def __init__(self, weights: Mapping[str, float] | None = None, window: float = WINDOW) -> None:
         self._weights = dict(weights or {})
@@ -47,11 +47,11 @@ class FairnessMeter:
         self.windows: list[_Window] = []
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for the next look."""
+        """True if the next look is due."""
         return now >= self._next_look
 
     def look(self, waiting: Iterable[str], now: float) -> None:
-        """These accounts have requests that wait and could run."""
+        """Takes in the accounts that have waiting requests which could run."""
         if now >= self._ends:
             self._close()
             self._ends = (now // self._length + 1) * self._length
@@ -59,7 +59,7 @@ class FairnessMeter:
         self._next_look = now + self._length / _LOOKS
 
     def served(self, account: str, tokens: float) -> None:
-        """So many weighted tokens."""
+        """Counts so many weighted tokens."""
         self._service[account] += tokens
 
     def _close(self) -> None:
@@ -78,7 +78,7 @@ def jain_index(values: Sequence[float]) -> float:
 
 
 def fairness_of(meters: Iterable[FairnessMeter]) -> Fairness:
-    """Of the fleet."""
+    """The fairness of a fleet."""
     windows = [window for meter in meters for window in meter.windows]
     if not windows:
         return Fairness()

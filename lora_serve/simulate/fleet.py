@@ -15,7 +15,7 @@ from lora_serve.simulate.workload import Arrival
 
 
 class StalledError(Exception):
-    """Nothing is planned any more, and requests have not ended: a bug of whoever decides, or of the simulator."""
+    """No event is planned any more, and requests have not ended: a bug of the engine or of the simulator."""
 
 
 class Fleet:
@@ -32,7 +32,7 @@ class Fleet:
         self._router = create_router(router, num_replicas)
 
     def run(self, arrivals: Sequence[Arrival]) -> None:
-        """Until all have ended. Raises StalledError."""
+        """Runs until all requests have ended. Raises StalledError."""
         self._plan_next(iter(arrivals))
         self.timeline.run()
         if lost := self.recorder.open_requests:

@@ -1,4 +1,4 @@
-"""A machine with a model on it, as a JSON file of `profiles/` or the caller's: limits, costs, where they are from.
+"""A machine with a model on it, as a JSON file of `profiles/` or the caller's: limits, costs, and their source.
 
 `steps` is {"roofline": {...}}, a model of hardware, or {"recorded": [[tokens, rows, adapters, KV tokens read, seconds],
 ...]}, steps of a real server.
@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).with_name("profiles")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One replica."""
+    """The facts of one replica."""
 
     name: str
     source: str  # where the figures are from, for the report
@@ -41,17 +41,17 @@ class Profile:
     load_threads: int
 
     def changed(self, **changes: Any) -> Profile:
-        """With other limits; None: as it is."""
+        """The profile with other limits; None: unchanged."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
 def profile_names() -> list[str]:
-    """Those that come along."""
+    """The names of the bundled profiles."""
     return sorted(file.stem for file in _FOLDER.glob("*.json"))
 
 
 def read_profile(name: str) -> Profile:
-    """One that comes along, or a file. Raises ConfigError."""
+    """A bundled profile, or one from a file. Raises ConfigError."""
     file = _FOLDER / f"{name}.json" if name in profile_names() else Path(name)
     try:
         return _profile(file.stem, json.loads(file.read_text()))

@@ -1,4 +1,4 @@
-"""What became of every request, from the events that the engines emit."""
+"""The outcome of every request, from the events that the engines emit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lora_serve.simulate.workload import Arrival
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request that has ended. Times are seconds."""
+    """A request that has ended. Times are seconds."""
 
     index: int
     group: str
@@ -49,15 +49,15 @@ class Recorder:
 
     @property
     def open_requests(self) -> list[str]:
-        """Those that have not ended."""
+        """The requests that have not ended."""
         return list(self._open)
 
     def submitted(self, arrival: Arrival, replica: int) -> None:
-        """A router has sent it there."""
+        """Notes a request that a router has sent to a replica."""
         self._open[str(arrival.index)] = _Open(arrival, replica)
 
     def take(self, event: StepEvent, now: float) -> bool:
-        """What happened now; True: the request has ended."""
+        """Takes in an event; True if it ends its request."""
         record = self._open[event.request_id]
         if isinstance(event, TokenEvent):
             self._token(record, now)

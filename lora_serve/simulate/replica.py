@@ -25,7 +25,7 @@ _TICK = 1e-3  # seconds: a deadline that is not acted on is not tried again at o
 
 
 class Replica:
-    """Messages wait until its step ends. `emit` gets its events when the step is over, not before."""
+    """One server. Messages wait until its step ends; `emit` gets its events when the step is over, not before."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Replica:
         )
 
     def post(self, message: Message) -> None:
-        """A request, which may be refused at the door, or the end of a load."""
+        """Takes in a request, which may be refused at the door, or the end of a load."""
         if isinstance(message, InferenceRequest):
             try:
                 self._gate.enter((message,))
@@ -64,11 +64,11 @@ class Replica:
             self._turn()
 
     def holds(self, digest: str) -> bool:
-        """Whether the adapter is on its device or in its host memory."""
+        """True if the adapter is on the device or in host memory."""
         return self.engine.residency.is_here(digest)
 
     def _turn(self) -> None:
-        """Drain the mailbox, step; the rest is done when the step is over."""
+        """Drains the mailbox and steps; the rest is done when the step is over."""
         self._num_turns += 1
         self._clock.now = self._timeline.now
         events: list[StepEvent] = []
@@ -95,7 +95,7 @@ class Replica:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Until a message comes, or something is due without one."""
+        """Sleeps until a message comes, or something is due without one."""
         deadline = self.engine.scheduler.next_deadline(self._timeline.now)
         if deadline is not None and deadline < math.inf:
             number = self._num_turns
@@ -107,7 +107,7 @@ class Replica:
 
 
 def adapter_config(profile: Profile, **changes: Any) -> AdapterConfig:
-    """The tiers' limits; where weights are kept does not matter here."""
+    """The tiers' limits; the stores of weights do not matter here."""
     return AdapterConfig(
         store=Path(),
         roots=(),

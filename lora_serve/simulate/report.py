@@ -19,7 +19,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One policy behind one router. Latencies leave the warm-up out; counts are of the whole run."""
+    """The figures of one policy behind one router. Latencies leave the warm-up out; counts are of the whole run."""
 
     policy: str
     router: str
@@ -46,7 +46,7 @@ class Summary:
 
 
 def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summary:
-    """After `fleet.run`."""
+    """The figures of a fleet that has run."""
     outcomes = sorted(fleet.recorder.outcomes, key=lambda outcome: outcome.index)
     counted = [outcome for outcome in outcomes if outcome.index >= num_warm]
     first = [(outcome.group, outcome.first_token - outcome.arrival) for outcome in counted if outcome.first_token]
@@ -84,13 +84,13 @@ def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summ
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """Markdown."""
+    """A Markdown table with one row per run."""
     rows = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_row, summaries)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Nearest rank; zeros of nothing."""
+    """Percentiles by nearest rank; zeros if there are no times."""
     ordered = sorted(seconds) or [0.0]
     return {f"p{share}": ordered[int(share / 100 * (len(ordered) - 1) + 0.5)] for share in _SHARES}
 

@@ -1,4 +1,4 @@
-"""The forward pass and the loads, as time that passes."""
+"""Virtual time, and a runner and a loader that only take time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_serve.simulate.profiles import Profile
 
 
 class VirtualClock:
-    """What time it is for one replica, in seconds. In the middle of a step it is ahead of the timeline."""
+    """The time of one replica, in seconds. In the middle of a step it is ahead of the timeline."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class VirtualClock:
 
 
 class Timeline:
-    """Actions by time; of one time, in the order in which they were planned."""
+    """The event loop of the whole fleet: actions by time; of one time, in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,20 +33,20 @@ class Timeline:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Do it then; not in the past."""
+        """Plans an action, not in the past."""
         assert time >= self.now, "the past is over"
         heapq.heappush(self._heap, (time, self._num_planned, action))
         self._num_planned += 1
 
     def run(self) -> None:
-        """Until nothing is planned any more."""
+        """Runs until nothing is planned any more."""
         while self._heap:
             self.now, _, action = heapq.heappop(self._heap)
             action()
 
 
 class SimulatedRunner:
-    """See `engine.Runner`. Its clock goes on by what a step or a copy would take; every token is 0."""
+    """An `engine.Runner` that advances its clock by the time of a step or a copy; every token is 0."""
 
     def __init__(self, profile: Profile, clock: VirtualClock) -> None:
         self._profile = profile
@@ -55,14 +55,12 @@ class SimulatedRunner:
         self.num_tokens = 0
 
     def load_slot(self, slot: SlotRef, adapter: AdapterRef) -> None:
-        """See `Runner.load_slot`."""
         self._clock.now += self._profile.copy.seconds(adapter.num_bytes)
 
     def clear_slot(self, index: int) -> None:
-        """See `Runner.clear_slot`."""
+        """Takes no time."""
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """See `Runner.run`."""
         load = batch.load
         self.num_steps += 1
         self.num_tokens += load.num_tokens
@@ -70,17 +68,16 @@ class SimulatedRunner:
         return [_output(row) for row in batch.rows]
 
     def move_blocks(self, moves: BlockMoves) -> None:
-        """See `Runner.move_blocks`: there is no swap space in a simulation, so nothing moves."""
+        """Moves nothing: a simulation has no swap space."""
 
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """See `Runner.smoke_test`."""
         return SmokeTestResult(1.0, 0.0, 1.0)
 
 
 class SimulatedLoader:
     """As many loads at a time as there are threads, first come, first served; the local disk keeps what was fetched.
 
-    How threads rest while steps run (`adapters.loader.Pace`), and what they take from steps, is left out.
+    The pacing of threads while steps run (`adapters.loader.Pace`), and their cost to steps, are left out.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class SimulatedLoader:
         self.num_remote = 0
 
     def submit(self, adapter: AdapterRef) -> None:
-        """Its end is posted when it is due."""
+        """Starts a load, whose end is posted when it is due."""
         tier = "disk" if adapter.digest in self._on_disk else "remote"
         transfer = self._profile.disk if tier == "disk" else self._profile.remote
         seconds = transfer.seconds(adapter.num_bytes)

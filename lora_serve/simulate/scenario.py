@@ -1,4 +1,4 @@
-"""What one run of the simulator is made of."""
+"""The parameters of one run of the simulator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Scenario:
     enable_prefix_caching: bool = True
 
     def engine_config(self, policy: str) -> EngineConfig:
-        """Of every replica."""
+        """The configuration of every replica."""
         profile = self.profile
         return EngineConfig(
             batch=BatchLimits(profile.max_num_seqs, profile.max_num_batched_tokens, self.batch_wait),
@@ -43,14 +43,14 @@ class Scenario:
         )
 
     def arrivals(self, rows: Sequence[TraceRow]) -> list[Arrival]:
-        """Drawn once, for all runs."""
+        """The requests, drawn once for all runs."""
         profile = self.profile
         return make_arrivals(
             rows, self.workload, profile.adapter_bytes, profile.adapter_rank, profile.max_model_len
         )  # fmt: skip
 
     def run(self, arrivals: Sequence[Arrival], policy: str, router: str) -> Summary:
-        """One run."""
+        """Simulates one policy behind one router."""
         num_warm = int(self.warm_share * len(arrivals))
         fleet = Fleet(self.profile, self.engine_config(policy), router, self.num_replicas, num_warm)
         fleet.run(arrivals)

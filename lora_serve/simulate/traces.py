@@ -1,6 +1,6 @@
 """Recorded arrivals and lengths of language-model services. None of the public traces names adapters or tenants.
 
-Told apart by their first line: Azure 2023 (Splitwise, Patel et al., ISCA 2024), Mooncake (Qin et al., FAST 2025), and
+The first line tells the format: Azure 2023 (Splitwise, Patel et al., ISCA 2024), Mooncake (Qin et al., FAST 2025), and
 files of lengths alone, as Vidur's (Agrawal et al., MLSys 2024).
 """
 
@@ -30,7 +30,7 @@ _Reader = Callable[[Iterable[str]], list[TraceRow]]
 
 
 def read_trace(file: Path) -> list[TraceRow]:
-    """In order of arrival; requests without prompt or answer are left out. Raises ConfigError."""
+    """The requests in order of arrival, those without prompt or answer left out. Raises ConfigError."""
     try:
         with file.open(newline="") as lines:
             first = lines.readline()

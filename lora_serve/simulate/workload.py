@@ -1,6 +1,6 @@
-"""Who asks for what and when: a trace's arrivals and lengths, with adapters and tenants drawn for them.
+"""The workload: a trace's arrivals and lengths, with adapters and tenants drawn for them.
 
-Adapters are drawn by us, as no public trace names any: the adapter of popularity rank k with a probability that falls
+Adapters are drawn here, as no public trace names any: the adapter of popularity rank k with a probability that falls
 with k ** zipf, its tenant at random. A conversation of a trace that tells conversations stays with its adapter.
 """
 
@@ -23,7 +23,7 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
-    """What is drawn."""
+    """The parameters of the draw."""
 
     num_requests: int
     rate: float | None = None  # requests per second of the whole fleet; None: as in the trace
@@ -52,7 +52,7 @@ class Arrival:
     blocks: tuple[int, ...] = ()
 
     def request(self) -> InferenceRequest:
-        """Equal tokens where prompts are equal, others elsewhere; no token means anything."""
+        """The request with tokens that are equal where prompts are equal; no token means anything."""
         return InferenceRequest(
             str(self.index),
             self._tokens(),
@@ -76,7 +76,7 @@ class Arrival:
 def make_arrivals(
     rows: Sequence[TraceRow], config: WorkloadConfig, adapter_bytes: int, rank: int, max_model_len: int
 ) -> list[Arrival]:
-    """In order of time. A trace that is too short is run through again; lengths are cut to `max_model_len`."""
+    """The requests in order of time. A trace that is too short is repeated; lengths are cut to `max_model_len`."""
     generator = random.Random(config.seed)
     times = _times(rows, config, generator)
     adapters = _adapters(config, adapter_bytes, rank, generator)
@@ -101,7 +101,7 @@ def make_arrivals(
 
 
 def _times(rows: Sequence[TraceRow], config: WorkloadConfig, generator: random.Random) -> list[float]:
-    """Those of the trace, again and again; without any, of a Poisson process."""
+    """The trace's times, repeated; those of a Poisson process if it has none."""
     recorded = [row.time for row in rows if row.time is not None]
     if not recorded:
         return list(accumulate(generator.expovariate(config.rate or 1.0) for _ in range(config.num_requests)))
@@ -114,7 +114,7 @@ def _times(rows: Sequence[TraceRow], config: WorkloadConfig, generator: random.R
 
 
 def _adapters(config: WorkloadConfig, num_bytes: int, rank: int, generator: random.Random) -> list[AdapterRef]:
-    """The most popular first."""
+    """The adapters, the most popular first."""
     tenants = [index % config.num_tenants for index in range(config.num_adapters)]
     generator.shuffle(tenants)
     return [
@@ -126,7 +126,7 @@ def _adapters(config: WorkloadConfig, num_bytes: int, rank: int, generator: rand
 def _draws(
     rows: Sequence[TraceRow], config: WorkloadConfig, adapters: list[AdapterRef], generator: random.Random
 ) -> list[AdapterRef]:
-    """One per request; the requests of one conversation have the same."""
+    """One adapter per request; the requests of one conversation have the same."""
     cumulated = list(accumulate((rank + 1) ** -config.zipf for rank in range(len(adapters))))
     drawn = generator.choices(adapters, cum_weights=cumulated, k=config.num_requests)
     of_conversation: dict[int, AdapterRef] = {}

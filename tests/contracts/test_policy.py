@@ -314,7 +314,7 @@ def test_order_is_everybody_once_and_a_picture_of_its_moment(name: str, now: flo
 def test_what_everybody_needs_is_loaded_ahead(name: str) -> None:
     policy, sequences, _ = queue_of(name, 60, 2)
     cold = {ref.digest for sequence in sequences for ref in sequence.refs if ref.name >= "a4"}
-    ahead = list(policy.ahead(5.0))
+    ahead = list(policy.prefetch_order(5.0))
     assert cold <= {ref.digest for sequence in ahead for ref in sequence.refs}
     assert len(ahead) == len({sequence.sequence_id for sequence in ahead})
 

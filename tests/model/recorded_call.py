@@ -18,7 +18,7 @@ _WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "ate
 
 
 class RecordedCall(TorchDispatchMode):
-    """See `Graph`. `launches`: of Triton programs, which torch does not see (`watch`)."""
+    """Stands for `CudaGraph`. `launches`: of Triton programs, which torch does not see (`watch`)."""
 
     def __init__(self, log: list[RecordedCall] | None = None) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Who answers when a request's adapters are cold: they themselves, once they are here, or its fallback before that.
+"""Requests whose adapters are cold: which adapters answer them, their own or those of their fallback.
 
-A sequence waits for its own adapters as long as its patience lasts. Then `base` answers at once; `previous` if it is
-here, else whichever of the two arrives first; and without a fallback the request ends. The loads go on in every case.
+A request waits for its own adapters until its cold timeout. Then, as `on_cold` says, it ends with an error, or its
+fallback answers: `base` at once; `previous` if it is resident, else whichever of both adapters arrives first. The
+loads go on in every case.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from lora_serve.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class _Answer:
-    """Sequences that are choices of one answer: what the first of them got, all of them get."""
+    """The requests that are choices of one answer: all of them get the adapters that the first of them got."""
 
     num_sequences: int = 0
     fell_back: bool | None = None  # None: open
 
 
 class ColdStart:
-    """Decides for sequences that have not run yet, and keeps what each of them wants of the residency in balance."""
+    """Decides for requests that have not run yet, and keeps the residency informed of the adapters that they want."""
 
     def __init__(self, residency: AdapterResidency[Any]) -> None:
         self._residency = residency
@@ -34,22 +35,22 @@ class ColdStart:
     # -- coming and going --------------------------------------------------------------------------------------
 
     def join(self, sequence: Sequence, now: float) -> LoraServeError | None:
-        """A new sequence; the error if it does not even begin to wait."""
+        """Takes in a new request; returns its error if it may not even wait."""
         self._answers.setdefault(_answer_id(sequence), _Answer()).num_sequences += 1
         self._want(sequence, sequence.refs)
         self.is_cold(sequence, now)
-        self.settle(sequence, now)
+        self.fall_back_if_due(sequence, now)
         ends_at = self.ends_at(sequence)
         return self.end(sequence, now) if ends_at is not None and now >= ends_at else None
 
     def start(self, sequence: Sequence) -> None:
-        """It runs, with the adapters it has now."""
+        """Notes that the request runs with the adapters that it has now."""
         answer = self._answers[_answer_id(sequence)]
         if sequence.adapters or sequence.fell_back:
             answer.fell_back = sequence.fell_back
 
     def leave(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Forgets a request that has ended."""
         self._want(sequence, ())
         answer = self._answers[_answer_id(sequence)]
         answer.num_sequences -= 1
@@ -59,14 +60,16 @@ class ColdStart:
     # -- waiting -----------------------------------------------------------------------------------------------
 
     def ends_at(self, sequence: Sequence) -> float | None:
-        """When patience ends, in seconds of time.monotonic(); None: it does not, or there is nothing to wait for."""
+        """The end of the request's cold timeout, in seconds of time.monotonic(); None if nothing has to happen then."""
         timeout = sequence.request.cold_timeout
-        if timeout is None or sequence.cold_wait_is_over or _is_settled(sequence) or not self.cold(sequence.adapters):
+        if timeout is None or sequence.cold_wait_is_over or _is_fixed(sequence) or not self.cold(sequence.adapters):
             return None
         return sequence.request.arrival_time + timeout
 
     def end(self, sequence: Sequence, now: float) -> LoraServeError | None:
-        """Patience is over: another answers, or it goes on waiting for either, or this is its error."""
+        """Ends the wait: the fallback answers, or whichever adapter arrives first will, or the request's error is
+        returned.
+        """
         sequence.cold_wait_is_over = True
         if sequence.request.on_cold in (OnCold.WAIT, OnCold.FAIL):
             self.ask(sequence)
@@ -74,12 +77,12 @@ class ColdStart:
         if sequence.fallback is not None and self._answer(sequence).fell_back is None:
             self._want(sequence, (*sequence.refs, *(use.ref for use in sequence.fallback)))
         self.ask(sequence)
-        self.settle(sequence, now)
+        self.fall_back_if_due(sequence, now)
         return None
 
-    def settle(self, sequence: Sequence, now: float) -> None:
-        """Let the fallback answer if it is its turn."""
-        if sequence.fallback is None or _is_settled(sequence):
+    def fall_back_if_due(self, sequence: Sequence, now: float) -> None:
+        """Lets the fallback answer if its turn has come."""
+        if sequence.fallback is None or _is_fixed(sequence):
             return
         fell_back = self._answer(sequence).fell_back
         is_its_turn = sequence.cold_wait_is_over and self.cold(sequence.adapters) and not self.cold(sequence.fallback)
@@ -87,12 +90,12 @@ class ColdStart:
             self._fall_back(sequence, sequence.fallback, now)
 
     def ask(self, sequence: Sequence) -> bool:
-        """Ask for the loads of all that it wants; False: the host has no room for some of it yet."""
+        """Asks for the loads of all adapters that the request wants; False: the host lacks room for some."""
         asked = [self._residency.request(ref) for ref in sequence.wanted]
         return all(asked)
 
     def is_cold(self, sequence: Sequence, now: float) -> bool:
-        """Whether it must wait for its adapters; when it last had to is noted, for its `load` time."""
+        """True if the request has to wait for its adapters; notes the end of that wait for the `load` time."""
         if self.cold(sequence.adapters):
             sequence.was_cold, sequence.cold_until = True, None
             return True
@@ -101,10 +104,10 @@ class ColdStart:
         return False
 
     def load_failed(self, sequence: Sequence, digest: str, error: LoraServeError, now: float) -> LoraServeError | None:
-        """What it wants cannot be had; None: somebody else can still answer."""
+        """Handles a failed load: the request's error, or None if its fallback can still answer."""
         fallback = sequence.fallback
         in_own, in_fallback = _holds(sequence.adapters, digest), _holds(fallback or (), digest)
-        can_fall_back = not (fallback is None or _is_settled(sequence) or in_fallback)
+        can_fall_back = not (fallback is None or _is_fixed(sequence) or in_fallback)
         if not in_own:
             sequence.fallback = None
             self._want(sequence, sequence.refs)
@@ -115,11 +118,11 @@ class ColdStart:
         return None
 
     def cold(self, uses: tuple[AdapterUse, ...]) -> list[AdapterRef]:
-        """Those that are neither on the device nor in host memory."""
+        """The adapters that are neither on the device nor in host memory."""
         return [use.ref for use in uses if not self._residency.is_here(use.ref.digest)]
 
     def error(self, sequence: Sequence) -> AdapterUnavailableError:
-        """For a sequence that waits no longer."""
+        """The error of a request that waits no longer."""
         cold = self.cold(sequence.adapters)
         names = ", ".join(f"`{ref.name}`" for ref in cold)
         what = "adapter" if len(cold) == 1 else "adapters"
@@ -130,7 +133,7 @@ class ColdStart:
     # ----------------------------------------------------------------------------------------------------------
 
     def _fall_back(self, sequence: Sequence, fallback: tuple[AdapterUse, ...], now: float) -> None:
-        """From now on it is a sequence of its fallback's adapters, and nothing of it is theirs yet."""
+        """Replaces the request's adapters by its fallback's; nothing computed so far belongs to these."""
         self._answer(sequence).fell_back = True
         sequence.adapters, sequence.fallback, sequence.fell_back = fallback, None, True
         sequence.block_keys.clear()
@@ -139,7 +142,7 @@ class ColdStart:
         self.is_cold(sequence, now)
 
     def _want(self, sequence: Sequence, refs: tuple[AdapterRef, ...]) -> None:
-        """Want exactly these from now on."""
+        """Makes `refs` the adapters that the request wants."""
         before = {ref.digest: ref for ref in sequence.wanted}
         after = {ref.digest: ref for ref in refs}
         for digest, ref in after.items():
@@ -158,8 +161,8 @@ def _answer_id(sequence: Sequence) -> str:
     return sequence.request.answer_id or sequence.request.request_id
 
 
-def _is_settled(sequence: Sequence) -> bool:
-    """Whether it can change its adapters no more."""
+def _is_fixed(sequence: Sequence) -> bool:
+    """True if the request can change its adapters no more."""
     return sequence.fell_back or sequence.first_scheduled is not None
 
 

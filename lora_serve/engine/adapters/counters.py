@@ -33,7 +33,7 @@ class _AdapterCounts:
 
 
 class CacheCounters:
-    """What `residency.py` saw happen."""
+    """Hits, misses, loads and evictions as `residency.py` reports them."""
 
     def __init__(self) -> None:
         self.device = TierCounts()
@@ -41,7 +41,7 @@ class CacheCounters:
         self._adapters: dict[str, _AdapterCounts] = {}
 
     def wanted(self, digest: str, *, on_device: bool, on_host: bool) -> None:
-        """A sequence needs it."""
+        """Counts a request's first look at its adapter in both tiers."""
         own = self._of(digest)
         if on_device:
             self.device.hits += 1
@@ -55,7 +55,7 @@ class CacheCounters:
             self.host.misses += 1
 
     def arrived_on_host(self, digest: str, seconds: float, times: LoadTimes | None = None) -> None:
-        """A load is done; it took `seconds` from its request."""
+        """Counts a load that took `seconds` from its request on."""
         self.host.loaded(seconds)
         own = self._of(digest)
         own.loads += 1
@@ -63,32 +63,29 @@ class CacheCounters:
         own.last_load = times
 
     def copied(self, digest: str, seconds: float) -> None:
-        """It was copied into a slot, which took the engine's thread `seconds`."""
+        """Notes that the copy into a slot took the engine's thread `seconds`."""
         own = self._adapters.get(digest)
         if own is not None and own.last_load is not None:
             own.last_load = replace(own.last_load, copy=seconds)
 
     def placed_on_device(self) -> None:
-        """A slot was given to it."""
         self.device.loaded(0.0)
 
     def left_device(self, digest: str, reason: EvictionReason) -> None:
-        """Its slot was taken away."""
         self.device.evictions[reason] += 1
         own = self._of(digest)
         own.evictions[reason] += 1
         own.last_eviction = reason
 
     def left_host(self, reason: EvictionReason) -> None:
-        """Its host memory was freed."""
         self.host.evictions[reason] += 1
 
     def forget(self, digest: str) -> None:
-        """It is gone for good: the figures of deleted adapters do not pile up."""
+        """Drops the figures of a deleted adapter, so that they do not pile up."""
         self._adapters.pop(digest, None)
 
     def adapters(self) -> dict[str, AdapterCounters]:
-        """Per digest."""
+        """The counters by digest."""
         return {digest: own.frozen() for digest, own in self._adapters.items()}
 
     def _of(self, digest: str) -> _AdapterCounts:

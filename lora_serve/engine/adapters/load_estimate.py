@@ -1,4 +1,4 @@
-"""How long a load will take, learned from past ones: for Retry-After."""
+"""The expected time of a load, learned from past loads: the source of Retry-After."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WEIGHT = 0.2  # of the newest load
 
 
 class LoadEstimate:
-    """seconds = per_load + per_byte * bytes, by least squares over the past loads with exponentially falling weights.
+    """seconds = per_load + per_byte * bytes, by least squares over past loads with exponentially falling weights.
 
-    Kept are four weighted means (of bytes, seconds, bytes^2, bytes * seconds), which suffice for the fit. Where all
-    loads were equally large, or a fit would have a negative part, one of the two figures explains everything.
+    Four weighted means (of bytes, seconds, bytes^2, bytes * seconds) suffice for the fit. Where all loads were equally
+    large, or a fit would have a negative part, one of the two coefficients explains everything.
     """
 
     def __init__(self) -> None:
         self._means: tuple[float, float, float, float] | None = None
 
     def learn(self, num_bytes: int, seconds: float) -> None:
-        """A load of `num_bytes` bytes took `seconds`, not counting the wait for a thread."""
+        """Learns from a load of `num_bytes` bytes that took `seconds`, the wait for a thread not counted."""
         sample = (float(num_bytes), seconds, float(num_bytes) ** 2, num_bytes * seconds)
         if self._means is None:
             self._means = sample
@@ -32,7 +32,7 @@ class LoadEstimate:
         self._means = (x, y, xx, xy)
 
     def seconds(self, num_bytes: int) -> float:
-        """Of one load."""
+        """The expected time of one load."""
         if self._means is None:
             return UNKNOWN_SECONDS
         x, y, xx, xy = self._means
@@ -46,10 +46,10 @@ class LoadEstimate:
     def retry_after(
         self, adapters: Sequence[AdapterRef], in_flight: Mapping[str, tuple[AdapterRef, float]], now: float
     ) -> float:
-        """Seconds, 1 to 120, until all of `adapters` are here: their own loads and those that stand before them.
+        """Seconds, 1 to 120, until all of `adapters` are in host memory, the loads queued before them included.
 
-        `in_flight`: loads under way and since when, oldest first. What takes longer than expected is expected to take
-        as long again.
+        `in_flight`: loads under way and their start, oldest first. A load that takes longer than expected is expected
+        to take as long again.
         """
         wanted = {adapter.digest: adapter for adapter in adapters}
         loads = list(in_flight.values())

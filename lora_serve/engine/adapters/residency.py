@@ -1,4 +1,4 @@
-"""Which adapters are on the device and in host memory, and which are under way. Never waits for a byte."""
+"""Where adapters are: on the device, in host memory, or being loaded. Never waits for a byte."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class SlotChange(Generic[V]):
-    """What the runner must do to a slot before the next batch: load `adapter`, or clear it if that is None."""
+    """A change to a slot that the runner makes before the next batch: load `adapter`, or clear the slot if that is
+    None.
+    """
 
     slot: SlotRef
     adapter: V | None
 
 
 class AdapterResidency(Generic[V]):
-    """The two cache tiers of the engine. Owned by the engine loop; loaders only post `LoadFinished`.
+    """The engine's two cache tiers for adapters. Owned by the engine loop; loaders only post `LoadFinished`.
 
-    Sequences `want` an adapter from the day they wait until they end; what is wanted is not evicted from the host
-    before it was used, and loads are started only as far as the host budget can hold what is wanted. So many more
-    adapters than memory work, and the oldest waiting sequence always gets on.
+    Requests `want` an adapter from the moment they wait until they end. A wanted adapter leaves host memory last before
+    its use, and loads start only as far as host memory can hold all wanted adapters. So there may be many more adapters
+    than memory, and the oldest waiting request always makes progress.
     """
 
     def __init__(
@@ -61,39 +63,40 @@ class AdapterResidency(Generic[V]):
     # -- for the scheduler -------------------------------------------------------------------------------------
 
     def want(self, adapter: AdapterRef) -> None:
-        """One more sequence needs it; counts as a hit or a miss of each tier."""
+        """Counts one more request that needs the adapter, as a hit or a miss of each tier."""
         self._wanted[adapter.digest] += 1
         self._counters.wanted(
             adapter.digest, on_device=adapter.digest in self.slots, on_host=adapter.digest in self.host
         )
 
     def protect(self, adapters: Sequence[AdapterRef]) -> None:
-        """Those of the first in the queue: they stay wherever they are until it runs, and load first.
+        """Keeps these adapters, those of the first request in the queue, where they are until it runs; they load first
+        too.
 
-        Otherwise two sets of adapters, each half here, could push one another out for ever.
+        Otherwise two sets of adapters, each half resident, could evict one another for ever.
         """
         self._protected = frozenset(adapter.digest for adapter in adapters)
 
     def is_protected(self, digest: str) -> bool:
-        """Whether it would not leave its slot now, though nobody used it."""
+        """True if the adapter may not leave its slot now, though no row uses it."""
         return digest in self._protected
 
     def unwant(self, digest: str) -> None:
-        """A sequence that wanted it has ended."""
+        """Counts one request less that needs the adapter."""
         self._wanted[digest] -= 1
         if self._wanted[digest] <= 0:
             del self._wanted[digest]
 
     def is_here(self, digest: str) -> bool:
-        """On the device or in host memory."""
+        """True if the adapter is on the device or in host memory."""
         return digest in self.slots or digest in self.host
 
     def must_evict(self, adapters: Sequence[AdapterRef]) -> bool:
-        """Whether somebody would have to leave the device for one of these."""
+        """True if another adapter would have to leave the device for one of these."""
         return any(a.digest not in self.slots and not self.slots.has_free(a) for a in adapters)
 
     def acquire(self, adapters: Sequence[AdapterRef]) -> tuple[SlotRef, ...]:
-        """A slot of each for one more row, which holds them until `release`; empty: not now, and nothing is held.
+        """Slots of all `adapters` for one more row, held until `release`; empty if they cannot be had now.
 
         Raises AdapterUnavailableError if waiting would not help.
         """
@@ -114,13 +117,13 @@ class AdapterResidency(Generic[V]):
         return ()
 
     def release(self, slot: SlotRef) -> None:
-        """The row has ended."""
+        """Gives back a slot whose row has ended."""
         if self.slots.release(slot):
             reason = EvictionReason.CORRUPT if self.slots.is_empty(slot.digest) else EvictionReason.SHRUNK
             self._drop(self.slots.remove(slot.digest), reason)
 
     def request(self, adapter: AdapterRef) -> bool:
-        """Start a load unless it is here or under way; False: the host has no room for it yet."""
+        """Starts a load unless the adapter is resident or being loaded; False: the host has no room for it yet."""
         digest = adapter.digest
         if self.is_here(digest) or digest in self._in_flight:
             return True
@@ -130,26 +133,26 @@ class AdapterResidency(Generic[V]):
         return True
 
     def retry_after(self, adapters: Sequence[AdapterRef]) -> float:
-        """Seconds after which these will probably be in host memory."""
+        """Seconds until these adapters will probably be in host memory."""
         cold = [adapter for adapter in adapters if not self.is_here(adapter.digest)]
         return self._estimate.retry_after(cold, self._in_flight, self._clock())
 
     def place_if_free(self, adapter: AdapterRef) -> bool:
-        """Give it a slot before it is asked for, if one is free and nobody has to go; whether it was done."""
+        """Puts an adapter into a free slot before a row asks for it; True if that was possible."""
         is_possible = adapter.digest not in self.slots and self.slots.has_free(adapter)
         return is_possible and self._to_device(adapter)
 
     def take_changes(self) -> tuple[SlotChange[V], ...]:
-        """What the runner must do before the next batch, in order."""
+        """The slot changes that the runner must make before the next batch, in order."""
         changes, self._changes = tuple(self._changes), []
         return changes
 
     # -- messages ----------------------------------------------------------------------------------------------
 
     def load_finished(self, message: LoadFinished[V]) -> LoraServeError | None:
-        """Take in what a loader posted; the error if the adapter cannot be had.
+        """Takes in the result of a load; returns the error if the adapter cannot be had.
 
-        A load that nobody here has asked for began before the tables were built anew: it is left out.
+        A load that this residency did not start began before the engine was rebuilt, and is ignored.
         """
         if message.digest not in self._in_flight:
             return None
@@ -175,17 +178,19 @@ class AdapterResidency(Generic[V]):
         return None
 
     def copied(self, slot: SlotRef, seconds: float) -> None:
-        """The runner has taken an adapter into the slot."""
+        """Notes that the runner has copied an adapter into the slot."""
         self._counters.copied(slot.digest, seconds)
 
     def not_copied(self, slot: SlotRef) -> None:
-        """The runner could not take it in: its rows are refused, and the next request tries another slot."""
+        """Gives up a slot whose copy failed: its rows are refused, and the next request tries another slot."""
         if self.slots.give_up(slot):
             self._drop(self.slots.remove(slot.digest), EvictionReason.CORRUPT)
 
     def prefetch(self, adapter: AdapterRef, *, pin: bool = False) -> bool:
-        """Towards the device; True once it is there (and pinned, if asked): a use, so the next one that is fetched does
-        not push it out as the oldest. Raises AdapterUnavailableError.
+        """Moves an adapter towards the device; True once it is there (and pinned, if asked). Raises
+        AdapterUnavailableError.
+
+        Reaching the device counts as a use, so that the next prefetched adapter does not evict it as the oldest.
         """
         self.slots.check_possible([adapter])
         if adapter.digest in self.slots:
@@ -198,25 +203,26 @@ class AdapterResidency(Generic[V]):
         return True
 
     def prefetch_to_host(self, adapter: AdapterRef) -> bool:
-        """Towards host memory; True once it is there or already further."""
+        """Moves an adapter towards host memory; True once it is there or on the device."""
         return adapter.digest in self.slots or self.fetched(adapter) is not None
 
     def fetched(self, adapter: AdapterRef) -> V | None:
-        """Its weights in host memory; None, and a load under way, if they are not there."""
+        """The adapter's weights in host memory; None, and a load under way, if they are not there."""
         value = self.host.get(adapter.digest)
         if value is None and adapter.digest not in self._in_flight and self._has_room(adapter):
             self._load(adapter)
         return value
 
     def unpin(self, digest: str) -> None:
-        """Let it be evicted again."""
+        """Allows the adapter's eviction again."""
         if digest in self.slots:
             self._set_pinned(digest, False)
 
     def evict(self, digest: str, *, forget: bool = False) -> bool:
-        """Out of both tiers, and its figures too if asked; False while a sequence wants it or it is under way.
+        """Evicts an adapter from both tiers, its figures too with `forget`; False while a request wants it or it is
+        loading.
 
-        What is pinned stays: another id of the same content may be pinned, or was while this waited.
+        A pinned adapter stays: another name of the same content may be pinned.
         """
         if self.slots.is_pinned(digest):
             return True
@@ -233,8 +239,8 @@ class AdapterResidency(Generic[V]):
         return True
 
     def resize(self, command: Resize) -> None:
-        """New limits; what runs keeps its slot until it ends. Raises ConflictError, and changes nothing, if pinned
-        adapters would not fit.
+        """Sets new limits; slots in use are emptied once their rows have ended. Raises ConflictError, and changes
+        nothing, if the pinned adapters would not fit.
         """
         num_slots = self.slots.num_slots if command.max_loras is None else command.max_loras
         device_bytes = self.slots.max_bytes if command.device_bytes is None else command.device_bytes
@@ -245,7 +251,7 @@ class AdapterResidency(Generic[V]):
         self._left_host(self.host.resize(host_bytes, host_items, self._reluctance), EvictionReason.SHRUNK)
 
     def set_budgets(self, budgets: Sequence[TenantBudget]) -> None:
-        """What each tenant may have on the device; what is beyond that goes, at once or with its last row."""
+        """Sets what each tenant may have on the device; adapters beyond that leave, at once or with their last row."""
         for slot in self.slots.set_budgets(budgets):
             self._drop(slot, EvictionReason.SHRUNK)
 
@@ -256,11 +262,11 @@ class AdapterResidency(Generic[V]):
         return tuple(self._in_flight)
 
     def counters(self) -> dict[str, AdapterCounters]:
-        """Per digest."""
+        """The counters by digest."""
         return self._counters.adapters()
 
     def tiers(self) -> dict[str, TierStats]:
-        """Per tier."""
+        """The figures of both tiers."""
         return {
             "device": self._counters.device.frozen(len(self.slots), self.slots.num_bytes, self.slots.max_bytes),
             "host": self._counters.host.frozen(len(self.host), self.host.num_bytes, self.host.max_bytes),
@@ -273,7 +279,7 @@ class AdapterResidency(Generic[V]):
         self._submit(adapter)
 
     def _to_device(self, adapter: AdapterRef) -> bool:
-        """Place an adapter from host memory into a slot, if it is in one and a slot can be had."""
+        """Places an adapter from host memory into a slot; False if it is not in host memory or no slot can be had."""
         if adapter.digest not in self.host:
             return False
         placed = self.slots.place(adapter, self._protected, self._load_seconds.get(adapter.digest, 0.0))
@@ -299,11 +305,11 @@ class AdapterResidency(Generic[V]):
             self._drop(slot, EvictionReason.SHRUNK)
 
     def _reluctance(self, digest: str) -> int:
-        """What waits for its first use leaves the host late, and what the first in the queue needs last."""
+        """Eviction order of host memory: adapters that wait for their first use leave late, protected ones last."""
         return 2 if digest in self._protected else int(digest in self._wanted)
 
     def _has_room(self, adapter: AdapterRef) -> bool:
-        """Whether the host can hold it beside everything wanted that is not on the device yet, floors kept."""
+        """True if host memory can hold it beside all wanted adapters that are not on the device yet, floors kept."""
         coming = [ref.num_bytes for ref, _ in self._in_flight.values()]
         wanted = frozenset(digest for digest in self._wanted if digest in self.host and digest not in self.slots)
         if not coming and not wanted:

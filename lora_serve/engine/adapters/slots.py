@@ -35,8 +35,8 @@ class _Entry:
 class SlotTable:
     """At most `num_slots` adapters of `max_bytes` bytes together (None: no limit). A slot in use is never given away.
 
-    Both limits change at run time with `resize`. Indices are given out lowest first and as many as were ever needed
-    at once, so that the pool behind them has to grow only with use.
+    Both limits change at run time with `resize`. The lowest free index is given out first, so that the pool of slots
+    grows only with use.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SlotTable:
 
     @property
     def num_indices(self) -> int:
-        """Indices ever given out, the smoke tests' own among them."""
+        """The number of indices given out so far, the smoke tests' own included."""
         return len(self._generations)
 
     @property
@@ -75,18 +75,18 @@ class SlotTable:
         return self._residents.num_bytes
 
     def acquire(self, digest: str) -> SlotRef:
-        """One more row on a resident adapter."""
+        """Counts one more row on a resident adapter."""
         entry = self._entries[digest]
         entry.num_rows += 1
         self._evictable.discard(digest)
         return entry.slot
 
     def use(self, digest: str) -> None:
-        """A row has begun: what is used stays longer."""
+        """Notes a use, which keeps the adapter resident for longer."""
         self._residents.use(digest)
 
     def release(self, slot: SlotRef) -> bool:
-        """One row less; True: the adapter is leaving and can go now."""
+        """Counts one row less; True if the adapter is leaving and may go now."""
         entry = self._entries[slot.digest]
         assert entry.slot == slot, "a slot of another generation was released"
         assert entry.num_rows > 0, "a slot was released twice"
@@ -95,7 +95,7 @@ class SlotTable:
         return entry.num_rows == 0 and (entry.is_empty or (entry.is_leaving and not entry.is_pinned))
 
     def give_up(self, slot: SlotRef) -> bool:
-        """Its weights could not be put there, so it takes no new rows; True: nobody holds it, it can go now."""
+        """Marks a slot whose weights could not be copied, so that no new row takes it; True if no row holds it."""
         entry = self._entries.get(slot.digest)
         if entry is None or entry.slot != slot:
             return False
@@ -103,17 +103,17 @@ class SlotTable:
         return entry.num_rows == 0
 
     def is_leaving(self, digest: str) -> bool:
-        """Whether it takes no new rows, as the table shrank or its weights could not be put there."""
+        """True if the adapter takes no new rows: the table shrank, or its copy failed."""
         entry = self._entries.get(digest)
         return entry is not None and (entry.is_leaving or entry.is_empty)
 
     def is_empty(self, digest: str) -> bool:
-        """Whether its weights could not be put there."""
+        """True if the copy of its weights failed."""
         return digest in self._entries and self._entries[digest].is_empty
 
     def check_possible(self, adapters: Sequence[AdapterRef]) -> None:
-        """Raise AdapterUnavailableError, or DeviceQuotaError if their owner's budget is why, if these can never be here
-        together, however long one waits.
+        """Raises AdapterUnavailableError (DeviceQuotaError for a tenant's budget) if these adapters can never be
+        resident together, however long a request waits.
         """
         self._check_budgets(adapters)
         wanted = {adapter.digest for adapter in adapters}
@@ -134,27 +134,27 @@ class SlotTable:
             )
 
     def has_free(self, adapter: AdapterRef) -> bool:
-        """Whether an adapter that has no slot could be placed without another's going."""
+        """True if a non-resident adapter could be placed without evicting another."""
         fits = self.max_bytes is None or self.num_bytes + adapter.num_bytes <= self.max_bytes
         return len(self._entries) < self.num_slots and fits and not self.exceeds_tenant_maximum((adapter,))
 
     def exceeds_tenant_maximum(self, adapters: Sequence[AdapterRef]) -> bool:
-        """Whether an owner of these is at its maximum, so that no leaving of others' adapters would help."""
+        """True if an owner of these is at its own maximum, so that evicting others' adapters would not help."""
         missing = _bytes_by_tenant(adapter for adapter in adapters if adapter.digest not in self._entries)
         return any(self._residents.exceeds_maximum(tenant, num_bytes) for tenant, num_bytes in missing.items())
 
     def set_budgets(self, budgets: Sequence[TenantBudget]) -> tuple[SlotRef, ...]:
-        """Of all tenants that have one. Returns the slots emptied where there is more than a maximum; what is in use
-        goes with its last row, as after `resize`.
+        """Sets the budgets of all tenants that have one. Returns the slots emptied at once; slots in use follow with
+        their last row, as after `resize`.
         """
         self._has_budgets = bool(budgets)
         self._residents.set_budgets(budgets)
         return self._plan_departures()
 
     def first_to_finish(self, adapters: Sequence[AdapterRef], num_steps_left: Mapping[str, int]) -> frozenset[str]:
-        """Who has to go so that these can come: the fewest that are done first_to_finish.
+        """The adapters that have to leave so that these can come: the fewest, whose rows end first.
 
-        `num_steps_left`: per digest of the adapters in use, until the last row on it ends.
+        `num_steps_left`: by digest of the adapters in use, the steps until their last row ends.
         """
         missing = [adapter for adapter in adapters if adapter.digest not in self._entries]
         wanted = {adapter.digest for adapter in adapters}
@@ -173,9 +173,9 @@ class SlotTable:
     def place(
         self, adapter: AdapterRef, keep: Set[str] = frozenset(), load_seconds: float = 0.0
     ) -> tuple[SlotRef, tuple[SlotRef, ...]] | None:
-        """A slot for an adapter that has none, and the slots evicted for it; None: all are in use or in `keep`.
+        """A slot for a non-resident adapter and the slots evicted for it; None: all are in use or in `keep`.
 
-        `load_seconds`: to load it again, 0: not known.
+        `load_seconds`: the cost of loading it again, 0 if unknown.
         """
         assert adapter.digest not in self._entries
         if self._evictable <= keep and not self.has_free(adapter):
@@ -195,7 +195,7 @@ class SlotTable:
         return slot, evicted
 
     def remove(self, digest: str, *, for_room: bool = False) -> SlotRef:
-        """Take an adapter that no row uses out of its slot."""
+        """Takes an adapter that no row uses out of its slot."""
         entry = self._entries[digest]
         assert entry.num_rows == 0, "a slot in use was evicted"
         del self._entries[digest]
@@ -205,10 +205,10 @@ class SlotTable:
         return entry.slot
 
     def resize(self, num_slots: int, max_bytes: int | None) -> tuple[SlotRef, ...]:
-        """Set new limits, at once for newcomers; return the slots that were emptied for them.
+        """Sets new limits, at once for newcomers; returns the slots that were emptied for them.
 
-        Where idle adapters are not enough, some in use are marked: they take no new rows and `release` says when the
-        last one has ended. Raises ConflictError, and changes nothing, if the pinned adapters alone would not fit.
+        Where idle adapters do not suffice, adapters in use are marked: they take no new rows and leave with their last
+        one. Raises ConflictError, and changes nothing, if the pinned adapters alone would not fit.
         """
         self._check_pinned_fit(num_slots, max_bytes)
         self._num_slots = self._residents.max_items = num_slots
@@ -216,21 +216,21 @@ class SlotTable:
         return self._plan_departures()
 
     def set_pinned(self, digest: str, is_pinned: bool) -> tuple[SlotRef, ...]:
-        """The admin's pin: never evicted while it is set. Returns the slots emptied, if the table was too full."""
+        """Sets the admin's pin, which forbids eviction. Returns the slots emptied, if the table was too full."""
         self._entries[digest].is_pinned = is_pinned
         self._note(digest)
         return self._plan_departures()
 
     def is_pinned(self, digest: str) -> bool:
-        """Whether it is here and pinned."""
+        """True if the adapter is resident and pinned."""
         return digest in self._entries and self._entries[digest].is_pinned
 
     def num_rows(self, digest: str) -> int:
-        """Rows that run on an adapter now; 0 if it is not here."""
+        """Rows that run on an adapter now; 0 if it is not resident."""
         return self._entries[digest].num_rows if digest in self._entries else 0
 
     def infos(self) -> Iterator[SlotInfo]:
-        """What is where, by index."""
+        """The slots in use, by index."""
         for entry in sorted(self._entries.values(), key=lambda entry: entry.slot.index):
             slot, adapter = entry.slot, entry.adapter
             yield SlotInfo(
@@ -264,7 +264,7 @@ class SlotTable:
             )
 
     def _note(self, digest: str) -> None:
-        """Its rows or its pin changed."""
+        """Updates the set of evictable adapters after a change of rows or pin."""
         (self._evictable.add if self._entries[digest].is_evictable else self._evictable.discard)(digest)
 
     def _new_slot(self, digest: str) -> SlotRef:
@@ -275,7 +275,7 @@ class SlotTable:
         return SlotRef(index, self._generations[index], digest)
 
     def _plan_departures(self) -> tuple[SlotRef, ...]:
-        """Empty the idle slots that are too many, and mark those in use that must follow."""
+        """Empties idle slots that are too many, and marks those in use that must follow."""
 
         def reluctance(digest: str) -> int | None:
             entry = self._entries[digest]
@@ -298,7 +298,6 @@ class SlotTable:
 
 
 def _bytes_by_tenant(adapters: Iterable[AdapterRef]) -> Counter[str]:
-    """Of their owners."""
     num_bytes: Counter[str] = Counter()
     for adapter in adapters:
         num_bytes[adapter.tenant] += adapter.num_bytes

@@ -1,8 +1,8 @@
-"""When a batch starts and how large it may be: the levers of dynamic batching over a continuous batch.
+"""When a batch starts and how large it may be: dynamic batching (a wait window) over a continuous batch.
 
-The wait window counts from the first waiting request that could run. It ends early with `preferred_batch_size` of
-them, with as many tokens as a step takes, or with as many rows as there are places. Running rows never wait for it,
-nor do rows that had to give way.
+The window opens with the first waiting request that could run. It closes early once `preferred_batch_size` of them
+wait, or as many tokens as a step takes, or as many rows as there are places. Running and preempted rows never wait
+for the window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ONLY = frozenset((0,))  # the bucket of all, where there are no buckets
 
 @dataclass(slots=True)
 class _Gathered:
-    """Of one bucket, so far."""
+    """The waiting requests of one bucket, counted."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -32,9 +32,10 @@ class _Gathered:
 
 
 class Batcher:
-    """`bucket_of`: sequences of different buckets cannot share a batch (rows that are padded to one length)."""
+    """Decides when waiting requests may start and how large a step may be."""
 
     def __init__(self, limits: BatchLimits, cost: StepCost, bucket_of: Callable[[Sequence], int] | None = None) -> None:
+        """`bucket_of`: requests of different buckets cannot share a batch (rows that are padded to one length)."""
         self.limits = limits
         self.cost = cost
         self.controller = LatencyController(cost)
@@ -46,7 +47,7 @@ class Batcher:
     def open_buckets(
         self, waiting: Iterable[Sequence], limits: StepLimits, num_running: int, budget: int, now: float
     ) -> frozenset[int]:
-        """Those whose sequences may start now. `budget`: tokens that running rows leave of this step."""
+        """The buckets whose requests may start now. `budget`: tokens that running rows leave of this step."""
         if not self.is_bucketed:
             return self._open_without_buckets(waiting, limits, num_running, budget, now)
         return frozenset(
@@ -56,9 +57,8 @@ class Batcher:
         )
 
     def opens_at(self, waiting: Iterable[Sequence], after: float) -> float | None:
-        """When the next window ends by itself, of those that had not ended at `after`; None: there is none.
-
-        Seconds of time.monotonic().
+        """The next time, in seconds of time.monotonic(), at which a window that was open at `after` closes; None: no
+        window.
         """
         if self.limits.batch_wait == 0:
             return None
@@ -68,7 +68,7 @@ class Batcher:
     def _open_without_buckets(
         self, waiting: Iterable[Sequence], limits: StepLimits, num_running: int, budget: int, now: float
     ) -> frozenset[int]:
-        """Stops at the first sequence that decides: a long queue costs no more than a full batch."""
+        """Stops at the first request that closes the window: a long queue costs no more than a full batch."""
         if self.limits.batch_wait == 0:
             return _ONLY
         gathered = _Gathered()
@@ -87,7 +87,7 @@ class Batcher:
         return {bucket: gathered for bucket, gathered in found.items() if gathered.num_rows}
 
     def _gather(self, gathered: _Gathered, sequence: Sequence) -> bool:
-        """False: it is not one that a window is for."""
+        """Counts a request; False if no window applies to it."""
         ready_at = sequence.ready_at
         if ready_at == math.inf or sequence.has_run:
             return False
@@ -110,32 +110,31 @@ class Batcher:
     # -- how large -----------------------------------------------------------------------------------------------
 
     def step_limits(self, running: list[Sequence], num_waiting: int = 0) -> StepLimits:
-        """Of the next step, in which all `running` ones have a row."""
+        """The limits of the next step, in which all `running` requests have a row."""
         is_sized = self.limits.itl_target is not None or self.limits.prompt_stretch is not None
         load = running_of(running, num_waiting) if is_sized else Running(len(running))
         return self.controller.step_limits(self.limits, load)
 
     def tune(self, command: Tune) -> None:
-        """New limits, all or none. Raises InvalidRequestError for what cannot be in force together."""
+        """Sets new limits, all or none. Raises InvalidRequestError for limits that contradict one another."""
         self.limits = command.applied_to(self.limits)
 
     # -- what has been measured ----------------------------------------------------------------------------------
 
     def observe_step(self, load: StepLoad, seconds: float) -> None:
-        """A step of this load took `seconds`."""
+        """Learns from a step of this load that took `seconds`."""
         self.controller.observe_step(load, seconds, self.limits)
         self.cost.observe(load, seconds)
 
     def observe_first_token(self, seconds: float) -> None:
-        """Of a request, since it could run."""
+        """Learns from a first token that came `seconds` after its request could run."""
         self.controller.observe_first_token(seconds, self.limits)
 
     def observe_token(self, seconds: float) -> None:
-        """Since the same request's token before."""
+        """Learns from a token that came `seconds` after the same request's last one."""
         self.controller.observe_token(seconds, self.limits)
 
     def stats(self, running: list[Sequence]) -> BatcherStats:
-        """A snapshot."""
         step, window = self.step_limits(running), self.controller.window(self.limits, 1, 1)
         ttft, itl = self.controller.ttft.p95(), self.controller.itl.p95()
         return BatcherStats(
@@ -152,7 +151,7 @@ class Batcher:
 
 
 def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
-    """What the step that comes must run."""
+    """The load that the next step has to run in any case."""
     under_way = [sequence.num_computed for sequence in running if sequence.num_remaining > 1]
     return Running(
         len(running),
@@ -165,5 +164,5 @@ def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
 
 
 def padded_length(sequence: Sequence) -> int:
-    """The bucket of a row that is padded: the next power of two, 16 at least."""
+    """The bucket of a padded row: the next power of two, 16 at least."""
     return max(16, 1 << (sequence.num_remaining - 1).bit_length())

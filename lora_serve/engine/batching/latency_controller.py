@@ -1,13 +1,13 @@
 """Keeps p95 targets: sizes steps for the inter-token time, and the wait window for the time to first token.
 
-Both are feedforward and feedback. Forward: the learned cost of a step says how many tokens and rows fit into a budget
-of seconds. Back: the budget is a share of the target that follows the quantile itself (Robbins and Monro, A stochastic
-approximation method, 1951): each time that is late lowers the share by 0.95 of a rate, each that is not raises it by
-0.05, so that it rests where one in twenty is late, which is what a p95 at the target means.
+Both combine feedforward and feedback. Forward: the learned cost of a step tells how many tokens and rows fit into a
+budget of seconds. Back: the budget is a share of the target that follows the measured quantile (Robbins and Monro, A
+stochastic approximation method, 1951): a late token lowers the share by 0.95 of a rate, any other raises it by 0.05,
+so that the share settles where one token in twenty is late, which is what a p95 at the target means.
 
-The admin's limits are maxima: nothing here goes beyond them, the window included. And what would add little to a step
-that is run anyway is always let in: where the fixed part of a step or other programs are what is late, small steps
-would not help, and cost the throughput. So targets below about 2.4 steps of one row are not kept under load.
+The admin's limits are maxima that the controller never exceeds, the window included. Rows and tokens that hardly
+lengthen a step are always admitted: where the fixed part of a step or other programs cause the delay, small steps
+would not help and would cost throughput. Targets below about 2.4 steps of one row are therefore not kept under load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUM_KEPT = 512
 
 
 class RecentTimes:
-    """Seconds; the last 512 of them."""
+    """The last 512 times of one kind, in seconds."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_KEPT)
@@ -34,7 +34,7 @@ class RecentTimes:
         self._seconds.append(seconds)
 
     def p95(self) -> float | None:
-        """By nearest rank; None: there is none yet."""
+        """The 95th percentile by nearest rank; None while nothing was measured."""
         ordered = sorted(self._seconds)
         return ordered[int(0.95 * (len(ordered) - 1) + 0.5)] if ordered else None
 
@@ -58,7 +58,7 @@ _MIX_FORGETTING = 0.998
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Of the next step."""
+    """The most rows and tokens of the next step."""
 
     max_rows: int
     max_tokens: int
@@ -66,7 +66,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a step must run anyway."""
+    """The work that a step has to do in any case."""
 
     num_rows: int = 0
     num_decoding: int = 0  # of these: rows that wait for their next token
@@ -77,7 +77,7 @@ class Running:
 
 
 class LatencyController:
-    """Pure: it is told times and loads, and asked for limits."""
+    """Turns measured times and loads into limits; no clock and no side effects."""
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
@@ -91,7 +91,7 @@ class LatencyController:
     # -- what has been measured --------------------------------------------------------------------------------
 
     def observe_first_token(self, seconds: float, limits: BatchLimits) -> None:
-        """Of a request, since it could run."""
+        """Learns from a first token that came `seconds` after its request could run."""
         self.ttft.add(seconds)
         if limits.ttft_target is not None:
             is_late = seconds > _AIM * limits.ttft_target
@@ -99,14 +99,14 @@ class LatencyController:
             self._window_share = min(1.0, max(0.0, self._window_share))
 
     def observe_token(self, seconds: float, limits: BatchLimits) -> None:
-        """Since the same request's token before."""
+        """Learns from a token that came `seconds` after the same request's last one."""
         self.itl.add(seconds)
         if limits.itl_target is not None:
             self._num_gaps += 1
             self._num_late += seconds > _AIM * limits.itl_target
 
     def observe_step(self, load: StepLoad, seconds: float, limits: BatchLimits) -> None:
-        """After the tokens that it gave."""
+        """Learns from a step, after the tokens that it produced were observed."""
         facts = (load.num_rows, load.num_adapters, load.num_kv_read)
         self._mix = [_MIX_FORGETTING * total + fact for total, fact in zip(self._mix, facts, strict=True)]
         if limits.itl_target is not None and self._num_gaps > 0:
@@ -125,7 +125,7 @@ class LatencyController:
     # -- what is decided ---------------------------------------------------------------------------------------
 
     def step_limits(self, limits: BatchLimits, running: Running) -> StepLimits:
-        """Rows and tokens for the inter-token target; without one the maxima. Running rows always have their token."""
+        """Rows and tokens that keep the inter-token target; without one the maxima. Running rows keep their token."""
         rows, tokens = limits.max_num_seqs, max(limits.max_num_batched_tokens, running.num_rows)
         if self._cost.num_observed < _MIN_STEPS:
             return StepLimits(rows, tokens)
@@ -136,7 +136,7 @@ class LatencyController:
         return StepLimits(self._rows_within(for_rows, rows), self._tokens_within(budget, tokens, running))
 
     def window(self, limits: BatchLimits, num_rows: int, num_tokens: int) -> float:
-        """Seconds from the first of so many waiting rows, of so many tokens in all."""
+        """Seconds that the window may stay open after the first of so many waiting rows with so many tokens in all."""
         if limits.ttft_target is None or limits.batch_wait == 0:
             return limits.batch_wait
         mix = StepLoad(num_tokens, num_rows, min(num_rows, round(num_rows * self._per_row(1))), num_tokens)
@@ -148,9 +148,9 @@ class LatencyController:
         return max(1, bisect_right(range(1, most + 1), budget, key=self._seconds_with_rows))
 
     def _tokens_within(self, budget: float, most: int, running: Running) -> int:
-        """All there may be while nobody waits for a next token.
+        """All tokens there may be while no row waits for its next one.
 
-        Now and then a step is larger: if all were alike, what is wrong about their cost would stay wrong for ever.
+        Now and then a step is larger: if all steps were alike, an error in their learned cost would never be corrected.
         """
         if not running.num_decoding:
             return most
@@ -160,7 +160,7 @@ class LatencyController:
         return min(most, _PROBE_SIZE * found) if is_probe else found
 
     def _tokens_for_stretch(self, limits: BatchLimits, most: int, running: Running) -> int:
-        """Prompts may lengthen a step to a multiple of what it will take with all rows that are there, decoding."""
+        """Prompts may lengthen a step to a multiple of its time with all rows decoding."""
         if limits.prompt_stretch is None or not running.num_decoding:
             return most
         rows = min(limits.max_num_seqs, running.num_rows + running.num_waiting)
@@ -168,7 +168,7 @@ class LatencyController:
         return self._most_tokens(budget, most, running)
 
     def _most_tokens(self, budget: float, most: int, running: Running) -> int:
-        """That fit into `budget` seconds; _MIN_CHUNK of prompts in any case."""
+        """The tokens that fit into `budget` seconds, with at least _MIN_CHUNK prompt tokens."""
         least = min(most, running.num_rows + _MIN_CHUNK)
         counts = range(least + 1, most + 1)
         return least + bisect_right(counts, budget, key=lambda count: self._seconds_with_tokens(count, running))
@@ -177,13 +177,13 @@ class LatencyController:
         return self._mix[index] / max(1.0, self._mix[0])
 
     def _seconds_with_rows(self, num_rows: int) -> float:
-        """Of a step in which so many rows decode and nobody else."""
+        """The cost of a step in which so many rows decode and nothing else runs."""
         num_kv = round(num_rows * self._per_row(2))
         num_adapters = min(num_rows, round(num_rows * self._per_row(1)))
         return self._cost.seconds(StepLoad(num_rows, num_rows, num_adapters, num_kv, num_kv))
 
     def _seconds_with_tokens(self, num_tokens: int, running: Running) -> float:
-        """Of a step of all running rows, which takes the rest of its tokens from prompts."""
+        """The cost of a step of all running rows that fills up its tokens from prompts."""
         chunk = num_tokens - running.num_rows
         pairs = chunk * running.num_started + chunk * (chunk + 1) // 2
         num_kv = running.num_kv + running.num_rows
@@ -197,7 +197,7 @@ class LatencyController:
 def reason_of(
     limits: BatchLimits, step: StepLimits, window: float, ttft_p95: float | None, itl_p95: float | None
 ) -> str:
-    """ "tightened: itl p95 61 ms > 50 ms"; the parts for the two targets are joined by "; "."""
+    """Explains the limits in force, as in "tightened: itl p95 61 ms > 50 ms"; one part per target, joined by "; "."""
     parts = [_of_itl(limits, step, itl_p95), _of_ttft(limits, window, ttft_p95)]
     return "; ".join(part for part in parts if part) or "no target is set: the limits are in force as they are"
 

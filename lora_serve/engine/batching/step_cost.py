@@ -1,4 +1,4 @@
-"""How long a step will take, learned from past ones."""
+"""The cost of a step in seconds, learned from past steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Vector = list[float]
 
 
 class _Equations:
-    """A c = b of the steps so far, the newer the heavier."""
+    """The normal equations A c = b of the steps so far, newer steps weighing more."""
 
     def __init__(self) -> None:
         size = len(_NAMES)
@@ -30,7 +30,7 @@ class _Equations:
         self.vector = [0.0] * size
 
     def add(self, x: Vector, target: float) -> None:
-        """One more equation x . c = target."""
+        """Adds the equation x . c = target."""
         self.matrix = [
             [_FORGETTING * a + value * b for a, b in zip(row, x, strict=True)]
             for row, value in zip(self.matrix, x, strict=True)
@@ -38,18 +38,18 @@ class _Equations:
         self.vector = [_FORGETTING * b + value * target for b, value in zip(self.vector, x, strict=True)]
 
     def rescale(self, factor: float) -> None:
-        """As if every c were `factor` times as large; the weights are 1 / seconds ** 2."""
+        """Changes the equations as if every c were `factor` times as large; the weights are 1 / seconds ** 2."""
         self.matrix = [[a / factor**2 for a in row] for row in self.matrix]
         self.vector = [b / factor for b in self.vector]
 
 
 class StepCost:
-    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs); every c is at least 0.
+    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs), where every c is at least 0.
 
     Least squares of the relative error with exponential forgetting: the normal equations A c = b are kept, and each
     step moves c by sweeps of coordinate descent that stay at or above 0 (Franc, Hlavac and Navara, Sequential
     coordinate-wise algorithm for the non-negative least squares problem, 2005). Errors are bounded as in Huber's
-    estimator. If all predictions err to the same side, what was learned is scaled, not forgotten.
+    estimator. If all predictions err to the same side, the coefficients are scaled and not relearned.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class StepCost:
         self.num_observed = 0
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """A step of this load took `seconds`."""
+        """Learns from a step of this load that took `seconds`."""
         if seconds <= 0:
             return
         x = _features(load)
@@ -82,29 +82,31 @@ class StepCost:
         self._fit()
 
     def seconds(self, load: StepLoad) -> float:
-        """Of one step."""
+        """The predicted time of a step."""
         return self._predict(_features(load))
 
     @property
     def seconds_per_token(self) -> float:
-        """That one more token of a prompt costs."""
+        """The cost of one more prompt token."""
         return self.coefficients["token"]
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Seconds for one more of each, as learned."""
+        """The learned seconds for one more of each feature."""
         return {name: share * guess for name, share, guess in zip(_NAMES, self._shares, _FIRST_GUESS, strict=True)}
 
     @property
     def relative_error(self) -> float | None:
-        """Running median of |predicted / observed - 1|, each predicted before it was observed; None: too early."""
+        """The running median of |predicted / observed - 1|, each step predicted before it was observed; None: too
+        early.
+        """
         return self._error
 
     def _predict(self, x: Vector) -> float:
         return max(_MIN_SECONDS, _dot(self._shares, x))
 
     def _rescale(self, factor: float) -> None:
-        """As if every step so far had taken `factor` times as long; the weights are 1 / seconds ** 2."""
+        """Changes the estimate as if every step so far had taken `factor` times as long."""
         self._shares = [factor * share for share in self._shares]
         self._decode.rescale(factor)
         self._prompt.rescale(factor)
@@ -121,7 +123,7 @@ class StepCost:
                 shares[i] = max(0.0, shares[i] + descent / (row[i] + ridge))
 
     def _note_error(self, error: float) -> None:
-        """A running median: up by a step if it is above, down if it is below (Robbins and Monro, 1951)."""
+        """A running median: a step up for a larger error, a step down for a smaller one (Robbins and Monro, 1951)."""
         if self._error is None:
             self._error = error
         else:
@@ -129,7 +131,7 @@ class StepCost:
 
 
 def _features(load: StepLoad) -> Vector:
-    """Times the first guess: each is in seconds, so that one ridge fits all."""
+    """The features times their first guess: each is in seconds, so that one ridge fits all."""
     return [
         _FIRST_GUESS[0],
         _FIRST_GUESS[1] * load.num_tokens,

@@ -1,8 +1,8 @@
-"""The table of KV blocks: who owns which index, and what the blocks nobody owns still hold. The bytes are in
+"""The table of KV blocks: their users, and the content that free blocks still hold. The bytes are in
 `model/kv_cache.py`.
 
-A block whose K and V are computed can be known by a key (`block_keys.py`). It stays known while it is free, until it
-is given to somebody else: the free list is the cache, the longest free is given away first (as in vLLM's
+A block whose K and V are computed can be found by a key (`prefix_cache.py`), also while it is free, until it is given
+to another sequence: the free list is the cache, and the longest free block is given away first (as in vLLM's
 `BlockPool`).
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockManager:
-    """Blocks 1 .. num_blocks of `block_size` tokens each; block 0 is padding and belongs to nobody.
+    """Blocks 1 .. num_blocks of `block_size` tokens each; block 0 is padding and never allocated.
 
-    A block has any number of users; only one that was allocated, never one that is shared, may be written.
+    A block has any number of users; only an allocated block, never a shared one, may be written.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -38,13 +38,13 @@ class BlockManager:
         return len(self._by_key)
 
     def num_needed(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens fill."""
+        """The number of blocks that `num_tokens` tokens fill."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int, *, is_filled: bool = False) -> list[int]:
-        """`count` blocks, which must be free; they lose their keys and are zeroed before the next step.
+        """Takes `count` free blocks, which lose their keys and are zeroed before the next step.
 
-        `is_filled`: they will be overwritten whole before it, so they need not be zeroed.
+        `is_filled`: they will be overwritten whole before that, so they need not be zeroed.
         """
         assert count <= self.num_free, "blocks were not checked before they were taken"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -59,14 +59,14 @@ class BlockManager:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more user of each of these known blocks, to read them."""
+        """Adds a reader to each of these known blocks."""
         for block in blocks:
             assert block in self._key_of, "only a known block can be shared"
             self._num_users[block] += 1
             self._free.pop(block, None)
 
     def free(self, blocks: Sequence[int]) -> None:
-        """One user less of each block of a sequence: its last block is freed first, its first one survives longest."""
+        """Removes a sequence from its blocks: its last block is given away first, its first one is kept longest."""
         for block in reversed(blocks):
             self._num_users[block] -= 1
             assert self._num_users[block] >= 0, "a block was freed twice"
@@ -83,7 +83,7 @@ class BlockManager:
     # -- known blocks ------------------------------------------------------------------------------------------
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known head of a chain."""
+        """The blocks of the longest known prefix of a chain of keys."""
         blocks: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -93,15 +93,15 @@ class BlockManager:
         return blocks
 
     def num_shared_of(self, blocks: Sequence[int]) -> int:
-        """How many at the beginning of a sequence's blocks have other users."""
+        """The number of blocks at the beginning of a sequence that have other users."""
         return next((i for i, block in enumerate(blocks) if self._num_users[block] == 1), len(blocks))
 
     def num_free_of(self, blocks: Iterable[int]) -> int:
-        """How many of these are free, so that sharing them takes something from the free list."""
+        """The number of these blocks that are free, so that sharing them takes from the free list."""
         return sum(self._num_users[block] == 0 for block in blocks)
 
     def publish(self, block: int, key: bytes, parent: bytes | None) -> None:
-        """The block's K and V are computed: it is known by `key` unless another is, or nobody could reach it."""
+        """Makes a computed block known by `key`, unless another block is or its parent is not known."""
         if key in self._by_key or not (parent is None or parent in self._by_key):
             return
         assert self._num_users[block] == 1, "only its writer has a block that is not known yet"
@@ -111,7 +111,7 @@ class BlockManager:
             self._parent_of[key] = parent
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These cannot be trusted, nor what was computed from them: they and all that follow lose their keys."""
+        """Drops the keys of these blocks and of all blocks computed from them."""
         children: dict[bytes, list[bytes]] = defaultdict(list)
         for key, parent in self._parent_of.items():
             children[parent].append(key)
@@ -123,7 +123,7 @@ class BlockManager:
                 self._forget_key(key)
 
     def forget_all(self) -> None:
-        """No block is known any more."""
+        """Drops all keys."""
         for key in list(self._by_key):
             self._forget_key(key)
 

@@ -1,4 +1,15 @@
-"""Which computed blocks a sequence need not compute again, and which of its own others may read."""
+"""Automatic prefix caching: blocks that a sequence need not compute, and those of its own that others may read.
+
+A full block is known by everything that its K and V depend on, as a chain of digests:
+
+    key[i] = H(key[i - 1], token ids of block i, adapters that act in block i),    key[-1] = H_secret(tenant)
+
+With `shares_base` the chain begins at H_secret(""), and the tenant joins it where the first adapter acts. K and V of
+a token depend on all tokens before it and on the adapters that acted on each of them; both are in the chain (vLLM's
+automatic prefix caching, Kwon et al., SOSP 2023, with digests of content in place of names). An activated LoRA
+(Greenewald et al., 2025, arXiv 2504.12397) is left out of blocks that end before it starts: those are the base
+model's.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +25,10 @@ _DIGEST_BYTES = 32
 
 
 class BlockKeys:
-    """Makes keys. The secret is this process's own: nobody outside can name a key.
+    """Makes the keys of blocks, under a secret of this process: a key cannot be guessed from outside.
 
-    No two tenants share one, but for blocks of the base model alone with `shares_base`: then a tenant can tell by the
-    time to first token, and by `cached_tokens`, that somebody has sent the same beginning lately.
+    No two tenants share a key, but for blocks of the base model alone with `shares_base`: then a tenant can tell from
+    the time to first token, and from `cached_tokens`, that another has sent the same beginning lately.
     """
 
     def __init__(self, block_size: int, *, shares_base: bool = False) -> None:
@@ -26,7 +37,7 @@ class BlockKeys:
         self._secret = secrets.token_bytes(_DIGEST_BYTES)
 
     def extend(self, keys: list[bytes], tenant: str, adapters: tuple[AdapterUse, ...], token_ids: list[int]) -> None:
-        """Append to a sequence's `keys` those of the full blocks of `token_ids` that are missing in it."""
+        """Appends to a sequence's `keys` those of the full blocks of `token_ids` that it lacks."""
         size = self._block_size
         for index in range(len(keys), len(token_ids) // size):
             start = index * size
@@ -43,14 +54,14 @@ class BlockKeys:
 def acting_in(adapters: tuple[AdapterUse, ...], start: int, end: int) -> list[tuple[str, float, int]]:
     """(digest, scale, first position counted from `start`) of the adapters that act on any of start .. end - 1.
 
-    The position is needed where an adapter starts inside: of two sequences with equal tokens so far, a later token
-    may complete another invocation in one of them and move its start.
+    The position matters where an adapter starts inside the block: of two sequences with equal tokens so far, a later
+    token may complete another invocation in one of them and move its start.
     """
     return sorted((use.ref.digest, use.scale, max(0, use.start - start)) for use in adapters if use.start < end)
 
 
 class PrefixCache:
-    """Sequences meet the table of blocks here. Without `is_enabled` nothing is ever found or published."""
+    """Connects sequences with the table of blocks. Unless `is_enabled`, no block is ever found or published."""
 
     def __init__(self, blocks: BlockManager, *, is_enabled: bool, shares_base: bool = False) -> None:
         self._blocks = blocks
@@ -60,7 +71,9 @@ class PrefixCache:
         self.num_hits = 0  # and those of them that were found
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether the free blocks suffice for all known tokens and one more; what can be shared is not needed anew."""
+        """True if the free blocks suffice for all known tokens and one more; blocks that can be shared are not needed
+        anew.
+        """
         if sequence.is_pooling:
             return True
         num_needed = self._blocks.num_needed(len(sequence.token_ids) + 1)
@@ -70,11 +83,11 @@ class PrefixCache:
         return num_needed - len(found) + self._blocks.num_free_of(found) <= self._blocks.num_free
 
     def num_known(self, sequence: Sequence) -> int:
-        """Tokens that it would not have to compute if it began now."""
+        """The tokens that the sequence would not have to compute if it began now."""
         return len(self._find(sequence)) * self._blocks.block_size
 
     def attach(self, sequence: Sequence) -> None:
-        """At admission: the longest known head of the sequence becomes its own, and it starts behind that."""
+        """Gives a newly admitted sequence its longest known prefix; it starts behind that."""
         if not self._can_look_up(sequence):
             return
         found = self._find(sequence)
@@ -87,7 +100,7 @@ class PrefixCache:
             self.num_hits += sequence.num_cached
 
     def publish(self, sequence: Sequence) -> None:
-        """After a step: the blocks that it filled, or that came back from host memory, can be read by others."""
+        """Makes the blocks that a sequence has filled, or that came back from host memory, readable by others."""
         size = self._blocks.block_size
         first, end = sequence.num_published // size, sequence.num_computed // size
         sequence.num_published = sequence.num_computed
@@ -98,11 +111,10 @@ class PrefixCache:
             self._blocks.publish(sequence.blocks[index], keys[index], keys[index - 1] if index else None)
 
     def invalidate(self, sequence: Sequence) -> None:
-        """Its row ended with an error: nobody shall find a block that it read or wrote, as any may be at fault."""
+        """Makes the blocks of a row that ended with an error unfindable, as any of them may be at fault."""
         self._blocks.forget(sequence.blocks)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._blocks.forget_all()
 
     def _find(self, sequence: Sequence) -> list[int]:
@@ -116,7 +128,7 @@ class PrefixCache:
         return self._is_enabled and not sequence.is_pooling and not sequence.wants_prompt_logprobs
 
     def _keys_of(self, sequence: Sequence) -> list[bytes]:
-        """Of all full blocks of its known tokens; worked out once each."""
+        """The keys of all full blocks of known tokens, each worked out once."""
         request = sequence.request
         scope = request.cache_scope or request.tenant
         self._keys.extend(sequence.block_keys, scope, sequence.adapters, sequence.token_ids)

@@ -1,7 +1,9 @@
-"""Whether a preempted sequence's K and V are moved to host memory or computed again, and its way back.
+"""Swapping of KV blocks to host memory: the table of host blocks, and the choice between copying and recomputing.
 
-Learned costs decide: seconds per block copied, both ways, against seconds per token computed (`step_cost.py`); vLLM
-left the choice to a flag (Kwon et al., SOSP 2023, section 4.5).
+Learned costs decide for each preempted sequence: seconds per block copied, both ways, against seconds per token
+computed (`batching/step_cost.py`); vLLM left the choice to a flag (Kwon et al., SOSP 2023, section 4.5). The bytes are
+in `model/kv_cache.py`. A host block that is copied back is free only after the copies were taken, as copies to host
+memory come first.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class SwapSpace:
     def num_used(self) -> int:
         return self.num_blocks - len(self._free)
 
-    def move_out(self, blocks: list[int]) -> tuple[int, ...]:
-        """Host blocks for these, which must be free; the copies are due with the next moves."""
+    def swap_out(self, blocks: list[int]) -> tuple[int, ...]:
+        """Host blocks for these device blocks, which must be free; the copies are due with the next moves."""
         assert len(blocks) <= self.num_free, "host blocks were not checked before they were taken"
         held = tuple(self._free.pop() for _ in blocks)
         for host_block, block in zip(held, blocks, strict=True):
@@ -42,19 +44,19 @@ class SwapSpace:
             self._out[host_block] = block
         return held
 
-    def move_back(self, held: tuple[int, ...], blocks: list[int]) -> None:
-        """Copies to the device are due. The host blocks stay held until they are released."""
+    def swap_in(self, held: tuple[int, ...], blocks: list[int]) -> None:
+        """Makes the copies back to the device due. The host blocks stay held until they are released."""
         for host_block, block in zip(held, blocks, strict=True):
             assert self._is_held[host_block], "a host block that nobody holds is read"
             self._back[host_block] = block
 
-    def stay(self, held: Iterable[int]) -> None:
-        """Copies of these to the device are not due any more."""
+    def cancel_swap_in(self, held: Iterable[int]) -> None:
+        """Cancels due copies back to the device."""
         for host_block in held:
             self._back.pop(host_block, None)
 
     def release(self, held: Iterable[int]) -> None:
-        """They are free, and no copy of them is due."""
+        """Frees host blocks and cancels their due copies."""
         for host_block in held:
             assert self._is_held[host_block], "a host block was released twice"
             self._is_held[host_block] = False
@@ -63,7 +65,7 @@ class SwapSpace:
             self._free.append(host_block)
 
     def take_moves(self) -> BlockMoves:
-        """The copies that are due; whoever gets them does them before anything is written."""
+        """The copies that are due; the caller makes them before anything is written."""
         moves = BlockMoves(_copies(self._out), _copies(self._back))
         self._out, self._back = {}, {}
         return moves
@@ -77,10 +79,10 @@ _WEIGHT = 0.1  # of the newest copies
 
 
 class Swapping:
-    """Sequences meet the table of host blocks here."""
+    """Connects preempted sequences with the table of host blocks."""
 
     def __init__(self, space: SwapSpace, blocks: BlockManager, cost: StepCost, seconds_per_block: float) -> None:
-        """`seconds_per_block`: of one copy, as far as it is known at start."""
+        """`seconds_per_block`: the measured time of one copy, as far as it is known at start."""
         self._space = space
         self._blocks = blocks
         self._cost = cost
@@ -89,15 +91,16 @@ class Swapping:
         self._num_swapped = 0
         self._num_recomputed = 0
 
-    def leave(self, sequence: Sequence) -> None:
-        """It is preempted and its blocks will be freed: keep what is cheaper to copy than to compute.
+    def swap_out(self, sequence: Sequence) -> None:
+        """Keeps the blocks of a preempted sequence that are cheaper to copy than to compute.
 
-        Blocks at its beginning that others read too are not copied: it finds them again while they are known.
+        Blocks at its beginning that have other readers are not copied: the sequence finds them again while they are
+        known.
         """
         if sequence in self._returning:
             assert sequence.swapped is not None
             self._returning.remove(sequence)
-            self._space.stay(sequence.swapped.host_blocks)
+            self._space.cancel_swap_in(sequence.swapped.host_blocks)
             self._num_swapped += 1
             return
         num_shared = self._blocks.num_shared_of(sequence.blocks)
@@ -105,33 +108,33 @@ class Swapping:
         if not own or not self._is_worth_it(len(own), sequence.num_computed - num_shared * self._blocks.block_size):
             self._num_recomputed += 1
             return
-        sequence.swapped = SwappedBlocks(num_shared, self._space.move_out(own), sequence.num_computed)
+        sequence.swapped = SwappedBlocks(num_shared, self._space.swap_out(own), sequence.num_computed)
         self._num_swapped += 1
 
-    def come_back(self, sequence: Sequence) -> None:
-        """It runs again, and holds what the prefix cache found of it: the rest comes from host memory.
+    def swap_in(self, sequence: Sequence) -> None:
+        """Brings back the blocks of a resumed sequence, behind those that the prefix cache found.
 
-        If less was found than when it left, what is on the host does not fit behind it and is given up.
+        If less was found than when it was preempted, its host blocks do not fit behind that and are given up.
         """
         swapped, size = sequence.swapped, self._blocks.block_size
         if swapped is None:
             return
         num_found = len(sequence.blocks) - swapped.first
         if num_found < 0 or sequence.num_computed >= swapped.num_tokens:
-            self.drop(sequence)
+            self.discard(sequence)
             return
         found, rest = swapped.host_blocks[:num_found], swapped.host_blocks[num_found:]
         self._space.release(found)
         assert sequence.num_computed == len(sequence.blocks) * size, "only full blocks are found"
         sequence.swapped = SwappedBlocks(swapped.first + num_found, rest, swapped.num_tokens)
         blocks = self._blocks.allocate(len(rest), is_filled=True)
-        self._space.move_back(rest, blocks)
+        self._space.swap_in(rest, blocks)
         sequence.blocks.extend(blocks)
         sequence.num_computed = swapped.num_tokens
         self._returning.append(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
-        """It ends, or has no use for its host blocks."""
+    def discard(self, sequence: Sequence) -> None:
+        """Releases the host blocks of a sequence that has ended or no longer needs them."""
         if sequence.swapped is None:
             return
         if sequence in self._returning:
@@ -140,14 +143,14 @@ class Swapping:
         sequence.swapped = None
 
     def take_moves(self) -> BlockMoves:
-        """The copies that are due before the step that is composed."""
+        """The copies that are due before the step that is being composed."""
         moves = self._space.take_moves()
         for sequence in list(self._returning):
-            self.drop(sequence)
+            self.discard(sequence)
         return moves
 
     def observe(self, num_blocks: int, seconds: float) -> None:
-        """So many blocks were copied in `seconds`."""
+        """Learns from a copy of so many blocks that took `seconds`."""
         self._seconds_per_block += _WEIGHT * (seconds / num_blocks - self._seconds_per_block)
 
     def stats(self) -> SwapStats:

@@ -1,7 +1,7 @@
-"""Rows whose adapters are on the device first, so that one load serves as many rows as it can.
+"""Requests whose adapters are on the device first, so that one load serves as many rows as it can.
 
-With many more adapters than slots, in order of arrival the tail's adapters take a slot for one row each and push out
-what the next rows need.
+With many more adapters than slots, rarely used adapters take a slot for one row each in order of arrival, and evict the
+adapters that the next rows need.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _Names = tuple[str, ...]  # sorted digests
 
 
 class Policy(base.Policy):
-    """Then whose adapters are on this host, those of the most rows first, then what cannot run yet.
+    """Adapters on the device first, then those in host memory, the adapters of the most rows first, then cold ones.
 
-    What is skipped ages: see `base.Policy`. Loads do not wait for that: they are asked for in the order in which the
+    Skipped sequences age, see `base.Policy`. Loads do not wait for that: they are asked for in the order in which the
     adapters were first wanted. Each step looks at each set of adapters once, not at each sequence.
     """
 
@@ -29,20 +29,17 @@ class Policy(base.Policy):
         self._may_change: dict[int, Sequence] = {}  # whose fallback may answer in the place of its adapters
 
     def add(self, sequence: Sequence) -> None:
-        """See `base.Policy.add`."""
         super().add(sequence)
         self._join(sequence)
         if sequence.fallback is not None:
             self._may_change[sequence.sequence_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """See `base.Policy.remove`."""
         super().remove(sequence)
         self._leave(sequence)
         self._may_change.pop(sequence.sequence_id, None)
 
     def order(self, now: float) -> Iterator[Sequence]:
-        """See `base.Policy.order`."""
         self._regroup()
         here, near, cold = self._by_place()
         ready = sorted(chain.from_iterable(group.values() for group in here), key=self.key)
@@ -53,8 +50,10 @@ class Policy(base.Policy):
         ids = {sequence.sequence_id for sequence in aged}
         return chain(aged, [sequence for sequence in rows if sequence.sequence_id not in ids])
 
-    def ahead(self, now: float) -> Iterator[Sequence]:
-        """One of each set of adapters that is not on the device: those of the aged first, then by arrival."""
+    def prefetch_order(self, now: float) -> Iterator[Sequence]:
+        """One sequence of each set of adapters that is not on the device: those of aged sequences first, then by
+        arrival.
+        """
         self._regroup()
         aged = self._queue.aged(now)
         _, near, cold = self._by_place()
@@ -64,7 +63,7 @@ class Policy(base.Policy):
         return chain(aged, sorted(rest, key=lambda sequence: sequence.sequence_id))
 
     def _by_place(self) -> tuple[list[dict[int, Sequence]], ...]:
-        """The groups on the device, on this host, and neither."""
+        """The groups whose adapters are on the device, in host memory, and neither."""
         here: list[dict[int, Sequence]] = []
         near: list[dict[int, Sequence]] = []
         cold: list[dict[int, Sequence]] = []
@@ -77,7 +76,7 @@ class Policy(base.Policy):
         return here, near, cold
 
     def _regroup(self) -> None:
-        """Those whose fallback answers now belong elsewhere; the scheduler does not say when."""
+        """Regroups sequences whose fallback answers now; the scheduler does not tell when."""
         for sequence in [s for s in self._may_change.values() if s.fell_back]:
             self._leave(sequence)
             self._join(sequence)
@@ -96,6 +95,6 @@ class Policy(base.Policy):
 
 
 def _ordered(groups: list[dict[int, Sequence]]) -> list[list[Sequence]]:
-    """The largest first; equal ones by who came first. Copies, as sequences leave while they are read."""
+    """The largest group first; equal ones by first arrival. Copies, as sequences leave while they are read."""
     ranked = sorted(groups, key=lambda group: (-len(group), next(iter(group))))
     return [list(group.values()) for group in ranked]

@@ -1,4 +1,4 @@
-"""The seam of a policy: it keeps the queue, and says who is tried first and who must give way."""
+"""The seam of a scheduling policy: the queue, the order in which requests are tried, and the choice of a victim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = tuple[float, ...]
 
 
 class AgedQueue:
-    """First whoever has waited `max_wait` seconds or more, the longest first; then the others by `key`.
+    """A queue in which no request is overtaken for ever: requests that waited `max_wait` seconds first, then by `key`.
 
     Adding, removing and reading the first few cost O(log n) comparisons and the moving of pointers.
     """
@@ -34,25 +34,23 @@ class AgedQueue:
 
     @property
     def waits_since(self) -> float:
-        """Since when the one waits that waits longest; infinity if nobody does."""
+        """The time since which the longest waiting sequence waits; infinity if none does."""
         return self._waiting[0].waiting_since if self._waiting else math.inf
 
     def add(self, sequence: Sequence) -> None:
-        """It waits since `sequence.waiting_since`."""
         bisect.insort(self._ranked, sequence, key=self._key)
         bisect.insort(self._waiting, sequence, key=_patience_key)
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer."""
         _remove(self._ranked, sequence, self._key)
         _remove(self._waiting, sequence, _patience_key)
 
     def aged(self, now: float) -> list[Sequence]:
-        """Whom nobody may overtake."""
+        """The sequences that may not be overtaken, the longest waiting first."""
         return self._waiting[: self._num_aged(now)]
 
     def order(self, now: float) -> Iterator[Sequence]:
-        """All of them, as they are now: the queue may change while this is read."""
+        """All sequences as they are now: the queue may change while this is read."""
         num_aged = self._num_aged(now)
         if num_aged == 0:
             return iter(self._ranked.copy())
@@ -81,7 +79,7 @@ def _nowhere(adapter: AdapterRef) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
-    """What a policy may look at."""
+    """The facts that a policy may look at."""
 
     max_wait: float = 10.0  # seconds after which nobody may overtake a sequence any more
     weights: tuple[tuple[str, float], ...] = ()  # shares of accounts; 1 for whoever is not named
@@ -93,13 +91,15 @@ class PolicyView:
 
 
 class Policy:
-    """`file.py` holds `class Policy` with these methods; this one is the base of all.
+    """The base of all policies, first come, first served within a priority; a file of this folder overrides what it
+    changes.
 
     A sequence is added when it begins to wait, which it does again after a preemption, and removed when it runs or
-    ends. Whatever the order, the scheduler tries all who wait, as long as there is room: a policy never idles.
+    ends. The scheduler tries all waiting sequences in order as long as there is room: a policy never idles.
 
-    Here whoever has waited `view.max_wait` comes first, the longest first, then the others by `key`. So a sequence is
-    overtaken during that time only. Time that it ran before a preemption does not count, time waited before it does.
+    Sequences that have waited `view.max_wait` come first, the longest waiting first, then the others by `key`: a
+    sequence is overtaken during that time only. Time that it ran before a preemption does not count, time waited before
+    it does.
     """
 
     def __init__(self, view: PolicyView) -> None:
@@ -107,39 +107,42 @@ class Policy:
         self._queue = AgedQueue(view.max_wait, self.key)
 
     def key(self, sequence: Sequence) -> tuple[float, ...]:
-        """Ascending, ending with the id; it must not change while the sequence waits."""
+        """The sort key: ascending, ending with the id; it must not change while the sequence waits."""
         return (sequence.request.priority, sequence.sequence_id)
 
     def add(self, sequence: Sequence) -> None:
-        """It waits."""
+        """Adds a sequence that begins to wait."""
         self._queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer."""
+        """Removes a sequence that runs or has ended."""
         self._queue.remove(sequence)
 
     def order(self, now: float) -> Iterator[Sequence]:
-        """All who wait, in the order in which to try them, as it is now: the queue may change while this is read."""
+        """All waiting sequences in the order in which to try them, as it is now: the queue may change while this is
+        read.
+        """
         return self._queue.order(now)
 
-    def ahead(self, now: float) -> Iterator[Sequence]:
-        """All who wait, in the order in which to load what they need."""
+    def prefetch_order(self, now: float) -> Iterator[Sequence]:
+        """All waiting sequences in the order in which to load their adapters."""
         return self.order(now)
 
     def refusal(self, sequence: Sequence, now: float) -> LoraServeError | None:
-        """Why a waiting sequence should end instead; None: it should not."""
+        """The error with which a waiting sequence should end now; None: it should not."""
         return None
 
     def served(self, sequence: Sequence, num_prompt: int, num_output: int) -> None:
-        """A step computed so many of its prompt tokens for the first time, and gave it so many tokens."""
+        """Counts prompt tokens that a step computed for the first time, and tokens that it generated."""
 
     def may_take_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Whether another's adapter may leave the device for one of its own."""
+        """True if another adapter may be evicted for one of this sequence."""
         return True
 
     def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
-        """Who gives way; `running`, not empty, is in order of admission.
+        """The sequence to preempt; `running`, not empty, is in order of admission.
 
-        To a `newcomer` that finds no room, None: nobody. Without one, memory is short and somebody has to.
+        For a `newcomer` that finds no room, None means that no sequence gives way. Without a newcomer memory is short,
+        and one must be named.
         """
         return None if newcomer is not None else running[-1]

@@ -1,6 +1,6 @@
-"""Earliest deadline first (Liu and Layland, JACM 1973); what cannot make it any more is refused at once.
+"""Earliest deadline first (Liu and Layland, JACM 1973); requests that can no longer meet theirs are refused at once.
 
-Without the refusal an overloaded queue would serve those that are about to miss, and nobody would make it.
+Without the refusal an overloaded queue would serve requests that are about to miss their deadlines, and all would.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ _MAX_RETRY_AFTER = 30.0  # seconds
 
 
 class Policy(base.Policy):
-    """Whoever has no deadline comes last, in order of arrival, until it has waited `max_wait`."""
+    """Requests without a deadline come last, in order of arrival, until they have waited `max_wait`."""
 
     def key(self, sequence: Sequence) -> tuple[float, ...]:
-        """See `base.Policy.key`."""
         deadline = sequence.request.deadline
         return (math.inf if deadline is None else deadline, sequence.request.priority, sequence.sequence_id)
 
     def refusal(self, sequence: Sequence, now: float) -> LoraServeError | None:
-        """If less time remains than its work takes at least.
+        """Refuses a request with less time left than its work takes at least.
 
-        A client that gave too little time from the start can only give more: the timeout's own error. One that lost it
-        in the queue may come again: a CapacityError, after as long as it has waited.
+        A client that gave too little time from the start can only give more: it gets the timeout's own error. A request
+        that lost its time in the queue may come again: it gets a CapacityError, after as long as it has waited.
         """
         deadline = sequence.request.deadline
         if deadline is None or now >= deadline or self.view.cost.num_observed < _ENOUGH_STEPS:
@@ -50,7 +49,9 @@ class Policy(base.Policy):
         )
 
     def _least_seconds(self, sequence: Sequence, num_known: int) -> float:
-        """Alone on the device: its prompt in one step, then the tokens that it cannot end before."""
+        """The time of the request alone on the device: its prompt in one step, then the tokens that it cannot end
+        before.
+        """
         num_prompt, num_adapters = sequence.num_prompt, len(sequence.adapters)
         seconds = self.view.cost.seconds(StepLoad(num_prompt - num_known, 1, num_adapters, num_prompt))
         num_steps = sequence.request.sampling.min_tokens - 1

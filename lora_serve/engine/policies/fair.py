@@ -1,9 +1,9 @@
 """The virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) over accounts.
 
-Each account's counter rises by what a step gave it, divided by its weight: 1 per prompt token computed for the first
-time, 2 per output token. The account with the lowest counter is tried next. An account that begins to wait is lifted
-to the lowest counter among those that wait: nobody saves up service by being idle. Any two accounts that wait all the
-time then get equal service for their weights, but for 2 max(L, 2 M): L the longest prompt, M the tokens of a batch.
+Each account's counter rises by the service of a step, divided by the account's weight: 1 per prompt token computed for
+the first time, 2 per output token. The account with the lowest counter is tried next. An account that begins to wait is
+lifted to the lowest counter among those that wait, so that idling saves up no service. Any two accounts that wait all
+the time then get equal service for their weights, but for 2 max(L, 2 M): L the longest prompt, M the tokens of a batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Account:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """Of the device slots."""
+    """The accounts' shares of the device slots."""
 
     held: Counter[str]  # in use, by account
     slots_per_weight: float  # among the accounts that use slots or wait for one
@@ -46,9 +46,9 @@ class _Shares:
 
 
 class Policy(base.Policy):
-    """Within an account as in `base.Policy`. It never idles: a share that its owner does not use, others have.
+    """Within an account the order of `base.Policy`. Work conserving: others use a share that its owner leaves.
 
-    Bound: an account of which somebody waits, and no prompt was computed for `max_wait` seconds, comes first with one
+    An account with a waiting request, of which no prompt was computed for `max_wait` seconds, comes first with one
     sequence, however large its counter. More would let a flood, all of which has waited for long, be served first.
     """
 
@@ -65,7 +65,6 @@ class Policy(base.Policy):
     # -- the queue ---------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """See `base.Policy.add`."""
         self._shares = None
         account = self._account(sequence.account)
         if not len(account.queue):
@@ -74,7 +73,6 @@ class Policy(base.Policy):
         account.queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """See `base.Policy.remove`."""
         self._shares = None
         account = self._accounts[sequence.account]
         account.queue.remove(sequence)
@@ -84,14 +82,13 @@ class Policy(base.Policy):
             self._forget()
 
     def served(self, sequence: Sequence, num_prompt: int, num_output: int) -> None:
-        """See `base.Policy.served`."""
         account = self._account(sequence.account)
         account.counter += (_PROMPT_WEIGHT * num_prompt + _OUTPUT_WEIGHT * num_output) / account.weight
         if num_prompt:
             account.last_begun = self._now
 
     def order(self, now: float) -> Iterator[Sequence]:
-        """As the counters stand now; each that is yielded counts with its prompt for the turns that follow."""
+        """The order by the present counters; each sequence yielded counts with its prompt for the turns that follow."""
         self._now, self._needy, self._shares = now, None, None
         turns = [(account.counter, account, account.queue.order(now)) for account in self._waiting.values()]
         return self._take_turns(turns, self._overdue(now))
@@ -123,7 +120,7 @@ class Policy(base.Policy):
     # -- slots -------------------------------------------------------------------------------------------------
 
     def may_take_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Unless its account has its share of the slots in use, and one that has less waits for a slot."""
+        """False if the account has its share of the slots in use and one that has less waits for a slot."""
         if self._shares is None:
             self._shares = self._count_shares(running)
         own, shares = sequence.account, self._shares
@@ -147,12 +144,12 @@ class Policy(base.Policy):
     # -- rows --------------------------------------------------------------------------------------------------
 
     def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
-        """See `base.Policy.victim`. A flood that came first holds every row: it gives some back.
+        """Takes rows back from a flood that came first.
 
         The account with the most rows for its weight gives way to one that got no more service so far, as long as it
-        keeps no fewer rows for its weight than the other has then. Each such change makes rows more equal, so nobody
-        takes one back. What is lost stays small: nobody gives way twice, and the newcomer first waits as long as
-        computing the row's tokens again will take.
+        keeps no fewer rows for its weight than the other has then. Each such change makes rows more equal, so none is
+        taken back. Little work is lost: no sequence gives way twice, and the newcomer first waits as long as
+        recomputing the victim's tokens takes.
         """
         if newcomer is None:
             return super().victim(running, newcomer)
@@ -186,11 +183,11 @@ class Policy(base.Policy):
         return self._weights.get(name, 1.0)
 
     def _floor(self) -> float:
-        """What a newly waiting account is lifted to."""
+        """The counter that a newly waiting account is lifted to."""
         return min((account.counter for account in self._waiting.values()), default=self._last_counter)
 
     def _forget(self) -> None:
-        """Idle accounts that would be lifted anyway, once they are many."""
+        """Drops idle accounts that would be lifted anyway, once they are many."""
         if len(self._accounts) > 2 * len(self._waiting) + _MAX_IDLE:
             floor = self._floor()
             self._accounts = {

@@ -6,4 +6,4 @@ from lora_serve.engine.policies import base
 
 
 class Policy(base.Policy):
-    """As the base: a preempted sequence keeps its place of arrival, and a low priority waits `max_wait` at most."""
+    """The base as it is: a preempted sequence keeps its place; a low priority waits `max_wait` at most."""

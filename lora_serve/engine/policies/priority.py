@@ -1,9 +1,9 @@
 """Priority classes that overtake and preempt: a lower number is a higher class, as in vLLM's `--scheduling-policy`.
 
-No livelock: a sequence that has waited `max_wait` seconds in all, over all its preemptions, comes first, and once it
-runs it counts as the highest class, so that nobody preempts it again. Each preemption costs its victim a step of
-waiting at least, so there are finitely many before that. It does not preempt anybody for having waited: two sequences
-could throw out one another in turns.
+No livelock: a sequence that has waited `max_wait` seconds in all, over all its preemptions, comes first, and counts as
+the highest class once it runs, so that it is not preempted again. Each preemption costs its victim a step of waiting at
+least, so there are finitely many before that. A long wait alone preempts no other sequence: two sequences could preempt
+one another in turns.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from lora_serve.engine.sequence import Sequence
 
 
 class Policy(base.Policy):
-    """Within a class, in order of arrival."""
+    """Order of arrival within a class."""
 
     def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
-        """The youngest of the lowest class; for a newcomer only if that class is lower than its own."""
+        """The youngest sequence of the lowest class; for a newcomer only if that class is lower than its own."""
         victim = max(reversed(running), key=self._class_of)  # the first of equals: the youngest
         if newcomer is not None and self._class_of(victim) <= newcomer.request.priority:
             return None

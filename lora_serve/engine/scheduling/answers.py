@@ -1,4 +1,4 @@
-"""What a step's output means to the request: its events, and whether it has ended. Pure functions."""
+"""The events that a step's output means to a request, and its end. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lora_serve.engine.sequence import Sequence
 
 
 def prompt_event(sequence: Sequence, now: float) -> PromptEvent:
-    """The prompt is computed."""
+    """The event that tells that the prompt is computed."""
     wanted = sequence.request.sampling.prompt_logprobs is not None
     prompt = (None, *sequence.prompt_logprobs) if wanted else None
     request_id = sequence.request.request_id
@@ -16,7 +16,7 @@ def prompt_event(sequence: Sequence, now: float) -> PromptEvent:
 
 
 def token_events(sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> list[Event]:
-    """Append the token; what there is to tell of it. The end is told by `finish_of`."""
+    """Appends the token and returns its events. The end is told by `finish_of`."""
     request = sequence.request
     events: list[Event] = [prompt_event(sequence, now)] if sequence.num_output == 0 else []
     if request.sampling.max_tokens > 0:
@@ -26,7 +26,7 @@ def token_events(sequence: Sequence, token: int, logprobs: TokenLogprobs | None,
 
 
 def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
-    """All that there is to tell of a request with `pooling`."""
+    """All events of a request with `pooling`."""
     request_id = sequence.request.request_id
     return [
         prompt_event(sequence, now), PooledEvent(request_id, values), FinishEvent(request_id, FinishReason.STOP),
@@ -34,7 +34,7 @@ def pooled_events(sequence: Sequence, values: bytes, now: float) -> list[Event]:
 
 
 def finish_of(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishEvent | None:
-    """The end, if `token`, its newest, is the last."""
+    """The request's end, if its newest token `token` is its last."""
     request, params = sequence.request, sequence.request.sampling
     if sequence.num_output >= params.min_tokens:
         is_eos = token in eos_token_ids and not params.ignore_eos

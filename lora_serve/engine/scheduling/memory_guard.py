@@ -1,4 +1,4 @@
-"""Whether a step fits into the device's memory, decided before it is composed; in plain numbers."""
+"""The check that a step fits the device's memory before it is composed; in plain numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GROWTH = 1.25
 
 
 class MemoryGuard:
-    """weights + KV pool + resident adapters + activations(step) <= limit.
+    """Keeps weights + KV pool + resident adapters + activations(step) <= limit.
 
-    Memory can be short all the same, by fragments or by other programs: then steps have half as many tokens as the
-    one that failed, and a quarter more after every few that went well, until they are as large again.
+    Memory can be short all the same, through fragmentation or other programs: then steps have half as many tokens as
+    the one that failed, and a quarter more after every few successful ones, until they are as large again.
     """
 
     def __init__(self, plan: MemoryPlan, slots: SlotTable) -> None:
@@ -30,30 +30,30 @@ class MemoryGuard:
         self._largest = 0
 
     def max_tokens(self, configured: int) -> int:
-        """Of the next step."""
+        """The most tokens of the next step."""
         return configured if self._max_tokens is None else min(configured, self._max_tokens)
 
     def fits(self, load: MemoryLoad, adapters: Iterable[AdapterRef]) -> bool:
-        """Whether a step may be composed that makes these `adapters` resident, if they are not yet."""
+        """True if a step may be composed that makes these `adapters` resident, if they are not yet."""
         if self._plan.limit is None:
             return True
         newcomers = sum(adapter.num_bytes for adapter in adapters if adapter.digest not in self._slots)
         return self._taken() + newcomers + self._plan.activations.num_bytes(load) <= self._plan.limit
 
     def composed(self, load: MemoryLoad) -> None:
-        """This step runs next."""
+        """Notes the step that runs next."""
         self._last = self._plan.activations.num_bytes(load)
         self._largest = max(self._largest, self._taken() + self._last)
 
     def ran_out(self, num_tokens: int) -> None:
-        """The device had no memory for a step of so many tokens."""
+        """Notes that the device had no memory for a step of so many tokens."""
         self._num_out_of_memory += 1
         self._num_well = 0
         self._failed_tokens = max(self._failed_tokens, num_tokens)
         self._max_tokens = max(1, num_tokens // 2)
 
     def ran_well(self) -> None:
-        """A step was computed in one piece."""
+        """Notes a step that was computed in one piece."""
         if self._max_tokens is None:
             return
         self._num_well += 1

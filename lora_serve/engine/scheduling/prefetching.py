@@ -1,4 +1,4 @@
-"""What is done for waiting sequences before their turn: loads of their adapters, and free slots for these."""
+"""Prefetching for waiting requests: loads of their adapters before their turn, and placement into free slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_PLACED = 2  # adapters put into free slots before their turn, in one step
 
 
 class AdapterPrefetcher:
-    """Looks when `is_due`: somebody came or went, or something arrived."""
+    """Prefetches once per change (`is_due`): a request came or went, or an adapter arrived."""
 
     def __init__(self, policy: Policy, cold_start: ColdStart, residency: AdapterResidency[Any]) -> None:
         self._policy = policy
@@ -23,13 +23,13 @@ class AdapterPrefetcher:
         self._residency = residency
         self.is_due = False
 
-    def look(self, rows: StepRows, now: float) -> None:
-        """At the next in the queue; `rows`: of the step, which needs its memory for itself."""
+    def prefetch(self, rows: StepRows, now: float) -> None:
+        """Looks at the next requests in the queue. `rows`: the step's, which needs its memory for itself."""
         if not self.is_due:
             return
         num_placed, has_room = 0, True
-        for sequence in islice(self._policy.ahead(now), PREFETCH_WINDOW):
-            self._cold_start.settle(sequence, now)
+        for sequence in islice(self._policy.prefetch_order(now), PREFETCH_WINDOW):
+            self._cold_start.fall_back_if_due(sequence, now)
             if has_room:  # nobody further back overtakes whoever the host has no room for
                 has_room = self._cold_start.ask(sequence)
             for ref in sequence.refs:

@@ -1,6 +1,4 @@
-"""Who runs in the next step, and what became of those who ran: continuous batching (Orca, Yu et al., OSDI 2022)
-with chunked prefill (Sarathi-Serve, Agrawal et al., OSDI 2024), prefix caching, preemption, and adapter slots.
-"""
+"""Continuous batching: which sequences run in the next step, and what a step's results mean to them."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ class Scheduler:
     # -- coming and going --------------------------------------------------------------------------------------
 
     def add(self, request: InferenceRequest) -> list[Event]:
-        """Take a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
+        """Takes a request in; whether it may wait was decided at the door (`queue_gate.py`)."""
         seed = request.sampling.seed if request.sampling.seed is not None else self._random.getrandbits(63)
         sequence = Sequence(
             self._num_added, request, seed, list(request.prompt_token_ids), request.adapters, request.fallback
@@ -84,13 +82,13 @@ class Scheduler:
         return [] if error is None else [self._fail(sequence, error)]
 
     def abort(self, request_id: str) -> None:
-        """End a request nobody waits for; an unknown id ended meanwhile."""
+        """Ends a request whose client is gone; an unknown id has ended already."""
         sequence = self._by_request.get(request_id)
         if sequence is not None:
             self._release(sequence)
 
     def fail_adapter(self, digest: str, error: LoraServeError, now: float) -> list[Event]:
-        """End every waiting request of an adapter that cannot be had, unless somebody else may answer it."""
+        """Ends the waiting requests of an adapter that cannot be had, unless their fallback answers."""
         self._prefetcher.is_due = True
         return [
             self._fail(sequence, final)
@@ -99,24 +97,24 @@ class Scheduler:
         ]
 
     def adapter_arrived(self, digest: str, now: float) -> None:
-        """An adapter is in host memory: whoever waited only for it waits for its turn from now on."""
+        """Notes that an adapter is in host memory, so that requests which lacked only this one may run."""
         self._prefetcher.is_due = True
         for sequence in self._waiting_for(digest):
-            self._cold_start.settle(sequence, now)
+            self._cold_start.fall_back_if_due(sequence, now)
             self._cold_start.is_cold(sequence, now)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Of all that were added and have not ended."""
+        """The ids of all requests that have not ended."""
         return tuple(self._by_request)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
-        """End every request: the engine stops, or failed in a way that leaves no block to be trusted."""
+        """Ends every request: the engine stops, or failed in a way that leaves no block to be trusted."""
         self.prefix_cache.clear()
         return [self._fail(sequence, error) for sequence in list(self._by_request.values())]
 
     def expire(self, now: float) -> list[Event]:
-        """End requests whose deadline, or whose patience with a cold adapter, is over."""
+        """Ends requests whose deadline or cold timeout is over."""
         return [
             self._fail(sequence, error)
             for sequence in list(self._by_request.values())
@@ -133,7 +131,7 @@ class Scheduler:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> tuple[Batch | None, list[StepEvent]]:
-        """The next batch, None if nobody can run now; and who started, or was refused, on the way."""
+        """The next batch, None if nothing can run now; and events of requests that started or were refused."""
         self._scheduled_at = now
         limits = self.batcher.step_limits(self.running, len(self.waiting))
         rows = StepRows(limits.max_tokens, now, self._memory)
@@ -143,14 +141,14 @@ class Scheduler:
         first = next((sequence for sequence in nearest if sequence.adapters), None)
         self._residency.protect(() if first is None else first.refs)
         events = self._admit(rows, limits, now) if self.num_preemptions == preempted else []
-        self._prefetcher.look(rows, now)
+        self._prefetcher.prefetch(rows, now)
         if not rows:
             return None, events
         self._memory.composed(rows.load)
         return Batch(rows.rows(), self._blocks.take_fresh(), self.swapping.take_moves()), events
 
     def update(self, outputs: list[RowOutput], batch: Batch, now: float) -> list[Event]:
-        """Take in one step's results: tokens, ends, errors."""
+        """Takes in one step's results: tokens, ends, errors."""
         events: list[Event] = []
         sequences = {sequence.sequence_id: sequence for sequence in self.running}
         for row, output in zip(batch.rows, outputs, strict=True):
@@ -167,14 +165,14 @@ class Scheduler:
         return events
 
     def _schedule_running(self, rows: StepRows) -> None:
-        """Rows of running sequences, in turn."""
+        """Adds rows of running sequences, in turn."""
         for sequence in sorted(self.running, key=lambda s: s.turn):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
                 rows.add(row_of(sequence, count, self._eos_token_ids), count)
 
     def _admit(self, rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
-        """Waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
+        """Starts waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
         events: list[StepEvent] = []
         horizon = now - self._policy.view.max_wait
         turns = SlotTurns(self._residency, self._policy, self.running, limits.max_rows, horizon)
@@ -187,7 +185,7 @@ class Scheduler:
                 continue
             if rows and sequence.is_pooling and max(bucket, sequence.num_remaining) > rows.budget:
                 break
-            self._cold_start.settle(sequence, now)
+            self._cold_start.fall_back_if_due(sequence, now)
             if not self._has_room(sequence, limits) and self._policy.victim(self.running, sequence) is None:
                 break
             if sequence.adapters and not self._take_slots(sequence, turns, rows, events, now):
@@ -209,7 +207,7 @@ class Scheduler:
     def _take_slots(
         self, sequence: Sequence, turns: SlotTurns, rows: StepRows, events: list[StepEvent], now: float
     ) -> bool:
-        """Slots of all its adapters; False: not now, or never, and then `events` says so."""
+        """Takes slots of all its adapters; False: not now, or never, which `events` then says."""
         if self._cold_start.is_cold(sequence, now) or not turns.allows(sequence):
             return False
         try:
@@ -222,12 +220,11 @@ class Scheduler:
         return has_slots
 
     def _has_room(self, newcomer: Sequence, limits: StepLimits) -> bool:
-        """A place, and blocks."""
         has_place = len(self.running) < limits.max_rows
         return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
 
     def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
-        """Preempt whom the policy names until there is room; False: they were not enough."""
+        """Preempts whom the policy names until there is room; False: that was not enough."""
         while not self._has_room(newcomer, limits):
             victim = self._policy.victim(self.running, newcomer)
             if victim is None:
@@ -245,12 +242,12 @@ class Scheduler:
         sequence.waited = now - sequence.waiting_since
         self.running.append(sequence)
         self.prefix_cache.attach(sequence)
-        self.swapping.come_back(sequence)
+        self.swapping.swap_in(sequence)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
 
     def _reserve(self, sequence: Sequence, count: int, rows: StepRows) -> bool:
-        """Blocks for `count` more tokens; others are preempted for them, at last the sequence itself (False)."""
+        """Allocates blocks for `count` more tokens; preempts others for them, at last the sequence itself (False)."""
         if sequence.is_pooling:
             return True
         missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
@@ -293,9 +290,9 @@ class Scheduler:
         return ErrorEvent(sequence.request.request_id, error)
 
     def _release(self, sequence: Sequence) -> None:
-        """Finish, abort, error, timeout and disconnect all end here."""
+        """The one release path: finish, abort, error, timeout and disconnect all end here."""
         self._give_back(sequence)
-        self.swapping.drop(sequence)
+        self.swapping.discard(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -305,9 +302,9 @@ class Scheduler:
         del self._by_request[sequence.request.request_id]
 
     def _preempt(self, sequence: Sequence, rows: StepRows) -> None:
-        """Back to waiting with its tokens; K and V that were not kept are computed again later."""
+        """Returns a sequence to the queue; K and V that are not swapped out are computed again later."""
         rows.drop(sequence.sequence_id)
-        self.swapping.leave(sequence)
+        self.swapping.swap_out(sequence)
         self._give_back(sequence)
         sequence.num_computed = sequence.num_published = 0
         self.running.remove(sequence)
@@ -335,7 +332,7 @@ class Scheduler:
     # -- time --------------------------------------------------------------------------------------------------
 
     def _lateness(self, sequence: Sequence, now: float) -> LoraServeError | None:
-        """Why the request ends now, if it does. A patience that is over may also make another answer it."""
+        """The error with which a late request ends; None if it goes on, maybe with its fallback's adapters."""
         if sequence.first_scheduled is None and (refusal := self._policy.refusal(sequence, now)) is not None:
             return refusal
         deadline = sequence.request.deadline

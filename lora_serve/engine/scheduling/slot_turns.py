@@ -27,7 +27,7 @@ class SlotTurns:
         max_passes: int,
         horizon: float,
     ) -> None:
-        """`running` is the scheduler's own list, as it changes. `horizon`: seconds of time.monotonic()."""
+        """`running`: the scheduler's own list, as it changes. `horizon`: seconds of time.monotonic()."""
         self._residency = residency
         self._policy = policy
         self._running = running
@@ -37,7 +37,7 @@ class SlotTurns:
         self._leaving: frozenset[str] | None = None  # None: nothing is owed
 
     def allows(self, sequence: Sequence) -> bool:
-        """Whether it may try to have its slots."""
+        """True if the sequence may try to get its slots."""
         refs = sequence.refs
         if self._leaving is not None and not all(
             ref.digest in self._residency.slots and ref.digest not in self._leaving for ref in refs
@@ -46,7 +46,7 @@ class SlotTurns:
         return not self._residency.must_evict(refs) or self._policy.may_take_slot(sequence, self._running)
 
     def acquire(self, sequence: Sequence, preempt: Callable[[Sequence], None]) -> bool:
-        """Slots for all of its adapters, those of others if the policy says so; False: not now.
+        """Gets slots for all adapters of a sequence, preempting others if the policy says so; False: not now.
 
         Raises AdapterUnavailableError if waiting would not help.
         """
@@ -61,7 +61,7 @@ class SlotTurns:
         return bool(sequence.slots)
 
     def passed_over(self, sequence: Sequence) -> None:
-        """Its adapters are here, and there is no slot for them."""
+        """Notes a sequence whose adapters are in host memory and find no slot."""
         if self._residency.slots.exceeds_tenant_maximum(sequence.refs):
             return  # it waits for its owner's rows: others owe it nothing
         self._passed.append(sequence)
@@ -70,13 +70,15 @@ class SlotTurns:
             self._leaving = self._residency.slots.first_to_finish(sequence.refs, self._num_steps_left())
 
     def started(self, sequence: Sequence) -> None:
-        """It has its slots, ahead of those that were passed over."""
+        """Counts a sequence that started ahead of those that were passed over."""
         if sequence.adapters:
             for older in self._passed:
                 older.num_passed_over += 1
 
     def _victim(self, newcomer: Sequence) -> Sequence | None:
-        """Who gives its slots to a newcomer, if the policy says so: somebody who alone keeps them from leaving."""
+        """The sequence to preempt for a newcomer's slots, if the policy names one: one that alone keeps its adapters
+        resident.
+        """
         if self._policy.victim(self._running, newcomer) is None:
             return None
         alone = [sequence for sequence in self._running if sequence.slots and self._keeps_alone(sequence)]

@@ -1,4 +1,4 @@
-"""The rows of the step that is being composed, and the tokens and the memory that are left for others."""
+"""The rows of the step that is being composed, and the tokens and the memory left for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROMPT_LOGPROB_CHUNK = 128  # tokens per step of a row that wants logits of eve
 
 
 def chunk_of(sequence: Sequence, budget: int) -> int:
-    """How many of its known tokens the sequence runs next, `budget` at most; all of them if they are to be pooled."""
+    """The number of known tokens that the sequence runs next, `budget` at most; all of them for pooling."""
     if sequence.is_pooling:
         return sequence.num_remaining
     limit = min(budget, _PROMPT_LOGPROB_CHUNK) if sequence.wants_prompt_logprobs else budget
@@ -22,7 +22,7 @@ def chunk_of(sequence: Sequence, budget: int) -> int:
 
 
 def row_of(sequence: Sequence, count: int, eos_token_ids: tuple[int, ...]) -> Row:
-    """The next `count` tokens as a row; it samples if they are the last that are known."""
+    """The next `count` tokens as a row, which samples if they are the last known ones."""
     start = sequence.num_computed
     end = start + count
     pool = sequence.request.pooling
@@ -55,7 +55,9 @@ def _sample_input(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SampleI
 
 
 class StepRows:
-    """`budget`: tokens that still fit; below 0 after a row that is too long for any step and runs alone."""
+    """The rows composed so far. `budget`: tokens left; below 0 after a row that is too long for any step and runs
+    alone.
+    """
 
     def __init__(self, max_tokens: int, now: float, memory: MemoryGuard) -> None:
         self.budget = memory.max_tokens(max_tokens)
@@ -73,7 +75,7 @@ class StepRows:
         return replace(self._load, num_adapters=len(self._digests))
 
     def add(self, row: Row, num_tokens: int) -> None:
-        """`num_tokens`: what it takes of the budget, padding included."""
+        """Adds a row that takes `num_tokens` of the budget, padding included."""
         self._rows[row.sequence_id] = (row, num_tokens)
         self.budget -= num_tokens
         one = memory_load((row,))
@@ -81,7 +83,7 @@ class StepRows:
         self._digests.update(adapter.slot.digest for adapter in row.adapters)
 
     def drop(self, sequence_id: int) -> None:
-        """Its sequence was preempted; it need not have a row."""
+        """Removes the row of a preempted sequence, if it has one."""
         _, num_tokens = self._rows.pop(sequence_id, (None, 0))
         self.budget += num_tokens
         self._load = memory_load(self.rows())
@@ -91,9 +93,10 @@ class StepRows:
         return tuple(row for row, _ in self._rows.values())
 
     def fitting(self, sequence: Sequence, count: int) -> int:
-        """How many of `count` tokens of a sequence memory has room for beside the rows that are here.
+        """The number of `count` tokens of a sequence that memory has room for beside the rows composed so far.
 
-        Without other rows at least one has, as somebody must go on. What is pooled is taken whole or not at all.
+        Without other rows at least one token fits, as some row must go on. Rows of pooling requests fit whole or not at
+        all.
         """
         if count <= 0 or self._fits(sequence, count):
             return count
@@ -106,11 +109,11 @@ class StepRows:
         return low
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Whether a newcomer could run any token now."""
+        """True if a new sequence could run any token now."""
         return self.budget > 0 and self.fitting(sequence, sequence.num_remaining if sequence.is_pooling else 1) > 0
 
     def has_memory_for(self, adapter: AdapterRef) -> bool:
-        """Whether it could be made resident beside these rows."""
+        """True if the adapter could be made resident beside these rows."""
         return self._memory.fits(self.load, (adapter,))
 
     def _fits(self, sequence: Sequence, count: int) -> bool:

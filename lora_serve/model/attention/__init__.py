@@ -17,7 +17,7 @@ from lora_serve.model.step.step_context import StepInputs
 
 
 class Attention(Protocol):
-    """What a file of this folder provides as `class Backend`."""
+    """The class that a file of this folder provides as `Backend`."""
 
     def __init__(self, cache: KVCache) -> None: ...
 

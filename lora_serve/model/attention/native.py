@@ -35,7 +35,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class AttentionPieces:
-    """The step's rows as the kernel reads them, cut into a few tokens each."""
+    """The step's rows in the form that the kernel reads, cut into a few tokens each."""
 
     table: Tensor  # [num_pieces, 4] int32: first packed token, tokens, cached before them, offset into `blocks`
     blocks: Tensor  # int32, the rows' block tables end to end
@@ -43,15 +43,13 @@ class AttentionPieces:
 
 
 def why_not(cache: KVCache) -> str | None:
-    """Why this backend cannot serve `cache`; None: it can."""
+    """The reason why C kernels cannot serve `cache`; None: they can."""
     if cache.shape.dtype not in _DTYPES:
         return f"knows float32 and bfloat16, not {cache.shape.dtype}"
     return compiler.why_not(_SOURCE, cache.device)
 
 
 class Backend:
-    """See `Attention`."""
-
     def __init__(self, cache: KVCache) -> None:
         library = compiler.load_library(_SOURCE)
         library.paged_attention.argtypes, library.paged_attention.restype = _ARGUMENTS, None
@@ -71,7 +69,6 @@ class Backend:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """See `Attention`."""
         num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
         pieces = self.pieces(step, num_heads)
         query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
@@ -86,7 +83,7 @@ class Backend:
         return out
 
     def pieces(self, step: StepInputs, num_heads: int) -> AttentionPieces:
-        """The step's rows as the kernel reads them, worked out once for all layers."""
+        """The step's rows in the kernel's form, worked out once for all layers."""
         found: AttentionPieces | None = step.prepared.get(num_heads)
         if found is None:
             tokens = max(1, self._queries_together // (num_heads // self.cache.shape.num_kv_heads))
@@ -95,7 +92,7 @@ class Backend:
 
 
 def _pieces(step: StepInputs, tokens: int) -> AttentionPieces:
-    """`tokens` of a row at most in each piece; the last ones of a long prompt, which see most keys, first."""
+    """Pieces of at most `tokens` tokens; the last ones of a long prompt, which see most keys, first."""
     width = step.decode.block_table.shape[1] if step.decode.num_rows else 0
     rows = [(i, 1, length - 1, i * width) for i, length in enumerate(step.decode.lengths.tolist())]
     blocks = [step.decode.block_table.reshape(-1)]

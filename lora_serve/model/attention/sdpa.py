@@ -18,13 +18,11 @@ PREFERENCE = 1
 
 
 def why_not(cache: KVCache) -> str | None:
-    """None: every device and type is served."""
+    """The reason why it cannot serve `cache`: none, it runs everywhere."""
     return None
 
 
 class Backend:
-    """See `Attention`."""
-
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
 
@@ -81,7 +79,7 @@ class Backend:
 
 
 def _decode_mask(lengths: Tensor, num_keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Additive mask [rows, 1, 1, num_keys]: 0 where the row's last token may look, -inf elsewhere."""
+    """An additive mask [rows, 1, 1, num_keys]: 0 where the row's last token may look, -inf elsewhere."""
     keys = torch.arange(num_keys, device=lengths.device)
     visible = keys < lengths[:, None]
     if window is not None:
@@ -112,7 +110,7 @@ def _prefill(
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Attention with an additive mask; soft-capped scores (Gemma 2, arXiv 2408.00118) are computed by hand."""
+    """Attention with an additive mask; soft-capped scores (Gemma 2, arXiv 2408.00118) are computed explicitly."""
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = softcap * torch.tanh((q @ k.transpose(-1, -2)) * (scale / softcap)) + mask

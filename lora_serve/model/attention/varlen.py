@@ -1,8 +1,8 @@
-"""Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, as far as the installed torch has it.
+"""Paged attention with torch's `varlen_attn` (FlashAttention) on GPUs, with the features of the installed torch.
 
-Decode rows and rows of several tokens are one call each. What a call cannot have here goes elsewhere, each for itself:
-decode rows to `paged_decode`, soft caps and types or sizes FlashAttention does not know to `sdpa`. torch 2.11 has no
-block tables; then K and V of rows with a context are gathered. Not run on a GPU yet.
+Decode rows and rows of several tokens are one call each. What a call does not support here goes elsewhere: decode rows
+to `paged_decode`, soft caps and unsupported types or sizes to `sdpa`. torch 2.11 has no block tables; there K and V of
+rows with a context are gathered first. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Varlen = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What this torch's `varlen_attn` takes, by its signature."""
+    """The arguments that this torch's `varlen_attn` takes, by its signature."""
 
     windows: bool
     groups: bool  # fewer KV heads than query heads
@@ -47,7 +47,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The step's rows of several tokens, for every layer the same."""
+    """The step's rows of several tokens, the same for every layer."""
 
     query_ends: Tensor  # [rows + 1] int32: where each row's tokens begin, counted from the first such row
     key_ends: Tensor  # likewise of its keys
@@ -57,10 +57,8 @@ class _Plan:
 
 
 class Backend:
-    """See `Attention`."""
-
     def __init__(self, cache: KVCache, varlen: Varlen | None = None, types: tuple[torch.dtype, ...] = _TYPES) -> None:
-        """`varlen`, `types`: torch's own function and the types it knows, if nothing else is said."""
+        """`varlen`, `types`: torch's own function and the types it knows by default."""
         self.cache = cache
         self._sdpa = sdpa.Backend(cache)
         found = varlen or torch_varlen()
@@ -126,7 +124,7 @@ class Backend:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Of the rows of several tokens: [their tokens, num_heads, head_dim]."""
+        """Attention of the rows of several tokens: [their tokens, num_heads, head_dim]."""
         plan = step.prepared.get(_PREFILL)
         if plan is None:
             plan = step.prepared[_PREFILL] = _plan_of(step.prefill, self.cache.block_size, query.device)
@@ -172,7 +170,9 @@ class Backend:
         window: int | None,
         **pages: Tensor,
     ) -> Tensor:
-        """Causal: the last query sees the last key. A window of w is the token itself and the w - 1 before it."""
+        """Causal attention: the last query sees the last key. A window of w is the token itself and the w - 1 before
+        it.
+        """
         given: dict[str, Any] = dict(pages)
         if self._features.windows:
             given["window_size"] = (-1 if window is None else window - 1, 0)
@@ -186,7 +186,7 @@ class Backend:
         return found
 
     def _can_read_pages(self) -> bool:
-        """One row of one key, to see whether this block size is allowed: FlashAttention 2 wants multiples of 256."""
+        """Tries this block size with one row of one key: FlashAttention 2 wants multiples of 256."""
         shape, device = self.cache.shape, self.cache.device
         pool = torch.zeros(
             2, self.cache.block_size, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device
@@ -202,14 +202,14 @@ class Backend:
 
 
 def why_not(cache: KVCache) -> str | None:
-    """Why this backend cannot serve `cache`; None: it can."""
+    """The reason why varlen cannot serve `cache`; None: it can."""
     if cache.device.type != "cuda":
         return "FlashAttention runs on CUDA devices"
     return "this torch has no torch.nn.attention.varlen" if torch_varlen() is None else None
 
 
 def torch_varlen() -> Varlen | None:
-    """torch's function; None where there is none."""
+    """torch's function; None if this torch has none."""
     try:
         found: Varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except (ImportError, AttributeError):
@@ -218,7 +218,7 @@ def torch_varlen() -> Varlen | None:
 
 
 def _pages_of(step: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """0, 1, ... number of rows; the block table; the lengths: all int32."""
+    """The numbers 0 to num_rows, the block table and the lengths: all int32."""
     rows = torch.arange(step.decode.num_rows + 1, dtype=torch.int32, device=step.decode.lengths.device)
     return rows, step.decode.block_table.to(torch.int32), step.decode.lengths.to(torch.int32)
 

@@ -1,4 +1,4 @@
-"""Linear layers of one input as one product; each keeps its own adapters, on its own columns."""
+"""Linear layers with the same input as one product; each keeps its own adapters, on its own columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_serve.model.native.packed_linear import PackedLinear, join
 
 @dataclass(frozen=True, slots=True)
 class JoinedLinears:
-    """y = [x W_1^T + b_1, x W_2^T + b_2, ...], then for each token what its adapters make of each part."""
+    """y = [x W_1^T + b_1, x W_2^T + b_2, ...], to which each part's adapters are then applied."""
 
     parts: tuple[LoraLinear, ...]
     columns: tuple[slice, ...]  # of y, by part
@@ -24,7 +24,7 @@ class JoinedLinears:
 
     @staticmethod
     def of(parts: Sequence[LoraLinear]) -> JoinedLinears | None:
-        """None if their weights do not lie in one piece of panels."""
+        """The joined layers; None if their weights cannot lie in one piece of panels."""
         bases = [part.base for part in parts]
         packed = [base.packed for base in bases]
         found = join([one for one in packed if one is not None])
@@ -37,7 +37,7 @@ class JoinedLinears:
         return JoinedLinears(tuple(parts), tuple(columns for columns, _ in found[1]), found[0], bias)
 
     def native(self) -> Weight:
-        """The product without adapters, for a larger kernel."""
+        """The product without adapters, as a larger kernel takes it."""
         return Weight.of(self._packed, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""One pass of a few tokens through the model as it is: what went into each layer, what came out, what it cached."""
+"""The evidence that a replacement changes nothing: one traced pass of a few tokens, and the names that a layer's code
+uses.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Call:
 
 
 def probe_step(cache: KVCache, vocab_size: int, max_model_len: int) -> StepInputs:
-    """One row of NUM_TOKENS tokens of the base model in the cache's spare blocks, at positions near and far."""
+    """A step of one row of the base model in the cache's spare blocks, at positions near and far."""
     (blocks,) = cache.spare_blocks(1, NUM_TOKENS)
     positions = torch.arange(NUM_TOKENS, device=cache.device)
     table = torch.tensor(blocks, device=cache.device)
@@ -48,7 +50,7 @@ def probe_step(cache: KVCache, vocab_size: int, max_model_len: int) -> StepInput
 
 @contextmanager
 def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call]]]:
-    """Every call of these modules inside, by module."""
+    """Records every call of these modules inside the block, by module."""
     found: dict[nn.Module, list[Call]] = {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -63,7 +65,7 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call
 
 
 def agrees(call: Call, forward: Callable[..., Any]) -> bool:
-    """Whether `forward` gives what the module gave; one that cannot even run on such a layer does not."""
+    """True if `forward` returns what the module returned; False if it cannot run on such a layer at all."""
     try:
         found = forward(*_kept(call.arguments), **_kept(dict(call.keywords)))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
@@ -73,14 +75,14 @@ def agrees(call: Call, forward: Callable[..., Any]) -> bool:
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Up to what float32 rounds off."""
+    """True if two tensors differ by no more than float32's rounding."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max().clamp(min=1e-6))
 
 
 def _kept(value: Any) -> Any:
-    """A copy that nothing changes afterwards."""
+    """A copy that later steps do not change."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, tuple):
@@ -91,7 +93,11 @@ def _kept(value: Any) -> Any:
 
 
 def names_only(module: nn.Module, known: frozenset[str]) -> bool:
-    """Whether the module's forward, and the methods of its own that it calls, use no other attributes and globals."""
+    """True if the module's forward, and the methods of its own that it calls, use no other attributes and globals.
+
+    A probe of a few tokens cannot see what a layer does only to large numbers or at far positions (clamps, scales that
+    set in after thousands of tokens); but code that does such things names them.
+    """
     if "forward" in vars(module):
         return False
     waiting, seen = ["forward"], set[str]()
@@ -106,7 +112,7 @@ def names_only(module: nn.Module, known: frozenset[str]) -> bool:
 
 
 def _method(module: nn.Module, name: str) -> Callable[..., Any] | None:
-    """A method that the module's class brings beyond those of every module."""
+    """A method that the module's class adds to those of every module."""
     found = getattr(type(module), name, None)
     return found if found is not getattr(nn.Module, name, None) else None
 

@@ -1,4 +1,6 @@
-"""Whether a checkpoint's weights are those that its config.json speaks of; transformers draws at random what is not."""
+"""Checks that a checkpoint's weights are those that its config.json describes; transformers draws missing ones at
+random.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def check_num_layers(model: str, hf_config: Any) -> None:
-    """Raises ModelError for a number that nobody could make so many layers of."""
+    """Raises ModelError for an impossible number of layers."""
     layers = getattr(hf_config.get_text_config(), "num_hidden_layers", 1)
     if not isinstance(layers, int) or not 1 <= layers <= MAX_LAYERS:
         raise ModelError(f"--model {model}: num_hidden_layers of config.json is {layers!r}, not 1 to {MAX_LAYERS}")
 
 
 def shape_that_differs(model: str, build: Callable[[], nn.Module]) -> str:
-    """The first weight of a folder that has another shape than the module which `build` makes; else empty."""
+    """Names the first weight of a folder whose shape differs from that in the module of `build`; else empty."""
     with torch.device("meta"):
         wanted = {name: list(tensor.shape) for name, tensor in build().state_dict().items()}
     for file in sorted(Path(model).glob("*.safetensors")):
@@ -39,7 +41,7 @@ def shape_that_differs(model: str, build: Callable[[], nn.Module]) -> str:
 
 
 def check_no_more_layers(model: str, module: PreTrainedModel, info: Mapping[str, Any]) -> None:
-    """Raises ModelError for weights like some of the model's, with a number that the model does not have."""
+    """Raises ModelError for weights named like the model's, with a layer number that the model does not have."""
     kinds = {_NUMBER.sub("#", name) for name in module.state_dict()}
     numbered = [name for name in info["unexpected_keys"] if _NUMBER.search(name)]
     beyond = sorted(name for name in numbered if _NUMBER.sub("#", name) in kinds)
@@ -51,7 +53,7 @@ def check_no_more_layers(model: str, module: PreTrainedModel, info: Mapping[str,
 
 
 def check_nothing_missing(model: str, missing: Iterable[str]) -> None:
-    """Raises ModelError for weights that the checkpoint does not hold."""
+    """Raises ModelError for weights that the checkpoint lacks."""
     lacking = sorted(missing)
     if lacking:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Refuses a base model whose packed, paged forward pass is not that of its plain self."""
+"""Refuses a base model whose packed, paged forward pass differs from that of its plain self."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probe_tokens(vocab_size: int) -> Probe:
 
 @torch.inference_mode()
 def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
-    """log p(token | tokens before it) for every token but the first, by the untouched model, one sequence at a time."""
+    """log p(token | tokens before it) of every token but the first, by the untouched model, one sequence at a time."""
     found = []
     for tokens in probe:
         ids = torch.tensor([tokens], device=loaded.device)
@@ -38,7 +38,7 @@ def check_exactness(
     run: Callable[[Batch], Sequence[RowOutput]], expected: Sequence[Sequence[float]], probe: Probe, block_size: int,
     dtype: torch.dtype, architecture: str,
 ) -> None:  # fmt: skip
-    """Run the probe in uneven chunks, both sequences in one batch, and compare. Raises ModelError."""
+    """Runs the probe in uneven chunks, both sequences in one batch, and compares. Raises ModelError."""
     width = -(-max(_LENGTHS) // block_size)
     tables = [tuple(range(1 + i * width, 1 + (i + 1) * width)) for i in range(len(probe))]
     found: list[list[float]] = [[] for _ in probe]

@@ -24,9 +24,9 @@ from lora_serve.model.native import onednn
 
 
 class SkipInit(TorchFunctionMode):
-    """`torch.nn.init` leaves tensors of the meta device alone; what has memory is drawn as ever.
+    """Leaves tensors of the meta device uninitialised, as a checkpoint will fill them; others are initialised as ever.
 
-    `torch.arange` there would load torch's symbolic shapes, and sympy with them, to find out how long it is.
+    `torch.arange` on that device would import torch's symbolic shapes, and sympy with them, to find out its length.
     """
 
     def __torch_function__(
@@ -51,7 +51,7 @@ def _is_meta(device: Any) -> bool:
 
 
 def _unnumbered(*args: Any, **named: Any) -> torch.Tensor:
-    """A tensor of the meta device as `torch.arange` gives it, made of a range that is there."""
+    """A meta tensor of `torch.arange`'s shape and type, made from a range on the CPU."""
     found = torch.arange(*args, **{**named, "device": "cpu"})
     return torch.empty_like(found, device="meta")
 
@@ -68,7 +68,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class FrozenModule:
-    """What `load_frozen` found."""
+    """The result of `load_frozen`."""
 
     module: PreTrainedModel
     missing: tuple[str, ...]  # parameters that the checkpoint does not hold: transformers drew them at random
@@ -87,7 +87,7 @@ def read_model_config(config: ModelConfig) -> Any:
 
 
 def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
-    """Load the model of `config.model`, a folder or a hub id, by an auto class of transformers. Raises ModelError."""
+    """Loads the model of `config.model`, a folder or a hub id, by an auto class of transformers. Raises ModelError."""
     device = _device(config.device)
     hf_config = read_model_config(config)
     try:
@@ -110,7 +110,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
 
 
 def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, arguments: Mapping[str, Any]) -> Any:
-    """The model, and what transformers says of its loading."""
+    """The model, and transformers' report of its loading."""
     load = functools.partial(
         auto_class.from_pretrained,
         config.model,
@@ -131,7 +131,7 @@ def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, a
 
 
 def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:
-    """Where in the model a module is."""
+    """The place of a module in the model."""
     return next((path for path, candidate in module.named_modules() if candidate is part), None)
 
 
@@ -140,7 +140,7 @@ def _unloadable(config: ModelConfig, error: Exception) -> ModelError:
 
 
 def _unfitting(config: ModelConfig, build: Callable[[], nn.Module]) -> ModelError:
-    """transformers says only that there is a weight of another shape, and would draw it at random instead."""
+    """The error for a weight of another shape, which transformers would draw at random instead."""
     with suppress(Exception):
         if words := shape_that_differs(config.model, build):
             return ModelError(f"--model {config.model}: config.json does not fit the weights: {words}")

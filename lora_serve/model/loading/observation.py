@@ -1,4 +1,4 @@
-"""What can be learned of a model by watching one forward pass, instead of knowing its code."""
+"""Facts about a model that one watched forward pass tells, so that its code need not be known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A module that treats every token by itself, so that an adapter's rows can have it their own way."""
+    """A module that treats every token by itself, so that adapters can change it for their rows alone."""
 
     input_dims: tuple[int | None, ...]  # which dimension of each positional argument counts tokens; None: none does
     output_dim: int  # likewise of its output, or of the first if it has several (the others are as the first)
@@ -35,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one pass showed."""
+    """The facts that one pass showed."""
 
     kv_shape: KVShape
     sites: Mapping[str, Site]  # by module path; every module with parameters of its own that runs once per token
@@ -49,26 +49,26 @@ class Observation:
 
 
 def linear_shape(linear: nn.Linear | Conv1D) -> LinearShape:
-    """in and out features as the layer states them: a packed weight has another shape."""
+    """The layer's in and out features as it states them: a packed weight has another shape."""
     if isinstance(linear, Conv1D):
         return LinearShape(*linear.weight.shape)
     return LinearShape(linear.in_features, linear.out_features)
 
 
 def layer_index(module: nn.Module) -> int:
-    """Which layer an attention module is."""
+    """The number of an attention module's layer."""
     index = module.layer_idx
     assert isinstance(index, int)
     return index
 
 
 def first_line(error: Exception) -> str:
-    """What transformers says, without its essay."""
+    """The first line of an error of transformers, whose messages are long."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def on_one_line(error: Exception) -> str:
-    """All that was said, if it is not too much."""
+    """The whole message of an error, cut after 500 characters."""
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
@@ -76,7 +76,7 @@ class ModuleWatch:
     """Notes which modules see every token, or every output, exactly once, and along which dimension."""
 
     def __init__(self, module: nn.Module, num_tokens: int, num_outputs: int) -> None:
-        """The numbers of the pass that is to be watched; no module may have either as a dimension."""
+        """The token and output counts of the pass that is to be watched; no module may have either as a dimension."""
         self._numbers = (num_tokens, num_outputs)
         self._seen: dict[str, list[Site | None]] = {}
         self._owners = {
@@ -87,7 +87,7 @@ class ModuleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """One pass inside, under hooks that are gone afterwards."""
+        """Watches one pass inside the block; the hooks are gone afterwards."""
         hooks = [m.register_forward_hook(self._watch(path), with_kwargs=True) for path, m in self._owners.items()]
         try:
             yield
@@ -96,7 +96,7 @@ class ModuleWatch:
                 hook.remove()
 
     def observation(self, kv_shape: KVShape) -> Observation:
-        """What was seen."""
+        """The facts seen."""
         sites = {path: found[0] for path, found in self._seen.items() if len(found) == 1 and found[0] is not None}
         owners = {path: owner for path, owner in self._owners.items() if path in sites}
         linears = {path: linear_shape(m) for path, m in owners.items() if isinstance(m, nn.Linear | Conv1D)}
@@ -117,7 +117,7 @@ class ModuleWatch:
 
 @torch.inference_mode()
 def observe(module: PreTrainedModel, device: torch.device) -> Observation:
-    """Run a few tokens and watch: what each layer would cache, and which modules see every token once."""
+    """Runs a few tokens and notes what each layer would cache, and which modules see every token once."""
     keys: dict[int, Tensor] = {}
 
     def attend(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
@@ -143,7 +143,7 @@ def observe(module: PreTrainedModel, device: torch.device) -> Observation:
 
 
 def _is_transposed_stack(module: nn.Module) -> bool:
-    """Experts whose weights lie [expert, in, out]: no checkpoint of that shape is understood here."""
+    """True for experts whose weights lie [expert, in, out]: no checkpoint of that shape is supported."""
     return bool(getattr(module, "is_transposed", False))
 
 

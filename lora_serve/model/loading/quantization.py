@@ -40,14 +40,14 @@ _STORED = {
 
 @dataclass(frozen=True, slots=True)
 class QuantizationPlan:
-    """How to load: what `--dtype` becomes, and `from_pretrained`'s further arguments."""
+    """The way to load: `--dtype` as it results, and further arguments of `from_pretrained`."""
 
     dtype: str  # "auto" or a type's name
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_quantization(config: ModelConfig, hf_config: Any, device: torch.device) -> QuantizationPlan:
-    """Compare the flag with the checkpoint. Raises ConfigError (the flag cannot be followed) and ModelError."""
+    """Compares the flag with the checkpoint. Raises ConfigError (the flag cannot be followed) and ModelError."""
     stored = getattr(hf_config, "quantization_config", None)
     if stored is not None:
         _check_stored(config, stored if isinstance(stored, dict) else stored.to_dict(), device)
@@ -92,12 +92,12 @@ def check_quantized(module: nn.Module, config: ModelConfig) -> None:
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """Whether torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps these weights packed."""
+    """True if torchao (a tensor subclass) or bitsandbytes (a parameter with a state) keeps these weights packed."""
     return _is_torchao(weight) or hasattr(weight, "quant_state") or hasattr(weight, "CB")
 
 
 def resident_bytes(module: nn.Module) -> int:
-    """Bytes that parameters and buffers take in memory: each storage once, quantised weights as they are packed."""
+    """The bytes of parameters and buffers in memory: each storage once, quantised weights as they are packed."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return sum({part.data_ptr(): part.nbytes for tensor in tensors for part in _parts(tensor)}.values())
 
@@ -116,7 +116,7 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
 
 
 def _scales(state: Any) -> Iterator[Tensor]:
-    """What bitsandbytes keeps beside a packed weight; its scales may be quantised in turn (`state2`)."""
+    """The tensors that bitsandbytes keeps beside a packed weight; its scales may be quantised in turn (`state2`)."""
     if state is not None:
         yield from (part for name in ("absmax", "code") if isinstance(part := getattr(state, name, None), Tensor))
         yield from _scales(getattr(state, "state2", None))
@@ -162,7 +162,7 @@ def _check_torchao(asked: str) -> None:
 
 
 def _placed(device: torch.device) -> dict[str, Any]:
-    """On a GPU weights are packed where they stay: moved afterwards, some layouts break."""
+    """Loading arguments that pack weights on the GPU where they stay: moved afterwards, some layouts break."""
     if device.type == "cpu":
         return {}
     if not is_accelerate_available():
@@ -171,7 +171,7 @@ def _placed(device: torch.device) -> dict[str, Any]:
 
 
 def _activation_dtype(config: ModelConfig, device: torch.device) -> str:
-    """int4's kernels are made for bfloat16: on GPUs they know nothing else, on CPUs all else is many times slower."""
+    """The type of activations: int4's kernels on GPUs know bfloat16 only, and on CPUs any other type is far slower."""
     if config.quantization != "int4" or config.dtype == "bfloat16":
         return config.dtype
     if config.dtype == "auto":

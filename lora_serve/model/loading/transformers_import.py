@@ -1,9 +1,9 @@
-"""Imports transformers without what it imports only in case: half of a server's start was such imports.
+"""Imports transformers without the packages that it imports only in case: half of a server's start was such imports.
 
-transformers marks functions for torch's compiler, which loads the whole compiler, and looks at packages that only
+transformers marks functions for torch's compiler, which loads the whole compiler, and looks for packages that only
 other uses of it need. This server compiles nothing. So while transformers is imported those marks do nothing and those
-packages seem to be absent; afterwards everything is as it was, and whoever asks for the compiler gets it. An import
-that does not work this way is made the ordinary way. No other module of this project may be imported before.
+packages seem to be absent; afterwards everything is as before, and code that asks for the compiler gets it. An import
+that fails this way is repeated the ordinary way. No other module of this project may be imported before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _ENTRANCES = ("transformers.modeling_utils", "transformers.models.auto.modeling_
 
 
 def import_transformers(quantization: str, model: str) -> None:
-    """Once per process, before anything else imports it. torchao is left alone if the model may be quantised."""
+    """Imports transformers once per process, before any other import of it. torchao is not hidden if the model may be
+    quantised.
+    """
     hidden = _UNUSED if _may_be_quantized(quantization, model) else _UNUSED + _OF_QUANTIZED
     try:
         with _lean(hidden):
@@ -53,14 +55,14 @@ def _import() -> None:
 
 
 def _known_structure(module_path: str, prefix: str | None = None) -> dict[frozenset[str], dict[str, set[str]]]:
-    """What `transformers.models` offers, of what `transformers` offers: it read all their files once already."""
+    """The index of `transformers.models`, taken from that of `transformers`, which has read all files already."""
     known = vars(sys.modules["transformers"])["_import_structure"]
     of_models = {name: set(what) for name, what in known.items() if name.startswith("models.")}
     return {frozenset(): {name.removeprefix("models."): what for name, what in of_models.items()}}
 
 
 def _may_be_quantized(quantization: str, model: str) -> bool:
-    """A model that is not here yet may be."""
+    """True for a model that is not downloaded yet, too."""
     try:
         config = json.loads((Path(model) / "config.json").read_text())
     except (OSError, ValueError):
@@ -70,9 +72,9 @@ def _may_be_quantized(quantization: str, model: str) -> bool:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """As long as the block lasts, marks for torch's compiler do nothing and do not load it, if nothing has yet.
+    """Inside the block, marks for torch's compiler do nothing and do not load it, unless it is loaded already.
 
-    Anything else that is asked of the compiler fails with ImportError or AttributeError.
+    Any other use of the compiler fails with ImportError or AttributeError.
     """
     if _COMPILER in sys.modules:
         yield
@@ -89,7 +91,7 @@ def without_compiler() -> Iterator[None]:
 
 @contextmanager
 def _lean(hidden: tuple[str, ...]) -> Iterator[None]:
-    """Everything that is changed in other packages while transformers is imported."""
+    """All changes to other packages that hold while transformers is imported."""
     absent = {name: None for name in hidden if name not in sys.modules}
     alone = _replaced(vars(torch.distributed), "is_available", lambda: False)
     with without_compiler(), _standing_in(absent), alone:
@@ -98,7 +100,7 @@ def _lean(hidden: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def _standing_in(modules: Mapping[str, Any]) -> Iterator[None]:
-    """`modules` are what imports of these names find; None: that there is no such package."""
+    """Inside the block imports of these names find `modules`; None: there seems to be no such package."""
     sys.modules.update(modules)
     try:
         yield
@@ -110,7 +112,7 @@ def _standing_in(modules: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """One of a module's names means something else; one that it had not is gone afterwards."""
+    """Inside the block one of a module's names has another value; a name that it had not is removed afterwards."""
     before = {name: names[name]} if name in names else {}
     names[name] = value
     try:
@@ -121,12 +123,12 @@ def _replaced(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
 
 
 def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
-    """What a mark for the compiler leaves of a function: itself."""
+    """The function itself, in the place of its marked form."""
     return function if function is not None else _unmarked
 
 
 class _Compiler(ModuleType):
-    """In the compiler's place: marks that do nothing. Whatever else is asked for ends the lean import."""
+    """Stands for the compiler with marks that do nothing. Any other use of it ends the lean import."""
 
     __path__: list[str] = []
 
@@ -137,5 +139,5 @@ class _Compiler(ModuleType):
 
 
 def _transform_get_item_to_index() -> Any:
-    """The compiler's own, imported when it is first used."""
+    """The compiler's own object, imported when it is first used."""
     return importlib.import_module(_TRACING).TransformGetItemToIndex()

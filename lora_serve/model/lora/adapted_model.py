@@ -1,4 +1,4 @@
-"""The frozen model with its linear layers wrapped for LoRA deltas, and its other modules open to changes of a row."""
+"""The frozen model with its linear layers wrapped for LoRA deltas, and hooks on its other modules for rows' changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lora_serve.model.step.step_context import Step, StepContext
 
 
 class AdaptedModel(Generic[Step]):
-    """What generation and pooling have in common: all that adapters touch."""
+    """The base of generating and pooling models: all modules that adapters touch."""
 
     def __init__(self, loaded: LoadedModel, slots: LoraSlots, config: ModelConfig, context: StepContext[Step]) -> None:
         self.module = loaded.module
@@ -38,7 +38,7 @@ class AdaptedModel(Generic[Step]):
         return self._linears[path]
 
     def parameters_of(self, path: str) -> dict[str, Tensor]:
-        """A module's own parameters, as its checkpoint holds them; a quantised weight is left out."""
+        """A module's own parameters in its checkpoint's form; a quantised weight is left out."""
         if path not in self._linears:
             return dict(self.module.get_submodule(path).named_parameters(recurse=False))
         linear = self._linears[path]
@@ -47,7 +47,7 @@ class AdaptedModel(Generic[Step]):
         return found if bias is None else {**found, "bias": bias}
 
     def embedding_scale(self, path: str) -> float:
-        """What an embedding multiplies its rows by (Gemma 3); 1.0 in most models."""
+        """The factor of an embedding's rows (Gemma 3); 1.0 in most models."""
         return float(getattr(self.module.get_submodule(path), "embed_scale", 1.0))
 
     def _wrap_linears(self, loaded: LoadedModel, kernel: LoraKernel, slots: LoraSlots) -> None:

@@ -1,7 +1,7 @@
-"""What an adapter may do to a module besides a linear layer's low-rank delta: one class per kind.
+"""The effects of an adapter on a module beside a linear layer's low-rank delta: one class per kind.
 
-Each is applied to the tokens of the rows that use it, after the base module has run for all rows, and writes only
-their outputs. `inputs` are the module's own positional arguments, `y` its output, both cut to those tokens.
+Each is applied to the tokens of the rows that use it, after the base module has run for all rows, and writes only their
+outputs. `inputs` are the module's own positional arguments, `y` its output, both cut to those tokens.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lora_serve.model.frozen_linear import FrozenLinear
 
 
 class Change(Protocol):
-    """One adapter's way with one module."""
+    """The effect of one adapter on one module."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its own, the base model's not counted."""
+        """Bytes of the change alone, the base model's not counted."""
 
     def to(self, device: torch.device) -> Change:
-        """The same on a device."""
+        """The change with its tensors on a device."""
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
-        """Change `y` in place. `scale`: the request's own, 1.0 unless adapters are composed."""
+        """Changes `y` in place. `scale`: the request's own, 1.0 unless adapters are composed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class EmbeddingDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """An embedding's rows for some tokens: y = rows[j] where the token is token_ids[j]."""
+    """An embedding's own rows for some tokens: y = rows[j] where the token is token_ids[j]."""
 
     token_ids: Tensor  # [num_rows] int64, ascending
     rows: Tensor  # [num_rows, embedding_dim]
@@ -81,7 +81,7 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """The output head's rows for some tokens: y[token_ids[j]] = x rows[j]^T."""
+    """The output head's own rows for some tokens: y[token_ids[j]] = x rows[j]^T."""
 
     token_ids: Tensor  # [num_rows] int64
     rows: Tensor  # [num_rows, in_features]
@@ -101,10 +101,10 @@ class HeadRows:
 
 
 class Twin:
-    """The base module's own code with the adapter's parameters: y = module(x; parameters)."""
+    """A copy of the base module with parameters of the adapter's: y = module(x; parameters)."""
 
     def __init__(self, module: nn.Module, parameters: Mapping[str, Tensor | LowRankWeight]) -> None:
-        """`module`'s other parameters and its children are shared with it, not copied."""
+        """`module`'s other parameters and its children are shared, not copied."""
         self._source = module
         self._parameters = {name: _as_in(module, name, parameter) for name, parameter in parameters.items()}
         self._module = _twin_of(module, self._parameters)
@@ -125,7 +125,7 @@ class Twin:
 class LowRankWeight:
     """A weight W + scale * B^T A that is never formed: `F.linear` on it computes both products.
 
-    Indexing takes one expert's weight out of a stack of them. To torch it is an argument that overrides functions
+    Indexing takes one expert's weight out of a stack. To torch it is an argument that overrides functions
     (https://docs.pytorch.org/docs/stable/notes/extending.html, "duck typing").
     """
 
@@ -161,7 +161,7 @@ class LowRankWeight:
 
 
 def _as_in(module: nn.Module, name: str, parameter: Tensor | LowRankWeight) -> Tensor | LowRankWeight:
-    """A parameter in the type of the module's own."""
+    """The parameter in the type of the module's own."""
     return parameter.to(module.get_parameter(name).dtype) if isinstance(parameter, Tensor) else parameter
 
 
@@ -191,7 +191,8 @@ def _tensors(value: Tensor | tuple[Tensor, ...]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedWeights:
-    """A layer that an adapter trained in full (modules_to_save), in host memory; `to` makes the `ReplacedLinear` of it.
+    """A linear layer that an adapter trained in full (modules_to_save), in host memory; `to` makes the `ReplacedLinear`
+    of it.
 
     An output head may have more or fewer rows than the base's (a resized vocabulary), and then its own bias.
     """
@@ -204,7 +205,7 @@ class ReplacedWeights:
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     def to(self, device: torch.device) -> ReplacedLinear:
-        """Laid out for the device's products, which takes a while: on a CPU it is done by the loader already."""
+        """The layer laid out for the device's products, which takes a while: on a CPU the loader does it."""
         weight = self.parameters["weight"].t() if self.base.is_transposed else self.parameters["weight"]
         bias = self.parameters.get("bias", self.base.bias)
         source = nn.Linear(self.base.in_features, len(weight), bias=False, device="meta")

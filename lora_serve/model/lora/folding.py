@@ -1,6 +1,7 @@
-"""From what the trainer saved to what the slots need: whatever depends on the frozen base is worked in once, here.
+"""Turns an adapter as it was saved into the form of the device slots, with everything that depends on the base worked
+in.
 
-Called by the loaders' threads; it reads the base and changes nothing of it.
+Called by the loaders' threads; reads the base and changes nothing of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they 
 
 @torch.inference_mode()
 def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
-    """`saved` as this base needs it, in pinned memory if the base is on a GPU."""
+    """The host adapter of `saved` for this base, in pinned memory if the base is on a GPU."""
     changes: dict[str, list[Change]] = {}
     for path, parameters in saved.parameters.items():
         if (own := _own(base, path, parameters)) is not None:
@@ -71,7 +72,7 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
 
 
 def _linear(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> LinearDelta:
-    """`device`: the base's; what comes of it stays in host memory."""
+    """A linear layer's delta in host memory. `device`: the base's."""
     if saved.output_gain is not None:
         return LinearDelta(None, None, 0.0, saved.output_gain)
     gain = None if saved.magnitude is None else _dora_gain(saved, base, device)
@@ -83,7 +84,7 @@ def _linear(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> Lin
 
 
 def _shift(saved: SavedLinear, bias: Tensor | None, gain: Tensor | None) -> Tensor | None:
-    """What is added once y = W x + bias has been multiplied by gain: DoRA rescales W x alone (its section 4)."""
+    """The vector added once y = W x + bias has been multiplied by gain: DoRA rescales W x alone (its section 4)."""
     shift = None if saved.lora_bias is None else saved.lora_bias * saved.scale
     new = bias if saved.bias is None else saved.bias
     if new is None or (gain is None and saved.bias is None):
@@ -108,7 +109,7 @@ def _dora_gain(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> 
 
 
 def _embedding(base: AdaptedModel[Any], path: str, saved: SavedEmbedding) -> EmbeddingDelta:
-    """A scaled embedding multiplies the delta as it does its own rows."""
+    """An embedding's delta; a scaled embedding multiplies it like its own rows."""
     scale = saved.scale * base.embedding_scale(path)
     if saved.magnitude is None:
         return EmbeddingDelta(saved.a, saved.b, scale)
@@ -121,7 +122,7 @@ def _embedding(base: AdaptedModel[Any], path: str, saved: SavedEmbedding) -> Emb
 
 
 def _own(base: AdaptedModel[Any], path: str, parameters: Mapping[str, Tensor]) -> Change | None:
-    """The module with parameters of its own; None if they are the base's after all (saved beside what was trained)."""
+    """The module with the adapter's own parameters; None if they equal the base's, saved beside the trained ones."""
     originals = base.parameters_of(path)
     if all(_is_same(tensor, originals.get(name)) for name, tensor in parameters.items()):
         return None
@@ -138,7 +139,7 @@ def _own(base: AdaptedModel[Any], path: str, parameters: Mapping[str, Tensor]) -
 
 
 def _changed_rows(table: Tensor, original: Tensor) -> Tensor:
-    """The ids whose rows are not the base's, those that the base does not have among them."""
+    """The ids whose rows differ from the base's, ids that the base does not have included."""
     common = min(len(table), len(original))
     differs = torch.ones(len(table), dtype=torch.bool)
     differs[:common] = (table[:common].to(original.device, original.dtype) != original[:common]).any(1).cpu()
@@ -146,7 +147,7 @@ def _changed_rows(table: Tensor, original: Tensor) -> Tensor:
 
 
 def _rows(base: AdaptedModel[Any], path: str, ids: Tensor, table: Tensor) -> Change | None:
-    """PEFT saves a resized model's tables whole, however few of their rows were trained."""
+    """The few changed rows of a table: PEFT saves a resized model's tables whole, however few rows were trained."""
     if len(ids) == 0:
         return None  # a shorter table of the base's own rows
     if path == base.spec.output_head:
@@ -159,7 +160,7 @@ def _is_same(tensor: Tensor, original: Tensor | None) -> bool:
 
 
 def _weight(module: nn.Module, name: str, delta: SavedDelta) -> LowRankWeight:
-    """A stack of experts' weights keeps its first dimension, a matrix loses the one of its only delta."""
+    """The delta of a module's weight: a stack of experts' weights keeps its first dimension, a matrix loses it."""
     parameter = module.get_parameter(name)
     is_stack = parameter.dim() == 3
     return LowRankWeight(

@@ -1,4 +1,7 @@
-"""An adapter in host memory, ready for a device slot: what it does to each module, the base's part worked in."""
+"""An adapter in host memory, ready for a device slot: its effect on each module, with the base's part worked in.
+
+The low-rank tensors may lie in one piece of memory, an arena, so that a copy, a read or a hash is one call.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from lora_serve.model.lora.changes import Change
 
 @dataclass(frozen=True, slots=True)
 class LinearDelta:
-    """One linear layer's y [n, out] = gain * y + shift + scale * (x [n, in] A^T) B; None: one, or zero.
+    """y [n, out] = gain * y + shift + scale * (x [n, in] A^T) B of one linear layer; None stands for one, or zero.
 
-    gain is DoRA's magnitude over norm, shift what trained biases add.
+    gain is DoRA's magnitude over norm, shift the sum of trained biases.
     """
 
     a: Tensor | None  # [rank, in_features], contiguous
@@ -35,7 +38,7 @@ class LinearDelta:
         return sum(t.nbytes for t in (self.a, self.b, self.gain, self.shift) if t is not None)
 
     def to(self, device: torch.device) -> LinearDelta:
-        """The same on a device; on the CPU the same tensors."""
+        """The delta with its tensors on a device; on the CPU the same tensors."""
         moved = (None if t is None else t.to(device) for t in (self.a, self.b, self.gain, self.shift))
         a, b, gain, shift = moved
         return LinearDelta(a, b, self.scale, gain, shift)
@@ -43,7 +46,7 @@ class LinearDelta:
 
 @dataclass(frozen=True, slots=True)
 class SlotColumns:
-    """An adapter as the slot tables hold it: one number per linear layer and table, [num_modules] each.
+    """An adapter in the slot tables' form: one number per linear layer and table, [num_modules] each.
 
     Made on a loader's thread, so that loading a slot is a copy of seven columns.
     """
@@ -59,7 +62,7 @@ class SlotColumns:
 
     @staticmethod
     def of(deltas: Sequence[LinearDelta | None]) -> SlotColumns:
-        """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: it is left alone."""
+        """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: the layer is not adapted."""
         rows = [_NOTHING if delta is None else _row(delta) for delta in deltas]
         a, b, gain, shift, rank, scale, is_bfloat16 = zip(*rows, strict=True)
         return SlotColumns(
@@ -90,7 +93,7 @@ class HostAdapter:
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of its own."""
+        """Bytes of host memory."""
         changes = sum(change.num_bytes for table in self.changes.values() for change in table)
         return changes + sum(delta.num_bytes for delta in self.deltas.values())
 
@@ -115,7 +118,7 @@ ALIGNMENT = 64  # bytes: a cache line
 
 
 def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> HostAdapter:
-    """The same adapter with its linear layers' tensors in one arena. `pin`: in memory that a GPU reads by itself.
+    """The adapter with its linear layers' tensors in one arena. `pin`: in memory that a GPU reads by itself.
 
     `linears`: every linear layer of the base, as in ModelSpec. Pinning was not run on a GPU yet.
     """
@@ -131,7 +134,7 @@ def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> Host
 
 
 def laid_out(tensors: Iterable[Tensor], start: int = 0) -> tuple[list[int], int]:
-    """The offset of each, aligned, one after another from `start` on; and where the last ends, aligned."""
+    """The aligned offset of each tensor, one after another from `start` on; and the aligned end of the last."""
     offsets, position = [], aligned(start)
     for tensor in tensors:
         offsets.append(position)
@@ -144,12 +147,12 @@ def aligned(position: int) -> int:
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """A contiguous tensor's memory as a flat numpy array of bytes; nothing is copied."""
+    """The memory of a contiguous tensor as a flat numpy array of bytes; nothing is copied."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def moved_deltas(deltas: Sequence[LinearDelta | None], arena: Tensor, device: torch.device) -> list[LinearDelta | None]:
-    """`deltas`, whose tensors lie in `arena`, in a copy of it on `device`, which may still be under way on return."""
+    """The deltas, whose tensors lie in `arena`, in a copy of it on `device`, which may still be under way on return."""
     moved = arena.to(device, non_blocking=True, copy=True)
     typed = {dtype: moved.view(dtype) for dtype in {tensor.dtype for tensor in _tensors(filter(None, deltas))}}
     return [
@@ -168,7 +171,7 @@ def _tensors(deltas: Iterable[LinearDelta]) -> Iterator[Tensor]:
 
 
 def _with_tensors(delta: LinearDelta, tensors: Iterator[Tensor]) -> LinearDelta:
-    """`delta` with other tensors in the places of its own, in the order of `_tensors`."""
+    """The delta with other tensors in the places of its own, in the order of `_tensors`."""
     a, b, gain, shift = (None if t is None else next(tensors) for t in (delta.a, delta.b, delta.gain, delta.shift))
     return LinearDelta(a, b, delta.scale, gain, shift)
 

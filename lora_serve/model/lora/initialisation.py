@@ -1,7 +1,7 @@
-"""Takes back what PiSSA and OLoRA did to the base's weights before the training: the adapter then fits the base itself.
+"""Rewrites PiSSA and OLoRA adapters, which changed the base's weights before the training, for the base as it is.
 
 Both start from A0, B0 made of the weight and train against W - s B0 A0. PEFT repeats that whenever it loads such a
-checkpoint; here the base is shared and stays as it is. Against it the adapter is s (B A - B0 A0): exact, but of twice
+checkpoint; here the base is shared and stays unchanged. Against it the adapter is s (B A - B0 A0): exact, but of twice
 the rank.
 """
 
@@ -23,10 +23,10 @@ from lora_serve.model.lora.adapted_model import AdaptedModel
 
 @torch.inference_mode()
 def undo(saved: SavedAdapter, init: str, check: Callable[[], None], base: AdaptedModel[Any]) -> SavedAdapter:
-    """`saved` as a LoRA of the base as it is, each rank doubled. `init`: "pissa" or "olora".
+    """`saved` as a LoRA of the unchanged base, each rank doubled. `init`: "pissa" or "olora".
 
-    `check`: called before each layer; ends the work by what it raises. What had no such start is filled up with
-    zeros. Raises InvalidAdapterError.
+    `check`: called before each layer; ends the work by what it raises. Layers without such an initialisation are filled
+    up with zeros. Raises InvalidAdapterError.
     """
     if reasons := list(_reasons(saved, init, base)):
         raise InvalidAdapterError(reasons)
@@ -40,7 +40,7 @@ def undo(saved: SavedAdapter, init: str, check: Callable[[], None], base: Adapte
 
 
 def _is_relative(saved: SavedAdapter, path: str) -> bool:
-    """PEFT initialises no bias and no embedding, and the changed weight of a head it saves and keeps."""
+    """True for layers that PEFT initialises: no bias, no embedding, and no head whose changed weight is saved whole."""
     return saved.linears[path].a is not None and "weight" not in saved.parameters.get(path, {})
 
 

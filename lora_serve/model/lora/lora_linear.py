@@ -1,4 +1,6 @@
-"""A base layer with every row's own delta beside it (Hu et al., 2021, arXiv 2106.09685)."""
+"""The layers that apply adapters: a base layer with every row's own delta beside it (Hu et al., 2021, arXiv
+2106.09685), and a hook for modules of other kinds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from lora_serve.model.step.vocabularies import StepVocabularies
 
 
 class LoraLinear(nn.Module):
-    """y = base(x), then for each token what its adapters make of y: see `LoraKernel` and `Change`."""
+    """y = base(x), then the effect of each token's adapters on y: see `LoraKernel` and `Change`."""
 
     def __init__(
         self,
@@ -30,7 +32,7 @@ class LoraLinear(nn.Module):
         sees_outputs: bool,
         is_output_head: bool,
     ) -> None:
-        """`changes`: by slot, kept up to date by `LoraSlots`. `sees_outputs`: its inputs are not the step's tokens."""
+        """`changes`: by slot, kept up to date by `LoraSlots`. `sees_outputs`: the inputs are not the step's tokens."""
         super().__init__()
         self.base = base
         self.module = module
@@ -51,7 +53,7 @@ class LoraLinear(nn.Module):
         return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
 
     def adapt(self, y: Tensor, x: Tensor) -> None:
-        """What adapters make of y [tokens, out], the base's outputs for x [tokens, in]; in place."""
+        """Applies adapters to y [tokens, out], the base's outputs for x [tokens, in]; in place."""
         step: AdapterStep = self._context.step
         for tokens in step.lora_logits if self._sees_outputs else step.lora:
             if self._changes:
@@ -59,7 +61,7 @@ class LoraLinear(nn.Module):
             self.kernel.add(y, x, self.module, tokens)
 
     def _resized(self, y: Tensor, x: Tensor, step: AdapterStep) -> Tensor:
-        """y [1, num_logits, width]: adapters with as many rows as they like have nothing here but changes."""
+        """y [1, num_logits, width]: adapters with their own number of rows have only changes here."""
         assert step.vocabularies is not None
         y = F.pad(y, (0, step.vocabularies.width - y.shape[-1]))
         for tokens in step.lora_logits:
@@ -80,7 +82,7 @@ class LoraLinear(nn.Module):
 
 
 class ChangedModule:
-    """A forward hook: the base module has run for all rows; the outputs of rows with changes are put right."""
+    """A forward hook for norms, embeddings, routers and experts: corrects the outputs of rows with changes."""
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class ChangedModule:
         *,
         reads_token_ids: bool = False,
     ) -> None:
-        """`changes`: by slot, kept up to date by `LoraSlots`. `reads_token_ids`: it is the input embedding."""
+        """`changes`: by slot, kept up to date by `LoraSlots`. `reads_token_ids`: the module is the input embedding."""
         self._site = site
         self._changes = changes
         self._context = context

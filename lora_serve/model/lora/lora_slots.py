@@ -1,13 +1,13 @@
-"""The pool of device slots: adapters' weights by slot index, at their true rank. Who owns which slot is decided in
-`engine/adapters/slots.py`; this file only stores bytes and refuses a row whose slot has changed under it.
+"""The pool of device slots: adapters' weights by slot index, at their true rank. `engine/adapters/slots.py` decides
+which adapter owns which slot; this file stores bytes and refuses a row whose slot has changed under it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +19,12 @@ from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, moved_deltas
 
 
-class CopyStream(Protocol):
-    """Copies in the background; whoever needs a copy waits for its event."""
+class CopyStream:
+    """The CUDA stream on which adapters are copied beside the computation; the computation waits for a copy's event.
 
-    def copying(self) -> AbstractContextManager[Any]:
-        """What is enqueued within runs beside the computation. Yields the event of its end, set when it leaves."""
-
-    def wait(self, event: Any) -> None:
-        """What is computed from now on comes after the event; the calling thread itself does not wait."""
-
-
-class CudaCopyStream:
-    """See `CopyStream`. Not run on a GPU yet: the tests use a stream of their own in its place.
-
-    A copy comes after all that was enqueued for computation before it: memory of a slot that was cleared may be given
-    out again for the copy while a kernel that still reads it is under way.
+    A copy comes after all computation that was enqueued before it: memory of a slot that was cleared may be given out
+    again for the copy while a kernel that still reads it is under way. Not run on a GPU yet: the tests use a stream of
+    their own in its place.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,7 +33,7 @@ class CudaCopyStream:
 
     @contextmanager
     def copying(self) -> Iterator[Any]:
-        """See `CopyStream`."""
+        """Copies enqueued within run beside the computation. Yields the event of their end, set when the block ends."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -50,23 +41,24 @@ class CudaCopyStream:
             event.record(self._stream)
 
     def wait(self, event: Any) -> None:
-        """See `CopyStream`."""
+        """Makes later computation wait for the event; the calling thread itself does not wait."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
-    """The device's; None on the CPU, where nothing is copied."""
-    return CudaCopyStream(device) if device.type == "cuda" else None
+    """The device's copy stream; None on the CPU, where nothing is copied."""
+    return CopyStream(device) if device.type == "cuda" else None
 
 
 RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
 
 
 class SlotRecords:
-    """[num_slots, num_modules, RECORD_WORDS] int64, 64 bytes per record: what a program needs of a layer's adapter.
+    """The slots' tables on the device, [num_slots, num_modules, RECORD_WORDS] int64: 64 bytes per slot and linear
+    layer.
 
-    A slot's new content is one copy that joins the queue of the stream it is made on; the memory stays where it is,
-    so that captured graphs go on reading it. Only growth moves it, which `tensor` shows by being another object.
+    A slot's new content is one copy that joins the queue of the stream it is made on; the memory stays in place, so
+    that captured graphs go on reading it. Only growth moves it, and then `tensor` is another object.
     """
 
     def __init__(self, num_slots: int, num_modules: int, device: torch.device) -> None:
@@ -98,7 +90,7 @@ def packed(columns: SlotColumns) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SlotTables:
-    """Where each slot's weights lie, for kernels that follow addresses; every table is [num_modules, num_slots]."""
+    """The addresses of each slot's weights, for kernels that follow them; every table is [num_modules, num_slots]."""
 
     a: Tensor  # int64 addresses of A [rank, in]; 0: nothing of low rank
     b: Tensor  # int64 addresses of B [rank, out]
@@ -143,7 +135,7 @@ class SlotTables:
 
 
 class LoraSlots:
-    """Slots of adapters, each what the adapter does to every linear layer; as many as were ever loaded at once.
+    """The slots, each the effect of its adapter on every linear layer; as many as were ever loaded at once.
 
     On the CPU a slot refers to the host tensors (device and host memory are the same bytes); on a GPU it copies them,
     on a stream of its own, and the computation waits for a copy only where a row uses the slot (see `check`).
@@ -172,11 +164,10 @@ class LoraSlots:
 
     @property
     def num_slots(self) -> int:
-        """There is room for."""
         return self.tables.num_slots
 
     def load(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        """Put `adapter` into the slot in place of whatever was there. Its copy may still be under way on return."""
+        """Puts `adapter` into the slot in place of its present one. The copy may still be under way on return."""
         assert adapter.digest == slot.digest, "the table and the pool disagree about a digest"
         self._reach(slot.index)
         self.clear(slot.index)
@@ -192,7 +183,7 @@ class LoraSlots:
         self._owners[slot.index] = slot
 
     def clear(self, index: int) -> None:
-        """Forget the slot's weights; their bytes are free when nothing else refers to them."""
+        """Forgets the slot's weights; their bytes are free when nothing else refers to them."""
         if index >= self.tables.num_slots:
             return
         self._owners[index] = None
@@ -207,9 +198,9 @@ class LoraSlots:
             table.pop(index, None)
 
     def check(self, slot: SlotRef) -> None:
-        """Raise InternalError unless the slot still holds exactly this digest in this generation.
+        """Raises InternalError unless the slot still holds exactly this digest in this generation.
 
-        What is computed after a check comes after the slot's copy.
+        Work enqueued after a check comes after the slot's copy.
         """
         if slot.index >= len(self._owners) or self._owners[slot.index] != slot:
             raise InternalError(
@@ -234,15 +225,15 @@ class LoraSlots:
         return self._records
 
     def has_changes(self, slot: int) -> bool:
-        """Whether the slot's adapter does more than `LinearDelta`s: changes of modules, or a vocabulary of its own."""
+        """True if the slot's adapter does more than `LinearDelta`s: changes of modules, or a vocabulary of its own."""
         return slot in self._with_changes
 
     def vocab_size(self, slot: int) -> int:
-        """How many tokens the slot's adapter knows; 0: those of the base model."""
+        """The number of tokens that the slot's adapter knows; 0: those of the base model."""
         return self._vocab_sizes[slot]
 
     def changes_of(self, path: str) -> Mapping[int, tuple[Change, ...]]:
-        """What each slot changes in a module: a table that stays the same object and is kept up to date."""
+        """The changes of a module by slot: a table that stays the same object and is kept up to date."""
         return self._changes.setdefault(path, {})
 
     def _reach(self, index: int) -> None:
@@ -277,7 +268,7 @@ class LoraSlots:
             self._changes.setdefault(path, {})[index] = tuple(change.to(self.device) for change in changes)
 
     def _columns(self, adapter: HostAdapter) -> SlotColumns:
-        """Those of the adapter on the CPU; those of its copy otherwise."""
+        """The adapter's columns on the CPU; those of its copy on a GPU."""
         if self._stream is None and adapter.columns is not None:
             return adapter.columns
         unknown = adapter.deltas.keys() - self.module_index.keys()

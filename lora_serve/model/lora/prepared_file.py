@@ -1,10 +1,10 @@
-"""A plain LoRA as one flat file, so that loading it again is one read, one hash and views: little Python, little GIL.
+"""A plain LoRA as one flat file, so that loading it again is one read, one hash and views, with little Python and GIL.
 
     magic [8] | SHA-256 of all that follows [32] | length of the header, u64 little-endian [8] | header | arena
 
 The header is JSON: {"digest", "base", "rank", "modules": [[path, dtype, rank, scale, offset of A, offset of B], ...]},
-offsets in bytes from the file's start; everything in the arena is aligned. The file is a cache: the adapter's own files
-and their digest stay what counts, and whatever is wrong with it only means that they are read again.
+offsets in bytes from the file's start; everything in the arena is aligned. The file is a cache: whatever is wrong with
+it only means that the adapter's own files are read again.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class NotPreparedError(Exception):
-    """The file is not what was written: torn, of another format or of another adapter."""
+    """The file is torn, of another format or of another adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBase:
-    """The base model, as far as a prepared file is for it."""
+    """The facts of the base model that a prepared file depends on."""
 
     fingerprint: str
     linears: Mapping[str, LinearShape]
 
     @staticmethod
     def of(spec: ModelSpec) -> PreparedBase:
-        """Once per process: the fingerprint takes a millisecond to work out."""
+        """Called once per process: the fingerprint takes a millisecond to work out."""
         return PreparedBase(spec.fingerprint, spec.linears)
 
 
 def file_name(adapter: AdapterRef, base: PreparedBase) -> str:
-    """What is kept for one base and one rank (to which other kinds are converted) beside the adapter's own files."""
+    """The name of the file for one base and one rank (to which other kinds are converted) beside the adapter's own
+    files.
+    """
     facts = repr((base.fingerprint, adapter.rank)).encode()
     return f"prepared-{hashlib.sha256(facts).hexdigest()[:16]}"
 
@@ -81,7 +83,7 @@ def pack(adapter: HostAdapter, base: PreparedBase) -> memoryview:
 
 
 def read(path: Path, *, pin: bool) -> Tensor:
-    """The file's bytes, uint8, in memory of our own; `pin`: that a GPU reads by itself. Raises OSError."""
+    """The file's bytes, uint8, in memory of its own; `pin`: that a GPU reads by itself. Raises OSError."""
     with open_regular(path) as file:
         arena = torch.empty(size_of(file), dtype=torch.uint8, pin_memory=pin)
         for _ in filled(file, memoryview(bytes_of(arena))):
@@ -90,7 +92,7 @@ def read(path: Path, *, pin: bool) -> Tensor:
 
 
 def verify(file: Tensor) -> None:
-    """Raises NotPreparedError unless it is whole."""
+    """Raises NotPreparedError unless the file is whole."""
     content = memoryview(bytes_of(file))
     if len(content) < _START or len(content) % ALIGNMENT or content[:8] != _MAGIC:
         raise NotPreparedError("it is no such file")
@@ -99,7 +101,7 @@ def verify(file: Tensor) -> None:
 
 
 def unpack(file: Tensor, adapter: AdapterRef, base: PreparedBase) -> HostAdapter:
-    """The adapter in a file that was verified; its tensors are views. Raises NotPreparedError."""
+    """The adapter of a verified file; its tensors are views. Raises NotPreparedError."""
     try:
         return _unpack(file, adapter, base)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:

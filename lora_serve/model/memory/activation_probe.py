@@ -1,6 +1,6 @@
-"""Learns what steps need beside weights and KV: a few small steps of different shapes, each one's peak measured.
+"""Learns the memory that steps need beside weights and KV: small steps of different shapes, each one's peak measured.
 
-Each probe is large in one feature of the load, and its whole peak is put down to that feature: an upper bound, as the
+Each probe is large in one feature of the load, and its whole peak is attributed to that feature: an upper bound, as the
 peaks of different layers never add up. A margin covers what the allocator rounds.
 """
 
@@ -27,7 +27,7 @@ _SAMPLED = SampleInput(SamplingParams(temperature=0.7, top_p=0.9, top_k=8, logpr
 
 @dataclass(frozen=True, slots=True)
 class ActivationProbe:
-    """`block`: a KV block that is nobody's; every probe row reads and writes it over and over."""
+    """`block`: an unused KV block, which every probe row reads and writes over and over."""
 
     run: Callable[[Batch], list[RowOutput]]
     spec: ModelSpec
@@ -37,7 +37,7 @@ class ActivationProbe:
     max_tokens: int  # of a step
 
     def learn(self, adapter: RowAdapter | None) -> ActivationModel:
-        """`adapter`: one that is in a slot, None: none."""
+        """Measures with and without `adapter`, one that is in a slot; None: without only."""
         adapters = () if adapter is None else (adapter,)
         most = _CUDA_TOKENS if self.device.type == "cuda" else _CPU_TOKENS
         num_tokens = max(2, min(most, self.max_tokens, self.spec.max_model_len))
@@ -69,14 +69,14 @@ class ActivationProbe:
         )
 
     def _of_pooling(self, num_tokens: int, adapters: tuple[RowAdapter, ...]) -> ActivationModel:
-        """What is pooled is one row of all its tokens, and reads no cache."""
+        """The model of pooling: a pooled row has all its tokens at once, and reads no cache."""
         one, many = (Row(0, (0,) * n, 0, (), adapters, None, None, pool=PoolingParams()) for n in (1, num_tokens))
         self._peak(one)
         fixed, tokens = self._peak(one), self._peak(many)
         return _with_margin(ActivationModel(fixed, (tokens - fixed) / num_tokens))
 
     def _row(self, sequence_id: int, count: int, keys: int, adapters: tuple[RowAdapter, ...] = ()) -> Row:
-        """The last `count` of `keys` tokens."""
+        """A row of the last `count` of `keys` tokens."""
         table = (self.block,) * -(-keys // self.block_size)
         return Row(sequence_id, (0,) * count, keys - count, table, adapters, _SAMPLED, None)
 

@@ -27,7 +27,7 @@ _MAX_ADAPTER_SHARE = 0.25  # and at most this share of what weights and steps le
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What was found out about the device, bytes."""
+    """The device's memory in bytes, as it was found."""
 
     is_cuda: bool
     limit: int  # for all that is ours
@@ -74,7 +74,7 @@ def largest_step(spec: ModelSpec, config: EngineConfig) -> MemoryLoad:
 def _num_blocks(
     facts: DeviceFacts, spec: ModelSpec, config: EngineConfig, activations: ActivationModel, room: int
 ) -> int:
-    """How many blocks budget and room pay for; at least one sequence of full length must fit."""
+    """The number of blocks that budget and room pay for; at least one sequence of full length must fit."""
     per_sequence = -(-spec.max_model_len // config.block_size)
     wanted = per_sequence * config.batch.max_num_seqs
     share = _CUDA_SHARE if facts.is_cuda else _CPU_SHARE
@@ -115,7 +115,7 @@ class MemorySetup:
     config: EngineConfig
 
     def run(self, num_slots: int, adapter_bytes: int | None) -> MemoryPlan:
-        """Measure, share out, and give the pool its blocks."""
+        """Measures, shares out, and gives the pool its blocks."""
         spec, cache = self.base.spec, self.cache
         activations = self._learn()
         is_cuda = self.base.device.type == "cuda"
@@ -156,7 +156,7 @@ class MemorySetup:
         )
 
     def _copy_seconds(self) -> float:
-        """Of one block to host memory or back, the best of a few."""
+        """The time of copying one block to host memory or back, the best of a few."""
         copy = (BlockCopy(self._spare_block(), 0),)
         seconds = []
         for _ in range(_COPIES):

@@ -38,7 +38,7 @@ def load_library(source: Path) -> ctypes.CDLL:
 
 
 def why_not(source: Path, device: torch.device) -> str | None:
-    """Why `source` cannot serve tensors of `device`; None: it can."""
+    """The reason why `source` cannot serve tensors of `device`; None: it can."""
     if device.type != "cpu":
         return "runs on the CPU only"
     return problem(source)
@@ -46,7 +46,9 @@ def why_not(source: Path, device: torch.device) -> str | None:
 
 @functools.cache
 def problem(source: Path) -> str | None:
-    """Why `source` cannot be loaded; None: it is. Tried once: what fails would fail at every layer of a model."""
+    """The reason why `source` cannot be loaded; None: it is. Tried once: a failure would repeat at every layer of a
+    model.
+    """
     try:
         load_library(source)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
@@ -55,7 +57,7 @@ def problem(source: Path) -> str | None:
 
 
 def _compile(source: Path, target: Path, runtime: list[Path]) -> None:
-    """Compile into a temporary file and rename, so that two servers starting at once do not meet half a file.
+    """Compiles into a temporary file and renames it, so that two servers starting at once never read half a file.
 
     Linked with torch's own OpenMP runtime: a second one would fight it for the cores. Without it: one thread.
     """
@@ -76,7 +78,7 @@ def _compile(source: Path, target: Path, runtime: list[Path]) -> None:
 
 
 def _cpu_flags() -> str:
-    """What `-march=native` depends on, so that a cache folder shared by unlike machines stays right."""
+    """The processor's features, on which `-march=native` depends: unlike machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

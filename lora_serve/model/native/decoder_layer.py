@@ -47,7 +47,7 @@ class Norm(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """What of a decoder layer is the model's."""
+    """The model's part of a decoder layer: weights, norms and shapes."""
 
     _fields_ = (
         *((name, Weight) for name in ("joined_attention", "output", "joined_mlp", "down")),
@@ -66,7 +66,7 @@ class Pass(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """What of a step all layers read."""
+    """The part of a step that all layers read."""
 
     _fields_ = (
         *((name, _SIZE) for name in ("tokens", "num_passes", "rotated", "num_attention_pieces", "most_tokens")),
@@ -85,5 +85,4 @@ def load() -> tuple[Any, Any]:
 
 
 def array_of(kind: type[Any], items: Sequence[Any]) -> Any:
-    """A C array."""
     return (kind * len(items))(*items)

@@ -1,4 +1,4 @@
-"""`layers.c`: what stands between the products of a decoder layer. All tensors are float32 on the CPU."""
+"""`layers.c`: the kernels between the products of a decoder layer. All tensors are float32 on the CPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LayerKernels:
 
     @staticmethod
     def load() -> LayerKernels:
-        """Raises OSError, see `compiler.load_library`."""
+        """Compiles and loads the file. Raises OSError, see `compiler.load_library`."""
         library = compiler.load_library(_SOURCE)
         functions = library.rms_norm, library.gated, library.rotate_store
         for function, arguments in zip(functions, (_NORM, _GATED, _ROTATE), strict=True):
@@ -62,7 +62,8 @@ class LayerKernels:
     def rotate_store(
         self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, places: Tensor, pools: tuple[Tensor, Tensor]
     ) -> None:
-        """Rotate q [tokens, heads, size] in place; k rotated and v into `pools` [..., kv_heads, size] at `places`.
+        """Rotates q [tokens, heads, size] in place; writes rotated k and v to `pools` [..., kv_heads, size] at
+        `places`.
 
         k, v [tokens, kv_heads, size]; each head's floats lie together. cos, sin [tokens, rotated], contiguous.
         """
@@ -74,7 +75,7 @@ class LayerKernels:
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why these functions cannot serve a model; None: they can."""
+    """The reason why these functions cannot serve a model; None: they can."""
     if dtype != torch.float32:
         return f"knows float32, not {dtype}"
     return compiler.why_not(_SOURCE, device)

@@ -29,7 +29,7 @@ class PackedLinear:
 
     @staticmethod
     def of(weight: Tensor) -> PackedLinear:
-        """Lay out weight [out, in] float32: in bfloat16 if every one of its numbers is one. Raises OSError."""
+        """Lays out weight [out, in] float32: in bfloat16 if every number of it is one. Raises OSError."""
         library = _library()
         panels = _packed(library, weight.contiguous(), torch.int32)
         if panels is None:
@@ -42,7 +42,7 @@ class PackedLinear:
         return self.panels.dtype == torch.int32
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [..., in] W^T + bias [out] -> [..., out], all float32; each row's bits are its own alone."""
+        """x [..., in] W^T + bias [out] -> [..., out], all float32; each row's bits do not depend on other rows."""
         assert x.dtype == torch.float32, f"an input of {x.dtype}"
         flat = x.reshape(-1, x.shape[-1])
         if flat.stride(-1) != 1:
@@ -83,7 +83,7 @@ def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice,
 
 
 def why_not(weight: Tensor) -> str | None:
-    """Why a weight cannot be laid out so; None: it can."""
+    """The reason why a weight cannot be packed; None: it can."""
     if weight.dtype != torch.float32:
         return f"multiplies float32, not {weight.dtype}"
     if weight.numel() == 0:
@@ -92,7 +92,6 @@ def why_not(weight: Tensor) -> str | None:
 
 
 def _in_huge_pages(panels: Tensor) -> Tensor:
-    """A contiguous copy."""
     return _empty_in_huge_pages(panels.shape, panels.dtype).copy_(panels)
 
 

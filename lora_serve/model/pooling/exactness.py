@@ -1,4 +1,4 @@
-"""Whether rows laid out together give what the plain model gives for each row alone."""
+"""Checks that rows laid out together give what the plain model gives for each row alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def probe_rows(vocab_size: int, has_types: bool) -> tuple[PoolingRow, ...]:
 def plain_answers(
     module: PreTrainedModel, plan: PoolingPlan, rows: Sequence[PoolingRow], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """By the untouched model, one row at a time: logits, or embeddings."""
+    """The untouched model's answers, one row at a time: logits, or embeddings."""
     return tuple(_plain_answer(module, plan, row, device) for row in rows)
 
 
@@ -52,12 +52,12 @@ def _plain_answer(module: PreTrainedModel, plan: PoolingPlan, row: PoolingRow, d
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The part of an answer's largest number by which it may be off."""
+    """The allowed error, as a part of an answer's largest number."""
     return _TOLERANCE[dtype]
 
 
 def is_exact(answers: Tensor, expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """answers [num_rows, width]."""
+    """True if answers [num_rows, width] are within the tolerance of the expected ones."""
     plain = torch.stack(list(expected))
     worst = (answers - plain).abs().max() / plain.abs().max().clamp_min(1e-6)
     return bool(worst <= tolerance(dtype))

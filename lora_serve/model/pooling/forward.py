@@ -1,8 +1,8 @@
-"""From packed or padded rows to one vector per row, by the model's own code.
+"""One vector per row from packed or padded rows, by the model's own code.
 
-The backbone runs on tokens; what follows it runs on rows. A forward hook on the backbone exchanges its hidden states
-for the rows' pooled ones, [num_rows, 1, hidden], so that a head's own code (`features[:, 0]`, or a mean) finds each
-row's vector where it looks for it. A pooler inside of the backbone gets the rows' first tokens likewise.
+The backbone runs on tokens, all layers after it on rows. A forward hook on the backbone exchanges its hidden states for
+the rows' pooled ones, [num_rows, 1, hidden], so that a head's own code (`features[:, 0]`, or a mean) finds each row's
+vector where it looks for it. A pooler inside of the backbone gets the rows' first tokens likewise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PooledForward:
             self._hooks.append(pooler.register_forward_pre_hook(self._take_firsts))
 
     def detach(self) -> None:
-        """The module is as it was before."""
+        """Restores the module."""
         for hook in self._hooks:
             hook.remove()
 
@@ -76,12 +76,12 @@ class PooledForward:
 
 
 def backbone_of(module: PreTrainedModel) -> nn.Module:
-    """The part of a model with a head that turns tokens into hidden states; a model without a head itself."""
+    """The part of a model with a head that turns tokens into hidden states; the model itself if it has none."""
     return getattr(module, module.base_model_prefix, module)
 
 
 def takes_types(module: PreTrainedModel) -> bool:
-    """Whether tokens of a second text are told from the first's."""
+    """True if the model tells tokens of a second text from the first's."""
     arguments = inspect.signature(backbone_of(module).forward).parameters
     return "token_type_ids" in arguments and (getattr(module.config, "type_vocab_size", 0) or 0) > 1
 
@@ -89,7 +89,7 @@ def takes_types(module: PreTrainedModel) -> bool:
 def pool(hidden: Tensor, step: PoolingStep, how: str) -> Tensor:
     """hidden [num_tokens, hidden], padding included -> [num_rows, hidden], means worked out in float32.
 
-    Each row reads its own tokens only, so that a row that is no number spoils no other.
+    Each row reads its own tokens only, so that a row of NaN spoils no other.
     """
     if how == "cls":
         return hidden[step.firsts]

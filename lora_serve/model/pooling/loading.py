@@ -1,4 +1,4 @@
-"""Loads a model that pools, finds out how its rows may be laid out, and what of it adapters may change."""
+"""Loads a model that pools, finds out how its rows can be laid out, and which of its modules adapters may change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PoolingParts:
 
 
 def load_pooling_model(config: ModelConfig, plan: PoolingPlan) -> PoolingParts:
-    """Raises ModelError for a model that can be laid out in neither way."""
+    """Loads the model in the first layout that is exact. Raises ModelError if neither is."""
     auto_class = AutoModel if plan.task is Task.EMBED else AutoModelForSequenceClassification
     found = load_frozen(config, auto_class)
     module = found.module
@@ -101,7 +101,7 @@ def _laid_out(
 def _observed(
     module: PreTrainedModel, forward: PooledForward, layout: Layout, context: StepContext[PoolingStep]
 ) -> Observation:
-    """Set the attention of the layout, and watch one pass."""
+    """Sets the attention of the layout, and watches one pass."""
     attention = RaggedAttention(context)
     is_replaceable = module._supports_attention_backend  # noqa: SLF001 - transformers has no public word for it
     if layout.is_ragged and not is_replaceable:
@@ -145,7 +145,7 @@ def _check_complete(found: FrozenModule, config: ModelConfig) -> None:
 
 @torch.inference_mode()
 def _positions(module: PreTrainedModel, device: torch.device) -> tuple[int, int]:
-    """Where position ids begin, and how many there are (0: no table of positions), seen in one plain pass."""
+    """The first position id and the number of positions (0: no table of positions), seen in one plain pass."""
     seen: list[tuple[int, int]] = []
 
     def note(table: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -182,7 +182,7 @@ def spec_of(
     layout: Layout,
     num_positions: int,
 ) -> ModelSpec:
-    """`num_positions`: of the table of positions; 0: there is none. Raises ModelError."""
+    """The loaded model's facts. `num_positions`: of the table of positions; 0: there is none. Raises ModelError."""
     module = found.module
     text = module.config.get_text_config()
     known = num_positions - layout.first_position if num_positions else getattr(text, "max_position_embeddings", 0)

@@ -1,4 +1,4 @@
-"""What a checkpoint is for: its task, and how its hidden states become one vector."""
+"""The task of a checkpoint, and how its hidden states become one vector, as sentence-transformers describes it."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class SentenceModules:
 
 
 def read_modules(model: str) -> SentenceModules | None:
-    """Of a folder or hub id; None: it has none, or is a cross-encoder, which is an ordinary classifier.
+    """The modules of a folder or hub id; None: it has none, or is a cross-encoder, which is an ordinary classifier.
 
-    Raises ModelError in words.
+    Raises ModelError.
     """
     listing = _read(model, "modules.json")
     if listing is None or (_read(model, "config_sentence_transformers.json") or {}).get("model_type") == "CrossEncoder":
@@ -95,7 +95,7 @@ def read_modules(model: str) -> SentenceModules | None:
 
 
 def _pooling(model: str, config: Mapping[str, Any]) -> str:
-    """Older files have a flag per mode, newer ones name it."""
+    """The pooling mode: older files have a flag per mode, newer ones name it."""
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [key for key, value in config.items() if _is_mode(key) and value]
     known = [_MODES.get(mode, _MODES.get(f"pooling_mode_{mode}", mode)) for mode in modes]
@@ -174,11 +174,7 @@ class PoolingPlan:
 
 
 def plan_pooling(config: ModelConfig) -> PoolingPlan | None:
-    """None: the model generates. Raises ConfigError and ModelError.
-
-    A sentence-transformers folder says all of it. Of other models an embedding is the mean of an encoder's tokens
-    (sentence-transformers' own rule for them) or a decoder's last token, divided by its length as vLLM does.
-    """
+    """The plan for a pooling model; None: the model generates. Raises ConfigError and ModelError."""
     hf_config = read_model_config(config)
     modules = read_modules(config.model) if config.task in ("auto", Task.EMBED) else None
     task = _task(config.task, hf_config, has_modules=modules is not None)

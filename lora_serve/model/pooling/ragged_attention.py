@@ -98,6 +98,6 @@ def _mask(group: RowGroup, causal: bool, window: int | None, dtype: torch.dtype,
 
 
 def _open_mask(length: int, is_causal: bool, like: Tensor) -> Tensor:
-    """What a mask of None means."""
+    """The mask that None stands for."""
     mask = torch.zeros(length, length, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(torch.ones_like(mask, dtype=torch.bool).triu_(1), float("-inf")) if is_causal else mask

@@ -17,7 +17,8 @@ from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.pooling.exactness import is_exact
 from lora_serve.model.pooling.loading import PoolingParts
-from lora_serve.model.pooling.step import PoolingRow, PoolingStep, StepLabels
+from lora_serve.model.pooling.step import PoolingRow, PoolingStep
+from lora_serve.model.step.vocabularies import OutputWidths
 from lora_serve.model.system.device_memory import within_memory
 
 
@@ -33,7 +34,7 @@ class PoolingModel(AdaptedModel[PoolingStep]):
         if not is_exact(self.answers(parts.probe), parts.expected, dtype):
             raise ModelError(f"{self.spec.architecture} cannot be served exactly: its replaced layers differ")
 
-    def answers(self, rows: tuple[PoolingRow, ...], own_labels: StepLabels | None = None) -> Tensor:
+    def answers(self, rows: tuple[PoolingRow, ...], own_labels: OutputWidths | None = None) -> Tensor:
         """[num_rows, dimension or width] float32; `own_labels`: if rows have label layers of their own."""
         return self._forward(self._layout.step(rows, own_labels))
 
@@ -50,18 +51,15 @@ class PoolingRunner:
         self._num_labels = len(pooling.labels)
 
     def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        """Put an adapter's weights into a device slot."""
+        """Puts an adapter's weights into a device slot."""
         self._slots.load(slot, adapter)
 
     def clear_slot(self, index: int) -> None:
-        """Free a device slot's weights."""
+        """Frees a device slot's weights."""
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
-
-        Raises DeviceMemoryError.
-        """
+        """Runs one forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
         return within_memory(self._model.device, lambda: self._run(batch))
 
     def move_blocks(self, moves: BlockMoves) -> None:
@@ -97,7 +95,7 @@ class PoolingRunner:
         labels = None
         if any(own):
             slots = {row.adapters[0].slot.index for row, width in zip(rows, own, strict=True) if width}
-            labels = StepLabels(frozenset(slots), max(self._base_width, *own))
+            labels = OutputWidths(frozenset(slots), max(self._base_width, *own))
         answers = self._model.answers(tuple(rows), labels).cpu()
         base = self._base_width or answers.shape[1]
         return [answer[: width or base] for answer, width in zip(answers, own, strict=True)]
@@ -110,7 +108,7 @@ class PoolingRunner:
         return self._model.spec.linears[pooling.label_layer].out_features if pooling.label_layer else 0
 
     def _own_width(self, slot: int) -> int:
-        """Labels of the slot's own head; 0: the base's."""
+        """The number of labels of the slot's own head; 0: the base's."""
         found = (
             change.linear.out_features for change in self._heads.get(slot, ()) if isinstance(change, ReplacedLinear)
         )

@@ -11,23 +11,16 @@ from torch import Tensor
 
 from lora_serve.core.batch import RowAdapter
 from lora_serve.model.step.step_context import LoraTokens, passes_of
+from lora_serve.model.step.vocabularies import OutputWidths
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingRow:
-    """One prompt, whole."""
+    """One prompt, never cut."""
 
     token_ids: tuple[int, ...]
     token_type_ids: tuple[int, ...] = ()  # empty: all 0
     adapters: tuple[RowAdapter, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StepLabels:
-    """Rows whose adapters have a label layer of their own; see `LoraLinear`."""
-
-    slots: frozenset[int]
-    width: int  # the largest number of labels in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +58,13 @@ class PoolingStep:
     lasts: Tensor  # [num_rows] flat positions
     lora: tuple[LoraTokens, ...]
     lora_logits: tuple[LoraTokens, ...]  # of the pooled rows
-    vocabularies: StepLabels | None = None
+    vocabularies: OutputWidths | None = None
     masks: dict[tuple[int, bool, int | None], Tensor | None] = field(default_factory=dict)  # attention's own
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model's rows become tensors."""
+    """The way in which a model's rows become tensors."""
 
     is_ragged: bool
     has_types: bool
@@ -79,8 +72,7 @@ class Layout:
     ignored_last: int | None  # a token that is never a row's last one (a decoder's classifier); None: any may be
     device: torch.device
 
-    def step(self, rows: Sequence[PoolingRow], own_labels: StepLabels | None = None) -> PoolingStep:
-        """The rows in their order."""
+    def step(self, rows: Sequence[PoolingRow], own_labels: OutputWidths | None = None) -> PoolingStep:
         lengths = [len(row.token_ids) for row in rows]
         widths = lengths if self.is_ragged else [max(lengths)] * len(rows)
         starts = [0, *itertools.accumulate(widths)][:-1]

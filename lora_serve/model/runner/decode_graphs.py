@@ -1,9 +1,9 @@
-"""Steps that only decode, captured once per number of rows and replayed.
+"""Decode steps as CUDA graphs, captured once per number of rows and replayed.
 
 A decode step is hundreds of short programs, and a host takes longer to launch them than a GPU to run them. Sizes are
-rounded up to powers of two, so that a few graphs serve every step; rows without a sequence fill the rest. What a
-graph reads are buffers, the KV pool and the slots' records: a row's adapter is a number in a buffer, and a slot's new
-owner is found through its record, so neither asks for a new capture. CUDA only, and not run on a GPU yet.
+rounded up to powers of two, so that a few graphs serve every step; rows without a sequence fill the rest. A graph reads
+buffers, the KV pool and the slots' records: a row's adapter is a number in a buffer, and a slot's new owner is found
+through its record, so neither asks for a new capture. CUDA only, and not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +23,11 @@ from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.row_buffers import RowBuffers
 
 
-class Graph(Protocol):
-    """Holds what a call enqueued. All that the call reads must stay where it is; only values may change."""
-
-    def capture(self, call: Callable[[], Tensor]) -> Tensor:
-        """Record `call`. Returns the tensor into which every replay writes; it holds nothing yet."""
-
-    def replay(self) -> None:
-        """Everything once more, with the values that its inputs have now."""
-
-
 class CudaGraph:
-    """See `Graph`. Not run on a GPU yet: tests of the CPU record torch's operations in its place."""
+    """A forward pass recorded once and replayed with new values in the memory that it reads, which must not move.
+
+    Not run on a GPU yet: tests on the CPU record torch's operations in its place.
+    """
 
     def __init__(self, pool: Any) -> None:
         """`pool`: memory that graphs share which never run at the same time, see `graph_pool`."""
@@ -42,7 +35,10 @@ class CudaGraph:
         self._graph: Any = torch.cuda.CUDAGraph()
 
     def capture(self, call: Callable[[], Tensor]) -> Tensor:
-        """See `Graph`. Raises RuntimeError if the call makes the host wait, which cannot be recorded."""
+        """Records `call` and returns the tensor into which every replay writes; it holds nothing yet.
+
+        Raises RuntimeError if the call makes the host wait, which cannot be recorded.
+        """
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -53,12 +49,12 @@ class CudaGraph:
             return call()
 
     def replay(self) -> None:
-        """See `Graph`."""
+        """Runs everything once more, with the values that the inputs have now."""
         self._graph.replay()
 
 
 def graph_pool() -> Any:
-    """A name for memory that CUDA graphs share."""
+    """A handle of memory that CUDA graphs share."""
     return torch.cuda.graph_pool_handle()
 
 
@@ -68,7 +64,7 @@ _MIN_WIDTH = 8  # blocks
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a graph was captured for."""
+    """The sizes that a graph was captured for."""
 
     num_rows: int
     width: int  # blocks of the longest row
@@ -78,18 +74,15 @@ class _Shape:
 @dataclass(frozen=True, slots=True)
 class _Captured:
     buffers: RowBuffers
-    graph: Graph
+    graph: CudaGraph
     logits: Tensor  # [num_rows, vocab]
 
 
 class DecodeGraphs:
-    """Graphs of the decode step, captured when a shape is first met.
-
-    They need a LoRA kernel that `reads_device_tokens`.
-    """
+    """Graphs of the decode step, captured when a shape is first met, for LoRA kernels that `reads_device_tokens`."""
 
     def __init__(
-        self, model: BaseModel, cache: KVCache, slots: LoraSlots, max_num_rows: int, new_graph: Callable[[], Graph]
+        self, model: BaseModel, cache: KVCache, slots: LoraSlots, max_num_rows: int, new_graph: Callable[[], CudaGraph]
     ) -> None:
         """`max_num_rows`: of the largest step that is replayed."""
         self._model, self._cache, self._slots = model, cache, slots
@@ -100,15 +93,15 @@ class DecodeGraphs:
         self._is_off = False
 
     def can_replay(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows are a step that a graph can hold.
+        """True if a graph can run these rows.
 
-        Every row has one token, no prompt log-probabilities to give, and at most one adapter, which acts on this
-        token and does nothing but add deltas to linear layers, in the base model's vocabulary.
+        Every row must have one token, no prompt log-probabilities to return, and at most one adapter, which acts on
+        this token and only adds deltas to linear layers, in the base model's vocabulary.
         """
         return not self._is_off and len(rows) <= self._max_num_rows and all(map(self._is_simple, rows))
 
     def logits(self, rows: Sequence[Row]) -> Tensor | None:
-        """[rows, vocab] float32, valid until the next step; None: go the ordinary way, now and from then on."""
+        """[rows, vocab] float32, valid until the next step; None: no graph, now and from then on."""
         if self._world != self._seen():
             self._captured.clear()
             self._world = self._seen()
@@ -133,7 +126,7 @@ class DecodeGraphs:
         return _Shape(num_rows, width, any(row.adapters for row in rows))
 
     def _seen(self) -> tuple[int, int, int]:
-        """What graphs have addresses and sizes of. A capture of before does not serve when any of it is another."""
+        """The pools whose addresses and sizes are in the graphs: when one changes, all graphs are captured anew."""
         return self._cache.num_resizes, self._slots.num_slots, self._slots.max_rank
 
     def _capture(self, shape: _Shape) -> _Captured | None:

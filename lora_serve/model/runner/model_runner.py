@@ -30,7 +30,7 @@ _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
 
 
 class ModelRunner:
-    """The runner that `engine/engine.py` speaks to; it knows slots, blocks and rows, but no requests and no tenants."""
+    """The runner that `engine/engine.py` calls; it knows slots, blocks and rows, but no requests and no tenants."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ModelRunner:
         device: torch.device,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """`graphs`: for batches that they can replay; None: every batch goes the ordinary way."""
+        """`graphs`: for batches that they can replay; None: no batch is replayed."""
         self._model = model
         self._cache = cache
         self._slots = slots
@@ -49,22 +49,22 @@ class ModelRunner:
         self._packer = StepPacker(cache, slots, model.spec.vocab_size, device)
 
     def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        """Put an adapter's weights into a device slot."""
+        """Puts an adapter's weights into a device slot."""
         self._slots.load(slot, adapter)
 
     def clear_slot(self, index: int) -> None:
-        """Free a device slot's weights."""
+        """Frees a device slot's weights."""
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """One forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
+        """Runs one forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
 
-        Raises DeviceMemoryError; then what the attempt had allocated is free again.
+        Raises DeviceMemoryError, after freeing what the attempt had allocated.
         """
         return within_memory(self._device, lambda: self._run(batch))
 
     def move_blocks(self, moves: BlockMoves) -> None:
-        """Copy KV blocks to host memory, then others back; done when it returns."""
+        """Copies KV blocks to host memory, then others back; done when it returns."""
         self._cache.move(moves)
 
     def _run(self, batch: Batch) -> list[RowOutput]:
@@ -80,7 +80,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def smoke_test(self, adapter: RowAdapter, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """The prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
+        """Runs the prompt as three rows of one batch: base, adapter, base again. Uses the cache's spare blocks."""
         self._slots.check(adapter.slot)
         blocks = self._cache.spare_blocks(3, len(token_ids))
         rows = [
@@ -110,7 +110,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_rows(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
-        """rows: those of one token first."""
+        """Runs rows, those of one token first."""
         logits, spans = self._logits(rows)
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)

@@ -1,4 +1,4 @@
-"""Rows to the packed tensors of one step, in one copy to the device."""
+"""Packs the rows of a step into tensors, in one copy to the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lora_serve.model.system.transfer import columns_to_device
 
 @dataclass(frozen=True, slots=True)
 class LogitSpan:
-    """Where a row's logits lie among all logits of the step."""
+    """The place of a row's logits among all logits of the step."""
 
     start: int
     end: int
@@ -26,7 +26,7 @@ class LogitSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which packed tokens are whose, and whose logits are wanted."""
+    """The packed tokens of each row, and those whose logits are wanted."""
 
     spans: list[LogitSpan]
     logit_positions: list[int]
@@ -80,7 +80,9 @@ class StepPacker:
         ), layout.spans
 
     def vocab_size(self, row: Row) -> int:
-        """Of the row's adapter; 0: the base model's. An adapter with its own is never composed with others."""
+        """The vocabulary of the row's adapter; 0: the base model's. An adapter with its own is never composed with
+        others.
+        """
         return self._slots.vocab_size(row.adapters[0].slot.index) if row.adapters else 0
 
     def _vocabularies(

@@ -22,7 +22,7 @@ class RowBuffers:
     """
 
     def __init__(self, num_rows: int, width: int, block_size: int, idle_block: int, device: torch.device) -> None:
-        """`idle_block`: nobody's block, which rows without a sequence write to and read."""
+        """`idle_block`: an unused block, which rows without a sequence write to and read."""
         self.num_rows, self._width = num_rows, width
         self._block_size, self._idle_block = block_size, idle_block
         num_words = num_rows * (_COLUMNS + width) + -(-num_rows // 2)
@@ -35,7 +35,7 @@ class RowBuffers:
         self._all_rows = torch.arange(num_rows, device=device)
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """The step's values, idle rows behind them. The copy only joins the queue."""
+        """Sets the step's values, idle rows behind them. The copy only joins the queue."""
         size, width, most = self._block_size, self._width, self.num_rows
         columns = np.zeros((_COLUMNS, most), dtype=np.int64)
         columns[2:, :] = np.array([[self._idle_block * size], [1], [BASE_SLOT]])
@@ -54,7 +54,7 @@ class RowBuffers:
         self._memory.copy_(to_device(torch.from_numpy(host), torch.int64, self._memory.device))
 
     def step(self, *, with_lora: bool) -> StepInputs:
-        """Another step over the same memory each time: what attention remembers of a step belongs to one pass."""
+        """A new step over the same memory each time: attention's notes on a step belong to one pass."""
         lora: tuple[LoraTokens, ...] = ()
         if with_lora:
             no_pieces = torch.zeros(0, 3, dtype=torch.int32)

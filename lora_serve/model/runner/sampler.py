@@ -1,7 +1,8 @@
 """From logits to one token per row, on tensors: no Python loop over the vocabulary and none over rows' tokens.
 
-Sampling inverts the cumulative distribution at one uniform number per row, which is a hash of the row's seed and of
-how many tokens it has: a seeded request draws the same numbers alone or in any batch, and after a recomputation.
+Sampling inverts the cumulative distribution at one uniform number per row, which is a hash of the row's seed and of how
+many tokens it has: a seeded request draws the same numbers alone or in any batch, and after a recomputation. The step
+waits for the device once: everything that the host wants to know of it comes in one copy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _NUM_CANDIDATES = 256  # top-k / top-p / min-p look at this many best tokens fir
 
 
 def uniform(seeds: Sequence[int], counters: Sequence[int]) -> Tensor:
-    """One number in (0, 1) per (seed, counter): SplitMix64 (Steele et al., OOPSLA 2014). Returns [rows] float64."""
+    """Uniform numbers in (0, 1), one per (seed, counter): SplitMix64 (Steele et al., OOPSLA 2014). Returns [rows]
+    float64.
+    """
     z = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
     count = np.array(counters, dtype=np.uint64)
     for step in (np.uint64(0), count):  # mix the seed before the counter: neighbouring seeds stay unrelated
@@ -33,28 +36,20 @@ def uniform(seeds: Sequence[int], counters: Sequence[int]) -> Tensor:
     return torch.from_numpy(((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
 
 
-def sample(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
-    """logits [rows, vocab] float32 -> token ids [rows] int64. Order of the steps as in vLLM:
-    forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p.
-    """
-    tokens, is_final = draw(logits, rows)
-    (settled,) = to_host(is_final)
-    return tokens if bool(settled.all()) else draw_again(logits, rows, tokens, is_final)
-
-
 def draw_again(logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor) -> Tensor:
-    """`tokens`, but those of rows that are not settled drawn among all of the vocabulary.
+    """`tokens`, with those of rows that are not final drawn among all of the vocabulary.
 
-    A settled row keeps its own: among more candidates, tokens of equal probability may stand in another order, and a
+    A final row keeps its own: among more candidates, tokens of equal probability may stand in another order, and a
     row's token must not depend on its neighbours.
     """
     return torch.where(is_final, tokens, draw(logits, rows, logits.shape[1])[0])
 
 
 def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM_CANDIDATES) -> tuple[Tensor, Tensor]:
-    """`sample` without waiting for the device: token ids [rows], and whether each row is settled [rows] bool.
+    """logits [rows, vocab] float32 -> token ids [rows], and which of them are final, [rows] bool; does not wait.
 
-    A row that is not may keep more than its `num_candidates` best tokens, and has to be drawn again among more.
+    Order of the steps as in vLLM: forbidden tokens, bias, penalties, temperature, min-p, top-k, top-p. A row that is
+    not final may keep more than its `num_candidates` best tokens, and has to be drawn again among more.
     """
     logits = _adjusted(logits, rows)
     tokens = logits.argmax(dim=-1)
@@ -76,12 +71,14 @@ def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """Of the raw distribution: logits [rows, vocab] float32, the chosen tokens [rows], how many best ones per row."""
+    """Log-probabilities of the chosen tokens [rows] under logits [rows, vocab] float32, and of each row's `num_top`
+    best.
+    """
     return logprobs_from(to_host(*logprob_columns(logits, tokens, num_top)), num_top)
 
 
 def logprob_columns(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> tuple[Tensor, ...]:
-    """What `logprobs_from` makes its records of once it is in host memory: five tensors [rows, ...]."""
+    """The five tensors [rows, ...] of which `logprobs_from` makes its records once they are in host memory."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1
@@ -90,7 +87,7 @@ def logprob_columns(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> t
 
 
 def logprobs_from(columns: Sequence[Tensor], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """One record per row of `logprob_columns`."""
+    """Records, one per row of `logprob_columns`."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
         TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
@@ -108,7 +105,7 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _below_best(logits: Tensor) -> Tensor:
-    """With the best at 0, so that no temperature makes an infinity of it."""
+    """Logits with the best at 0, so that no temperature makes an infinity of it."""
     return logits - logits.amax(dim=-1, keepdim=True)
 
 
@@ -186,7 +183,7 @@ def _penalised(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
 
 
 def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """How often each token of the vocabulary occurs per row: [rows, vocab]."""
+    """The occurrences of each token of the vocabulary per row: [rows, vocab]."""
     row_of = to_device([i for i, ids in enumerate(tokens) for _ in ids], torch.int64, like.device)
     flat = to_device([token for ids in tokens for token in ids], torch.int64, like.device)
     counts = torch.zeros_like(like)
@@ -197,7 +194,7 @@ def _counts(tokens: Sequence[Sequence[int]], like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One row's next token."""
+    """The next token of one row."""
 
     token_id: int
     logprobs: TokenLogprobs | None  # None: not asked for
@@ -205,9 +202,9 @@ class Choice:
 
 
 def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
-    """One token per row of logits [rows, vocab] float32.
+    """Chooses one token per row of logits [rows, vocab] float32.
 
-    Rows that keep more than the sampler's candidates, which flat distributions alone do, make it wait twice.
+    Waits for the device twice if a row keeps more than the sampler's candidates, which only flat distributions do.
     """
     is_number = logits.amax(dim=-1).isfinite()  # amax passes NaN on; a token alone may be at -inf
     tokens, is_final = draw(logits, rows)
@@ -221,7 +218,7 @@ def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
 def _read(
     logits: Tensor, rows: Sequence[SampleInput], tokens: Tensor, is_final: Tensor, is_number: Tensor
 ) -> tuple[list[Choice], bool]:
-    """The choices, and whether no row has to be drawn again."""
+    """The choices, and whether all rows are final."""
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     num_top = [rows[i].params.logprobs or 0 for i in wanted]
     columns: tuple[Tensor, ...] = ()

@@ -1,4 +1,4 @@
-"""Which adapter each packed token uses, as programs on the device read it."""
+"""The adapter of each packed token, in the form that programs on the device read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TILE_TOKENS = 64  # of one matrix product of a long segment
 class DeviceTokens:
     """`LoraTokens` on a device: tokens of short segments by themselves, long segments as tiles of tokens.
 
-    A tile is [first token, number of tokens, slot]. Nothing here has a size of its segments' number, so that a
+    A tile is [first token, number of tokens, slot]. No tensor's size depends on the number of segments, so that a
     captured graph reads the same tensors in every step.
     """
 
@@ -57,6 +57,6 @@ class DeviceTokens:
 
     @staticmethod
     def of_rows(slots: Tensor, scales: Tensor) -> DeviceTokens:
-        """One token per row, from buffers that stay: `slots` [rows] integers, `scales` [rows] float32."""
+        """One token per row, from buffers that stay in place: `slots` [rows] integers, `scales` [rows] float32."""
         no_tiles = torch.zeros(0, 3, dtype=torch.int32, device=slots.device)
         return DeviceTokens(slots, scales, no_tiles, scales[:0], has_short=True)

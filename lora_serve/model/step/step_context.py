@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lora_serve.core.batch import BASE_SLOT, RowAdapter
 from lora_serve.model.step.device_tokens import DeviceTokens
-from lora_serve.model.step.vocabularies import OwnRows, StepVocabularies
+from lora_serve.model.step.vocabularies import OutputWidths, StepVocabularies
 
 PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
 
@@ -61,7 +61,7 @@ Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scal
 
 @dataclass(frozen=True, slots=True)
 class LoraTokens:
-    """Which slot each packed token uses; tokens of the base model are in no segment."""
+    """The slot of each packed token; tokens of the base model are in no segment."""
 
     segments: tuple[LoraSegment, ...]
     num_tokens: int
@@ -70,13 +70,13 @@ class LoraTokens:
     on_device: DeviceTokens | None = None  # None on the CPU, whose kernels read the fields above
 
     def placed(self, device: torch.device) -> LoraTokens:
-        """The same with its form on a device."""
+        """The tokens with their form on a device."""
         segments = [(segment.start, segment.end, segment.slot, segment.scale) for segment in self.segments]
         return replace(self, on_device=DeviceTokens.of(self.num_tokens, segments, device))
 
     @staticmethod
     def of(pieces: Iterable[Piece]) -> LoraTokens:
-        """From pieces in packed order; equal neighbours become one segment."""
+        """Merges pieces in packed order; equal neighbours become one segment."""
         segments: list[LoraSegment] = []
         position = 0
         for length, slot, scale in pieces:
@@ -95,7 +95,7 @@ class LoraTokens:
 
 
 def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
-    """First token and number of tokens of its pieces, PIECE at most and as equal as can be."""
+    """First token and number of tokens of the segment's pieces, PIECE at most and as equal as can be."""
     parts = -(-segment.num_tokens // PIECE)
     for part in range(parts):
         first, end = (segment.num_tokens * edge // parts for edge in (part, part + 1))
@@ -105,10 +105,10 @@ def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
 def passes_of(
     rows: Sequence[Sequence[RowAdapter]], spans: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[LoraTokens, ...]:
-    """One pass over the packed tokens per adapter that a row composes; none if all rows are the base model's.
+    """The passes over the packed tokens, one per adapter that a row composes; none if all rows are the base model's.
 
-    `spans`: for each row the positions start .. end, in its sequence, of its packed tokens. Deltas add up, so the
-    order of a row's adapters does not matter.
+    `spans`: for each row the positions start .. end, in its sequence, of its packed tokens. Deltas add up, so the order
+    of a row's adapters does not matter.
     """
     most = max((len(adapters) for adapters in rows), default=0)
     passes = (
@@ -131,7 +131,7 @@ def _pieces(adapter: RowAdapter | None, start: int, end: int) -> tuple[Piece, ..
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Everything one forward pass reads besides weights."""
+    """All inputs of one forward pass beside the weights."""
 
     token_ids: Tensor  # [1, num_tokens] int64, of the base model's vocabulary
     position_ids: Tensor  # [1, num_tokens] int64
@@ -154,19 +154,19 @@ class StepInputs:
 
 
 class AdapterStep(Protocol):
-    """What a layer with adapters reads of a step, whatever kind of step it is."""
+    """The part of a step that layers with adapters read, in generation and pooling alike."""
 
     @property
     def lora(self) -> tuple[LoraTokens, ...]:
-        """Of the tokens."""
+        """The adapters of the tokens."""
 
     @property
     def lora_logits(self) -> tuple[LoraTokens, ...]:
-        """Of the outputs: the positions whose logits are wanted, or the rows that were pooled."""
+        """The adapters of the outputs: the positions whose logits are wanted, or the rows that were pooled."""
 
     @property
-    def vocabularies(self) -> OwnRows | None:
-        """Of the output layer; None: every row has the base model's."""
+    def vocabularies(self) -> OutputWidths | None:
+        """The widths of the output layer; None: every row has the base model's."""
 
 
 Step = TypeVar("Step", bound=AdapterStep)

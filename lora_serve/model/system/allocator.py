@@ -1,4 +1,6 @@
-"""What the C library's allocator does with freed memory: kept while serving, given back after a start."""
+"""The C library's allocator: freed memory is kept while serving and given back after a start; huge pages for large
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ _KEPT = 512 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """For this process, from now on. Without it glibc hands large buffers back and takes them, page by page, anew:
-    a fifth of a prefill step. Other C libraries are left as they are.
+    """Makes glibc keep freed memory for this process, from now on. Otherwise it returns large buffers and takes them
+    anew, page by page: a fifth of a prefill step. Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -24,7 +26,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """What this process freed goes back to the system: glibc keeps pieces of hundreds of MB between others in use."""
+    """Returns freed memory to the system: glibc keeps pieces of hundreds of MB between others in use."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
@@ -34,7 +36,9 @@ _HUGE = 2 * 2**20
 
 
 def advise_huge_pages(tensor: Tensor) -> None:
-    """Best before its pages are first touched. Changes nothing but speed; a system that refuses is left alone."""
+    """Asks the system to back a large tensor with huge pages, best before its pages are first touched. Only speed
+    changes.
+    """
     if _ADVICE is None or tensor.device.type != "cpu":
         return
     start = -(-tensor.data_ptr() // _HUGE) * _HUGE

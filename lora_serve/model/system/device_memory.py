@@ -1,4 +1,4 @@
-"""The device's memory as torch and the machine tell it: what is free, what was used, what the errors mean."""
+"""The device's memory as torch and the machine report it: free bytes, used bytes, and errors that mean it is short."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ _WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough mem
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that may still be allocated."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return _available_memory() or int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch had no memory for a tensor; the CPU's allocator says so in words only."""
+    """True if torch had no memory for a tensor; the CPU's allocator says so only in the error's text."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_OF_CPU)
 
 
 def within_memory(device: torch.device, call: Callable[[], R]) -> R:
-    """What `call` returns. Raises DeviceMemoryError; then what the attempt had allocated is free again."""
+    """Calls `call`. Raises DeviceMemoryError after freeing what the attempt had allocated."""
     try:
         return call()
     except (RuntimeError, MemoryError) as error:
@@ -44,13 +43,13 @@ def within_memory(device: torch.device, call: Callable[[], R]) -> R:
 
 
 def free_cached(device: torch.device) -> None:
-    """Give back what torch keeps for later; the pieces of a failed step are among it."""
+    """Returns memory that torch keeps for later, pieces of a failed step among it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def peak_meter(device: torch.device, weight_bytes: int) -> Callable[[], int]:
-    """Bytes in use at most from now on: on CUDA what torch allocated, else what the process's memory grew by.
+    """A meter of the most bytes in use from now on: on CUDA as torch allocates them, else the growth of the process.
 
     `weight_bytes`: of the model that is loaded already, to be counted in.
     """
@@ -63,7 +62,7 @@ def peak_meter(device: torch.device, weight_bytes: int) -> Callable[[], int]:
 
 
 def peak_bytes(device: torch.device, call: Callable[[], object]) -> int:
-    """Bytes that `call` had allocated at most at any time, beside those that were there before."""
+    """The most bytes that `call` had allocated at any time, beside those that were there before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -77,7 +76,7 @@ def peak_bytes(device: torch.device, call: Callable[[], object]) -> int:
 def _peak_on_cpu(call: Callable[[], object]) -> int:
     """The sum of all allocations and releases of this thread, in their order, at its highest.
 
-    torch's older profiler tells them in order and says nothing on stderr, as its newer one does.
+    torch's older profiler tells them in order and prints nothing to stderr, unlike its newer one.
     """
     _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
     try:
@@ -93,7 +92,7 @@ def _peak_on_cpu(call: Callable[[], object]) -> int:
 
 
 def _available_memory() -> int | None:
-    """Of the machine, without pushing anything out to swap; None where the kernel does not say."""
+    """The machine's memory that is available without swapping; None where the kernel does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -103,7 +102,7 @@ def _available_memory() -> int | None:
 
 
 def _forget_peak() -> None:
-    """The kernel's record of the most that was resident begins anew: loading a model takes more than keeping it."""
+    """Resets the kernel's record of the process's peak: loading a model takes more than keeping it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

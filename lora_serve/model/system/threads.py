@@ -1,4 +1,4 @@
-"""Which threads of the process compute in parallel: the engine's, and nobody beside it.
+"""The process's OpenMP team: only the engine's thread computes in parallel.
 
 GNU's OpenMP waits at the end of a parallel loop by spinning only as long as all of its threads in the process fit the
 processor. One more team, even an idle one, and each wait is a sleep: on two cores a decode step took 1.4 times as long.
@@ -16,7 +16,7 @@ import torch
 
 
 def use_one_core() -> None:
-    """The calling thread computes on one core from now on, and so has no team."""
+    """Makes the calling thread compute on one core from now on, so that it has no team."""
     torch.get_num_threads()  # torch sets a thread's number once, at its first use
     runtime = openmp()
     if runtime is not None:
@@ -31,5 +31,5 @@ def openmp() -> Any:
 
 
 def openmp_path() -> Path | None:
-    """Where torch's own OpenMP lies."""
+    """The file of torch's own OpenMP."""
     return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))), None)

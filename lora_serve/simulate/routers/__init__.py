@@ -1,4 +1,4 @@
-"""Which replica answers: one file per router, its name is the value of --router; `base.py` is their seam."""
+"""The choice of the replica that answers. The folder is the list of routers: a file's name is a value of --router."""
 
 from __future__ import annotations
 
@@ -15,5 +15,4 @@ def create_router(name: str, num_replicas: int) -> Router:
 
 
 def router_names() -> list[str]:
-    """All there are."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")

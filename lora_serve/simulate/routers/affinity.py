@@ -1,8 +1,8 @@
-"""Where the adapter is, unless too much is under way there: few copies of rare adapters, many of hot ones.
+"""A replica that holds the adapter, unless too much is under way there: few copies of rare adapters, many of hot ones.
 
-The replicas of an adapter are tried in the order of rendezvous hashing with bounded loads (Mirrokni et al., SODA
-2018): no replica gets a request while it has more than 1.25 times the mean. Among those that may and hold the adapter,
-the least loaded one has it.
+The replicas of an adapter are tried in the order of rendezvous hashing with bounded loads (Mirrokni et al., SODA 2018):
+no replica gets a request while it has more than 1.25 times the mean. Among those that may and hold the adapter, the
+least loaded one gets it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class Router(base.Router):
         self._orders: dict[str, tuple[int, ...]] = {}
 
     def choose(self, digest: str, loads: Sequence[int], holds: Callable[[int, str], bool]) -> int:
-        """See `base.Router.choose`."""
         limit = math.ceil(_BOUND * (sum(loads) + 1) / self.num_replicas)
         order = [replica for replica in self._order(digest) if loads[replica] < limit]
         holders = [replica for replica in order if holds(replica, digest)]

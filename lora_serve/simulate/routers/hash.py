@@ -1,4 +1,4 @@
-"""An adapter has one replica, whatever happens there: as few copies of it as can be, and no look at any load.
+"""One fixed replica per adapter: as few copies of it as can be, whatever the load.
 
 Rendezvous hashing (Thaler and Ravishankar, 1998).
 """
@@ -18,7 +18,6 @@ class Router(base.Router):
         self._homes: dict[str, int] = {}
 
     def choose(self, digest: str, loads: Sequence[int], holds: Callable[[int, str], bool]) -> int:
-        """See `base.Router.choose`."""
         if digest not in self._homes:
             self._homes[digest] = max(range(self.num_replicas), key=lambda replica: base.score(digest, replica))
         return self._homes[digest]

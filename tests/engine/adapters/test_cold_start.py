@@ -308,4 +308,4 @@ def test_any_mix_of_cold_policies_ends_with_right_answers_and_nothing_held(data:
     assert set(world.ends) == set(world.tokens) - aborted
     world.check_answers()
     world.check_nothing_held()
-    assert not world.scheduler._patience._answers
+    assert not world.scheduler._cold_start._answers

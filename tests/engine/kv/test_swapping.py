@@ -82,11 +82,11 @@ def give_back(blocks: BlockManager, sequence: Sequence) -> None:
 
 def test_copies_are_handed_out_once_and_in_order() -> None:
     space = SwapSpace(3)
-    held = space.move_out([7, 9])
+    held = space.swap_out([7, 9])
     assert space.num_free == 1
     assert space.take_moves() == BlockMoves((BlockCopy(7, held[0]), BlockCopy(9, held[1])))
     assert not space.take_moves()
-    space.move_back(held, [4, 5])
+    space.swap_in(held, [4, 5])
     assert space.num_free == 1, "a host block is free only when its copy was taken"
     assert space.take_moves() == BlockMoves((), (BlockCopy(4, held[0]), BlockCopy(5, held[1])))
     space.release(held)
@@ -95,14 +95,14 @@ def test_copies_are_handed_out_once_and_in_order() -> None:
 
 def test_copies_of_a_host_block_that_was_released_are_not_due() -> None:
     space = SwapSpace(2)
-    held = space.move_out([7])
-    space.move_back(held, [3])
+    held = space.swap_out([7])
+    space.swap_in(held, [3])
     space.release(held)
     assert not space.take_moves()
     with pytest.raises(AssertionError, match="twice"):
         space.release(held)
     with pytest.raises(AssertionError, match="nobody holds"):
-        space.move_back(held, [3])
+        space.swap_in(held, [3])
 
 
 def test_block_that_is_filled_whole_is_not_zeroed_even_if_it_was_fresh_for_somebody_else() -> None:
@@ -116,17 +116,17 @@ def test_sequence_that_comes_back_and_leaves_in_one_step_is_not_copied_and_not_l
     blocks, space = BlockManager(8, 4), SwapSpace(8)
     swapping = Swapping(space, blocks, Slow(), 0.0)
     sequence = sequence_of(blocks, 10)
-    swapping.leave(sequence)
+    swapping.swap_out(sequence)
     give_back(blocks, sequence)
     left = swapping.take_moves()
     assert (len(left.out), len(left.back)) == (3, 0)
-    swapping.come_back(sequence)
+    swapping.swap_in(sequence)
     assert (sequence.num_computed, len(sequence.blocks)) == (10, 3)
-    swapping.leave(sequence)
+    swapping.swap_out(sequence)
     give_back(blocks, sequence)
     assert not swapping.take_moves()
     assert space.num_used == 3
-    swapping.come_back(sequence)
+    swapping.swap_in(sequence)
     back = swapping.take_moves().back
     assert [copy.block for copy in back] == sequence.blocks
     assert [copy.host_block for copy in back] == [copy.host_block for copy in left.out]

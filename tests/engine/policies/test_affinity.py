@@ -34,7 +34,7 @@ def test_loads_are_asked_for_in_order_of_arrival_one_of_each_adapter() -> None:
     policy = policy_of("affinity", is_on_device=lambda ref: ref.name == "here")
     for number, name in enumerate(["a", "here", "b", "b", "a", "c"]):
         policy.add(waiting(number, adapter(name)))
-    assert [sequence.sequence_id for sequence in policy.ahead(0.0)] == [0, 2, 5]
+    assert [sequence.sequence_id for sequence in policy.prefetch_order(0.0)] == [0, 2, 5]
 
 
 def test_sequence_whose_fallback_answers_is_no_longer_cold() -> None:

@@ -95,7 +95,7 @@ def test_queue_is_not_looked_through_again_while_nothing_changes() -> None:
     world.step()
     assert len(world.loading) == 64
     asked: list[object] = []
-    world.scheduler._patience.ask = lambda sequence: asked.append(sequence) is None
+    world.scheduler._cold_start.ask = lambda sequence: asked.append(sequence) is None
     for _ in range(5):
         world.step()
     assert not asked

@@ -11,7 +11,7 @@ import torch
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.runner import sampler
-from lora_serve.model.runner.sampler import choose, logprobs_of, sample
+from lora_serve.model.runner.sampler import choose, draw, logprobs_of
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_one_wait_whatever_is_asked_for(waits: list[int], params: dict[str, Any]
     inputs = rows(**params)
     choices = choose(logits, inputs)
     assert len(waits) == 1
-    tokens = sample(logits, inputs)
+    tokens, _ = draw(logits, inputs)
     assert [choice.token_id for choice in choices] == tokens.tolist()
     expected = logprobs_of(logits, tokens, [2] * 5) if "logprobs" in params else [None] * 5
     assert [choice.logprobs for choice in choices] == expected

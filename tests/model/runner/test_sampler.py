@@ -16,7 +16,7 @@ from transformers import (
 
 from lora_serve.core.batch import SampleInput
 from lora_serve.core.request import SamplingParams
-from lora_serve.model.runner.sampler import choose, logprobs_of, sample, uniform
+from lora_serve.model.runner.sampler import choose, logprobs_of, uniform
 
 VOCABULARY = 300
 ANY_IDS = torch.zeros(1, 1, dtype=torch.int64)
@@ -25,6 +25,10 @@ ANY_IDS = torch.zeros(1, 1, dtype=torch.int64)
 def row(seed: int = 0, count: int = 0, **params: Any) -> SampleInput:
     prompt, output = params.pop("prompt", ()), params.pop("output", ())
     return SampleInput(SamplingParams(**params), seed, count, (7,), prompt, output)
+
+
+def sample(logits: torch.Tensor, rows: list[SampleInput]) -> torch.Tensor:
+    return torch.tensor([choice.token_id for choice in choose(logits, rows)])
 
 
 def draws(logits: torch.Tensor, num: int, **params: Any) -> torch.Tensor:

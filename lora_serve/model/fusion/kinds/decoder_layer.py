@@ -1,4 +1,4 @@
-"""Decoder layers of Llama's kind in one call (`native/decoder_layer.c`), made of parts that are fused already."""
+"""Decoder layers like Llama's in one call (`native/decoder_layer.c`), made of parts that are fused already."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 @dataclass(frozen=True, slots=True)
 class _NativeStep:
-    """A step as the layers' function reads it, and what it points at."""
+    """A step in the form that the layer's function reads, and the tensors it points at."""
 
     step: native.Step
     room: Tensor
@@ -49,7 +49,7 @@ class FusedDecoderLayer:
         slots: LoraSlots,
         changes: Sequence[ChangeTable],
     ) -> None:
-        """`changes`: by slot, of every module inside; tables that are kept up to date."""
+        """`changes`: tables by slot of every module inside, kept up to date by `LoraSlots`."""
         self.by_parts: Callable[..., Any] = module.forward
         _, self._attention, _, mlp = parts
         self._slots, self._changes = slots, changes
@@ -67,7 +67,7 @@ class FusedDecoderLayer:
         self._index = attention.layer
 
     def __call__(self, hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Any:
-        """hidden_states [1, tokens, size], changed in place and returned."""
+        """Runs the layer on hidden_states [1, tokens, size], changed in place and returned."""
         step = self._attention.context.step
         embeddings = keywords.get("position_embeddings")
         if embeddings is None or not hidden_states.is_contiguous() or step.changes_any(self._changes):

@@ -56,7 +56,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedGatedMLP]:
 
 
 def _computes(module: nn.Module, activation: str, kernels: LayerKernels) -> bool:
-    """Whether that is the module's activation, for small numbers and large: those of a probe may not tell."""
+    """True if that is the module's activation, for small numbers and large: a probe's numbers may not tell."""
     grid = torch.linspace(-20.0, 20.0, 1024)
     found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
     return torch.allclose(found, getattr(module, _ACTIVATION)(grid), rtol=1e-5, atol=1e-6)

@@ -32,7 +32,7 @@ class FusedNorm:
         return self._kernels.rms_norm(x, self._weight, self._offset, self._epsilon)
 
     def native(self) -> Norm:
-        """The same for a larger kernel."""
+        """The norm as a larger kernel takes it."""
         return Norm(self._weight.data_ptr(), self._offset, self._epsilon)
 
 

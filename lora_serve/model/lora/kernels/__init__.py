@@ -17,7 +17,7 @@ from lora_serve.model.step.step_context import LoraTokens
 
 
 class LoraKernel(Protocol):
-    """What a file of this folder provides as `class Kernel`."""
+    """The class that a file of this folder provides as `Kernel`."""
 
     reads_device_tokens: bool  # of a step only `LoraTokens.on_device`, so that a captured graph can hold its launches
 

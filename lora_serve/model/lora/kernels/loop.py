@@ -12,20 +12,18 @@ PREFERENCE = 1
 
 
 def why_not(slots: LoraSlots) -> str | None:
-    """None: every device and type is served."""
+    """The reason why it cannot serve `slots`: none, it runs everywhere."""
     return None
 
 
 class Kernel:
-    """See `LoraKernel`."""
-
     reads_device_tokens = False
 
     def __init__(self, slots: LoraSlots) -> None:
         self._slots = slots
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
-        """See `LoraKernel`. As in PEFT the delta is computed in the wider of the adapter's and the model's types."""
+        """As in PEFT the delta is computed in the wider of the adapter's and the model's types."""
         for segment in tokens.segments:
             delta = self._slots.delta(module, segment.slot)
             if delta is not None:

@@ -1,4 +1,4 @@
-"""`native/lora.c`: follows addresses to adapters where they lie. Without a C compiler the loop kernel serves."""
+"""The LoRA delta in C (`native/lora.c`): follows addresses to adapters where they lie."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRES
 
 
 def why_not(slots: LoraSlots) -> str | None:
-    """Why this kernel cannot serve `slots`; None: it can."""
+    """The reason why the kernel cannot serve `slots`; None: it can."""
     return compiler.why_not(_SOURCE, slots.device)
 
 
 class Kernel:
-    """See `LoraKernel`."""
-
     reads_device_tokens = False
 
     def __init__(self, slots: LoraSlots) -> None:
@@ -37,7 +35,6 @@ class Kernel:
         self._addresses = _addresses(slots.tables)
 
     def add(self, y: Tensor, x: Tensor, module: int, tokens: LoraTokens) -> None:
-        """See `LoraKernel`."""
         if not tokens.segments:
             return
         if self._slots.tables is not self._tables:  # they have grown
@@ -56,6 +53,6 @@ class Kernel:
 
 
 def _addresses(tables: SlotTables) -> list[tuple[int, ...]]:
-    """Per module the addresses of its row of every table, in the order of `lora_add`'s arguments."""
+    """By module, the addresses of its row of every table, in the order of `lora_add`'s arguments."""
     ordered = (tables.a, tables.b, tables.gain, tables.shift, tables.rank, tables.scale, tables.is_bfloat16)
     return [tuple(table[module].data_ptr() for table in ordered) for module in range(len(tables.a))]

@@ -1,4 +1,4 @@
-"""Triton programs over device records: decode rows one by one, long segments in tiles. For CUDA.
+"""The LoRA delta in Triton, over device records: decode rows one by one, long segments in tiles. For CUDA.
 
 Not run on a GPU yet; the tests run it in Triton's interpreter (TRITON_INTERPRET=1), which takes tensors of the CPU.
 Block sizes are first guesses for a large GPU, the same for every shape: results never depend on a tuning run.
@@ -25,7 +25,7 @@ _ALIGNED_FEATURES = 8  # 16 bytes of bfloat16
 
 
 def why_not(slots: LoraSlots) -> str | None:
-    """Why this kernel cannot serve `slots`; None: it can."""
+    """The reason why the kernel cannot serve `slots`; None: it can."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if slots.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -34,7 +34,7 @@ def why_not(slots: LoraSlots) -> str | None:
 
 
 class Kernel:
-    """See `LoraKernel`. All that its launches read stays where it is while no slot is added: graphs may hold them."""
+    """Launches read memory that stays in place while no slot is added, so captured graphs may hold them."""
 
     reads_device_tokens = True
 
@@ -96,5 +96,5 @@ def _block(size: int, most: int) -> int:
 
 
 def _is_aligned(features: int) -> bool:
-    """Whether every row of a matrix with so many columns begins where 16 bytes can be loaded at once."""
+    """True if every row of a matrix with so many columns begins where 16 bytes can be loaded at once."""
     return features % _ALIGNED_FEATURES == 0
