@@ -16,15 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from lora_serve.adapters.archives.tar import BrokenArchiveError
-from lora_serve.adapters.archives.tar import read_members
-from lora_serve.adapters.archives.zip import read_zip_members
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME
-from lora_serve.adapters.checkpoint.digest import TOKENIZER_NAME
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
-from lora_serve.adapters.archives.tar import TarMember
-from lora_serve.adapters.archives.zip import ByteAllowance
-from lora_serve.adapters.archives.zip import ZipMember
+from lora_serve.adapters.archives.tar import BrokenArchiveError, TarMember, read_members
+from lora_serve.adapters.archives.zip import ByteAllowance, ZipMember, read_zip_members
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 

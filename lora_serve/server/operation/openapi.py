@@ -11,9 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lora_serve import __version__
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME
-from lora_serve.adapters.checkpoint.digest import TOKENIZER_NAME
-from lora_serve.adapters.checkpoint.digest import WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
 from lora_serve.adapters.http_content import CONTENT_DIGEST
 from lora_serve.server.schemas.admin import (
     AliasFields,
