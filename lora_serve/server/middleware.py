@@ -1,29 +1,23 @@
-"""Around every handler: request id, errors in OpenAI's form, access log; and who may enter."""
+"""Around every handler: request id, errors in OpenAI's form, access log."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from lora_serve.core.errors import CapacityError, RateLimitedError, WrongKeysError
 from lora_serve.core.log_context import logged_with
-from lora_serve.core.tenant import Caller
-from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import CONTEXT, RequestContext
-from lora_serve.server.guards.auditing import audited, may_be_act
-from lora_serve.server.guards.authentication import Authenticate, authenticated
+from lora_serve.server.guards.auditing import audited
+from lora_serve.server.route import ROUTES
 from lora_serve.server.services import SERVICES
 from lora_serve.server.telemetry.log_fields import log_fields
-from lora_serve.tenancy.authentication.authenticator import Authenticator
 
 access_log = logging.getLogger("lora_serve.access")
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-PROBES = frozenset(("/health", "/ready", "/ping", "/metrics"))  # asked every few seconds; logged only if refused
-CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in the log
 
 
 @web.middleware
@@ -56,7 +50,7 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
 
 def _log(request: web.Request, context: RequestContext, status: int) -> None:
     """No query string, no body, no header: they may hold what is not ours to keep."""
-    is_quiet = context.is_noise or (request.path in PROBES and status < 400)
+    is_quiet = context.is_noise or (request.path in request.app[ROUTES].probe_paths and status < 400)
     milliseconds = (time.monotonic() - context.started) * 1000
     path = request.rel_url.raw_path  # percent-encoded, so no line break can get in
     access_log.log(
@@ -76,59 +70,3 @@ def _log(request: web.Request, context: RequestContext, status: int) -> None:
             "output_tokens": context.num_output_tokens,
         },
     )
-
-
-def for_inference(handler: Handler) -> Handler:
-    """Let in whoever may use the models, while the server is ready and its queue is not full already."""
-
-    async def guarded(request: web.Request) -> web.StreamResponse:
-        services = request.app[SERVICES]
-        caller = _enter(request, Authenticator.inference)
-        with services.lifecycle.inside():
-            services.quotas.check(caller)
-            services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
-            return await handler(request)
-
-    return guarded
-
-
-def for_reading(handler: Handler) -> Handler:
-    """Let in whoever may use the models, whatever state the server is in."""
-
-    async def guarded(request: web.Request) -> web.StreamResponse:
-        _enter(request, Authenticator.inference)
-        return await handler(request)
-
-    return guarded
-
-
-def for_admin(handler: Handler) -> Handler:
-    """Let in the admin only, whatever `--auth` says."""
-    return _for_role(handler, Authenticator.admin)
-
-
-def for_managing(handler: Handler) -> Handler:
-    """Let in the admin and tenants' own admins; the handler looks at whose adapters and keys it is about."""
-    return _for_role(handler, Authenticator.managing)
-
-
-def for_anybody(handler: Handler) -> Handler:
-    """Let in whoever has a key."""
-    return _for_role(handler, Authenticator.anybody)
-
-
-def _for_role(handler: Handler, authenticate: Authenticate) -> Handler:
-    async def guarded(request: web.Request) -> web.StreamResponse:
-        _enter(request, Authenticator.anybody)  # whose act it is, if it is refused
-        caller = _enter(request, authenticate)
-        if may_be_act(request):
-            services = request.app[SERVICES]
-            await services.quotas.begin_act(caller, services.config.attempts.acts_of(caller.role))
-            await services.check_store()  # it could not even be noted
-        return await handler(request)
-
-    return guarded
-
-
-def _enter(request: web.Request, authenticate: Authenticate) -> Caller:
-    return request[CONTEXT].enter(lambda: authenticated(request, authenticate))

@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
+from lora_serve.adapters.content_digest import CONTENT_DIGEST
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import (
     AdapterUnavailableError,
@@ -33,6 +34,7 @@ from lora_serve.server.bodies.json_body import check_fields, read_query
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.route import OtherBody
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
@@ -43,6 +45,32 @@ MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
 FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
+BODY = OtherBody(
+    content={
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    CONFIG_NAME: {"type": "string", "contentMediaType": "application/json"},
+                    WEIGHTS_NAME: {"type": "string", "contentMediaType": "application/octet-stream"},
+                    TOKENIZER_NAME: {"type": "string", "contentMediaType": "application/json"},
+                    **UploadFields.model_json_schema()["properties"],
+                },
+                "required": [CONFIG_NAME, WEIGHTS_NAME],
+            }
+        },
+        **{kind: {} for kind in ("application/x-tar", "application/gzip", "application/zip")},
+    },
+    headers=(
+        {
+            "name": CONTENT_DIGEST,
+            "in": "header",
+            "description": "RFC 9530, of the body as it is sent: sha-256, sha-512; a body that it does not fit is "
+            "refused",
+            "schema": {"type": "string"},
+        },
+    ),
+)
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from lora_serve.core import errors
 
 logger = logging.getLogger(__name__)
 
+CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in logs
 MAX_RETRY_AFTER = 120  # seconds
 _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidRequestError, 400, "invalid_request_error", None),

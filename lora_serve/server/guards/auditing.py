@@ -18,17 +18,15 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Caller
-from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import AuditNote, RequestContext
-from lora_serve.server.services import SERVICES, Services
+from lora_serve.server.route import ROUTES, Route
+from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import Act
 
 logger = logging.getLogger(__name__)
 
-_CHANGING = frozenset(("POST", "PUT", "PATCH", "DELETE"))
-_OTHER_PATHS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 _MAX_SUBJECT = 300
-_CLIENT_LEFT = 499
 _UNAVAILABLE = 503
 
 
@@ -36,17 +34,18 @@ async def audited(
     request: web.Request, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
 ) -> web.StreamResponse:
     """The answer, after it was noted if this is an admin act; 503 in its place if it could not be."""
-    if not may_be_act(request):
+    route = request.app[ROUTES].find(request)
+    if route is None or not route.is_act:
         return await answered
     services = request.app[SERVICES]
     before = services.catalog.snapshot
     try:
         response = await answered
     except asyncio.CancelledError:  # the act may go on without its caller
-        services.background.start(_note(services, request, context, before, _CLIENT_LEFT), "noting an act")
+        services.background.start(_note(route, request, context, before, CLIENT_LEFT), "noting an act")
         raise
     try:
-        await services.background.complete(_note(services, request, context, before, response.status), "noting an act")
+        await services.background.complete(_note(route, request, context, before, response.status), "noting an act")
     except AdapterUnavailableError as error:
         logger.error("%s answered %d and could not be noted: %s", request.path, response.status, error)
         if response.status == _UNAVAILABLE and services.store_problem is not None:
@@ -55,20 +54,12 @@ async def audited(
     return response
 
 
-def may_be_act(request: web.Request) -> bool:
-    """Whether it is one to note, once its caller is recognised."""
-    path = request.path
-    is_admin = path.startswith(("/admin/", "/v1/models/")) or path in _OTHER_PATHS
-    return is_admin and request.method in _CHANGING
-
-
-async def _note(
-    services: Services, request: web.Request, context: RequestContext, before: Snapshot, outcome: int
-) -> None:
+async def _note(route: Route, request: web.Request, context: RequestContext, before: Snapshot, outcome: int) -> None:
     caller = context.caller
     if caller is not None:
         note = _completed(context.audit, request, caller, before)
-        await services.audit.append(act_of(request, caller, note, outcome, context.request_id))
+        act = act_of(route, request, caller, note, outcome, context.request_id)
+        await request.app[SERVICES].audit.append(act)
 
 
 def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Snapshot) -> AuditNote:
@@ -83,10 +74,8 @@ def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Sn
     return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
 
 
-def act_of(request: web.Request, caller: Caller, note: AuditNote, outcome: int, request_id: str) -> Act:
-    """What the request is in the log: its route, never its body or its query string's values beyond `version`."""
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else ""
+def act_of(route: Route, request: web.Request, caller: Caller, note: AuditNote, outcome: int, request_id: str) -> Act:
+    """The request in the log: its route, never its body or its query string's values beyond `version`."""
     subject = note.subject
     if version := request.query.get("version", ""):
         subject += f"@{version}"
@@ -94,7 +83,7 @@ def act_of(request: web.Request, caller: Caller, note: AuditNote, outcome: int, 
         key=caller.key_id,
         tenant=caller.tenant,
         role=str(caller.role),
-        action=f"{request.method} {route}",
+        action=f"{route.method} {route.path}",
         subject=subject[:_MAX_SUBJECT],
         owner=note.owner,
         digest=note.digest,

@@ -19,10 +19,10 @@ from aiohttp.typedefs import Handler, Middleware
 from lora_serve.core.config import ServerConfig
 from lora_serve.core.errors import ForeignSiteError, Unit
 from lora_serve.core.web_origin import Host, Origin, parse_host, parse_name, parse_origin
+from lora_serve.server.route import ROUTES
 from lora_serve.tenancy.authentication.authenticator import is_loopback
 
 _ITS_OWN = frozenset(("same-origin", "none"))  # `Sec-Fetch-Site`; none: typed, or a bookmark
-_PAGES = frozenset(("/docs",))  # for people, who may come by a link from anywhere
 _METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _READABLE = (
     "Retry-After, Server-Timing, X-Request-Id, X-Adapter-Id, X-Adapter-Version, X-Adapter-Digest, X-Adapter-Scale, "
@@ -104,7 +104,8 @@ def _check_site(request: web.Request) -> None:
 
 def _is_followed_link(request: web.Request) -> bool:
     """Whether the answer is shown to a person as a page of its own, which the page with the link cannot read."""
-    is_page = request.method == hdrs.METH_GET and request.path in _PAGES
+    route = request.app[ROUTES].find(request) if request.method == hdrs.METH_GET else None
+    is_page = route is not None and route.is_page
     shown = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest"))
     return is_page and shown == ("navigate", "document")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aiohttp import web
 
 from lora_serve.server.operation.openapi import document_of
+from lora_serve.server.route import ROUTES
 
 
 async def get_docs(request: web.Request) -> web.StreamResponse:
-    response = web.Response(text=page_of(document_of(request.app)), content_type="text/html")
+    response = web.Response(text=page_of(document_of(request.app[ROUTES])), content_type="text/html")
     response.headers["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
     return response
 
@@ -34,22 +35,27 @@ def page_of(document: Mapping[str, Any]) -> str:
 
 
 def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """A table of the query and of the body; one for each schema that the body may fit."""
     query = {f"?{item['name']}=": item["schema"] for item in operation.get("parameters", ()) if item["in"] == "query"}
-    schema = _body_schema(operation, schemas)
-    needed = schema.get("required", ())
+    bodies = _body_schemas(operation, schemas)
+    return "<p>or</p>".join(_table(query | body.get("properties", {}), body.get("required", ())) for body in bodies)
+
+
+def _table(fields: Mapping[str, Any], needed: Collection[str]) -> str:
     rows = [
         f"<tr><td><code>{html.escape(name)}</code></td><td>{'required' if name in needed else 'optional'}</td>"
         f"<td>{html.escape(_kind(field))}</td></tr>"
-        for name, field in (query | schema.get("properties", {})).items()
+        for name, field in fields.items()
     ]
     return f"<table>{''.join(rows)}</table>" if rows else ""
 
 
-def _body_schema(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the first form in which the body may come."""
+def _body_schemas(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas of the first media type that the body may have."""
     kinds = [*operation.get("requestBody", {}).get("content", {}).values()]
     schema: dict[str, Any] = kinds[0].get("schema", {}) if kinds else {}
-    return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    options = schema.get("anyOf", [schema])
+    return [schemas[option["$ref"].rpartition("/")[2]] if "$ref" in option else option for option in options]
 
 
 def _kind(field: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError
-from lora_serve.server.guards.authentication import authenticated
+from lora_serve.server.guards.access import authenticated
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 

@@ -16,6 +16,8 @@ from lora_serve.client.mock import MockReply
 from lora_serve.core import errors
 from lora_serve.server.answers.errors import wire_error
 from lora_serve.server.middleware import answer
+from lora_serve.server.route import ROUTES
+from lora_serve.server.routes import TABLE
 from tests.server.conftest import leave_in_the_middle
 
 REQUEST_ID = "0123456789abcdef"
@@ -158,9 +160,11 @@ async def test_write_to_a_client_that_left_is_no_error_of_ours(caplog: pytest.Lo
     async def write(request: web.Request) -> web.StreamResponse:
         raise ConnectionResetError("Cannot write to closing transport")
 
+    app = web.Application()
+    app[ROUTES] = TABLE
     gone, alive = Mock(), Mock()
     gone.is_closing.return_value, alive.is_closing.return_value = True, False
     with caplog.at_level(logging.INFO, "lora_serve.access"):
-        assert (await answer(make_mocked_request("GET", "/", transport=gone), write)).status == 499
+        assert (await answer(make_mocked_request("GET", "/", transport=gone, app=app), write)).status == 499
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert (await answer(make_mocked_request("GET", "/", transport=alive), write)).status == 500
+    assert (await answer(make_mocked_request("GET", "/", transport=alive, app=app), write)).status == 500

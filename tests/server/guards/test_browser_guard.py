@@ -14,13 +14,14 @@ from lora_serve.core.config import BrowserRules, ServerConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import load_settings
 from lora_serve.core.web_origin import Host, parse_host, parse_name, parse_origin
+from lora_serve.server.routes import TABLE
 from tests.server.sockets.test_framing import raw
 
 APP = "https://app.example.org"
 JSON = b"Content-Type: application/json\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
 KEY = b"Authorization: Bearer admin-key-of-the-tests\r\n"
-ROUTES = ("/v1/models", "/metrics", "/health", "/docs", "/openapi.json", "/admin/adapters", "/nowhere")
+PATHS = (*dict.fromkeys(route.path.format(id="a", tenant="a", key="k") for route in TABLE.routes), "/nowhere")
 
 
 @pytest.fixture
@@ -92,17 +93,18 @@ async def test_other_names_reach_nothing(house: Any, host_header: str) -> None:
     assert house.engine.requests == []
 
 
-@pytest.mark.parametrize("path", ROUTES)
-async def test_every_route_is_guarded(house: Any, path: str) -> None:
-    for data in (
-        request("GET", path, KEY, host="evil.test"),
-        request("GET", path, KEY + b"Origin: http://evil.test\r\n"),
-        request("GET", path, KEY + b"Sec-Fetch-Site: cross-site\r\n"),
-        request("OPTIONS", path, b"Origin: http://evil.test\r\nAccess-Control-Request-Method: POST\r\n"),
-    ):
-        status, head, body = await raw(house, data)
-        assert (status, code(body)) == (403, "foreign_site"), data
-        assert b"access-control" not in head.lower()
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
+async def test_every_route_is_guarded(house: Any, method: str) -> None:
+    for path in PATHS:
+        for data in (
+            request(method, path, KEY, host="evil.test"),
+            request(method, path, KEY + b"Origin: http://evil.test\r\n"),
+            request(method, path, KEY + b"Sec-Fetch-Site: cross-site\r\n"),
+            request("OPTIONS", path, b"Origin: http://evil.test\r\nAccess-Control-Request-Method: POST\r\n"),
+        ):
+            status, head, body = await raw(house, data)
+            assert (status, code(body)) == (403, "foreign_site"), data
+            assert b"access-control" not in head.lower()
 
 
 async def test_refusals_say_which_flag_would_allow_it(house: Any) -> None:

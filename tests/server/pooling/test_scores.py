@@ -11,12 +11,15 @@ import torch
 from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import PoolingSpec
 from lora_serve.core.request import InferenceRequest
+from lora_serve.server.pooling.rerank import create_rerank
+from lora_serve.server.pooling.score import create_score
+from lora_serve.server.routes import TABLE
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE
 from tests.server.pooling.conftest import CLASSIFY, RANK
 
-SCORE_PATHS = ("/score", "/v1/score")
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORE_PATHS = [route.path for route in TABLE.routes if route.handler is create_score]
+RERANK_PATHS = [route.path for route in TABLE.routes if route.handler is create_rerank]
 
 
 def by_length(request: InferenceRequest) -> MockReply:

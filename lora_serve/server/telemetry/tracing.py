@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import structlog
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
+from lora_serve.server.answers.errors import CLIENT_LEFT
 from lora_serve.server.context import CONTEXT, RequestContext
-from lora_serve.server.middleware import CLIENT_LEFT, PROBES, Handler
+from lora_serve.server.route import ROUTES
 from lora_serve.server.telemetry.log_fields import log_fields
 from lora_serve.server.telemetry.request_traces import Outcome, RequestTraces
 
@@ -17,9 +18,10 @@ def traced(traces: RequestTraces) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in PROBES:
+        table = request.app[ROUTES]
+        if request.path in table.probe_paths:
             return await handler(request)
-        span = traces.begin(request.method, _route(request), request.headers)
+        span = traces.begin(request.method, route.path if (route := table.find(request)) else "", request.headers)
         status = CLIENT_LEFT
         try:
             with structlog.contextvars.bound_contextvars(trace_id=span.trace_id):
@@ -30,11 +32,6 @@ def traced(traces: RequestTraces) -> Middleware:
             span.end(_outcome(request[CONTEXT], status))
 
     return middleware
-
-
-def _route(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "" if resource is None else resource.canonical
 
 
 def _outcome(context: RequestContext, status: int) -> Outcome:

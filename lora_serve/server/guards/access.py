@@ -1,0 +1,90 @@
+"""Who may call a route, and when: the guard around its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from lora_serve.core.errors import InvalidRequestError, WrongKeyError
+from lora_serve.core.request import Task
+from lora_serve.core.tenant import Caller
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.route import Access, Route
+from lora_serve.server.services import SERVICES
+from lora_serve.tenancy.authentication.authenticator import Authenticator
+from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
+
+Authenticate = Callable[[Authenticator, str | None], Caller]
+
+WRONG_KEYS = web.AppKey("wrong_keys", WrongKeys)
+_AUTHENTICATE: Mapping[Access, Authenticate] = {
+    Access.ANY_KEY: Authenticator.anybody,
+    Access.MODELS: Authenticator.inference,
+    Access.INFERENCE: Authenticator.inference,
+    Access.TENANT_ADMIN: Authenticator.managing,
+    Access.ADMIN: Authenticator.admin,
+}
+
+
+def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
+    """The caller whose key the request has. Raises what `authenticate` raises, and WrongKeysError if the address has
+    sent too many wrong keys.
+
+    The address is the connection's: a header that names another could be anybody's invention.
+    """
+    try:
+        return authenticate(request.app[SERVICES].authenticator, request.headers.get("Authorization"))
+    except WrongKeyError:
+        request.app[WRONG_KEYS].note(request.remote or "")
+        raise
+
+
+def guarded(route: Route) -> Handler:
+    """The route's handler, for the callers that the route lets in. The others are told why not: AuthenticationError,
+    ForbiddenError, NotReadyError, CapacityError, or InvalidRequestError if the served model has another task.
+    """
+    if route.access is Access.PUBLIC:
+        return route.handler
+    around = _for_inference if route.access is Access.INFERENCE else _for_others
+
+    async def guard(request: web.Request) -> web.StreamResponse:
+        return await around(request, route)
+
+    return guard
+
+
+async def _for_inference(request: web.Request, route: Route) -> web.StreamResponse:
+    services = request.app[SERVICES]
+    caller = _enter(request, route.access)
+    with services.lifecycle.inside():
+        services.quotas.check(caller)
+        services.client.gate.check()  # before a body is read and a prompt tokenised for nothing
+        _check_task(request, route.tasks)
+        return await route.handler(request)
+
+
+async def _for_others(request: web.Request, route: Route) -> web.StreamResponse:
+    """The handler of an admin route looks itself at whose adapters and keys a call is about."""
+    if route.access is not Access.MODELS:
+        _enter(request, Access.ANY_KEY)  # whose act it is, if it is refused
+    caller = _enter(request, route.access)
+    if route.is_act:
+        services = request.app[SERVICES]
+        await services.quotas.begin_act(caller, services.config.attempts.acts_of(caller.role))
+        await services.check_store()  # a store that takes no changes could not even keep the audit line
+    return await route.handler(request)
+
+
+def _enter(request: web.Request, access: Access) -> Caller:
+    return request[CONTEXT].enter(lambda: authenticated(request, _AUTHENTICATE[access]))
+
+
+def _check_task(request: web.Request, tasks: tuple[Task, ...]) -> None:
+    pooling = request.app[SERVICES].spec.pooling
+    task = Task.GENERATE if pooling is None else pooling.task
+    if tasks and task not in tasks:
+        wanted = " or ".join(f"--task {name}" for name in tasks)
+        message = f"{request.path} needs a server started with {wanted}; this one runs its model with --task {task}."
+        raise InvalidRequestError(message, param="model", code="wrong_task")

@@ -1,0 +1,91 @@
+"""One route of the API: what the router, the guards, the audit log, /openapi.json and the tests know about it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+from pydantic import BaseModel
+
+from lora_serve.core.request import Task
+
+JSON = "application/json"
+_CHANGING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE))
+
+
+class Access(enum.Enum):
+    """Who may call a route."""
+
+    PUBLIC = "anybody, without a key"
+    ANY_KEY = "whoever has a key"
+    MODELS = "whoever may use the models, whatever state the server is in"
+    INFERENCE = "whoever may use the models, while the server is ready and its queue has room"
+    TENANT_ADMIN = "the admin, and a tenant's own admin within that tenant"
+    ADMIN = "the admin only, whatever `--auth` says"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBody:
+    """A body that is not JSON, and headers that belong to it, in OpenAPI's words."""
+
+    content: Mapping[str, Any]
+    headers: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path, who may call them, and the handler that answers."""
+
+    method: str
+    path: str  # as /openapi.json shows it; `{id}` may hold slashes
+    access: Access
+    handler: Handler
+    body: type[BaseModel] | tuple[type[BaseModel], ...] | OtherBody | None = None  # the schemas, one of which checks it
+    query: type[BaseModel] | None = None
+    answers: tuple[str, ...] = (JSON,)  # media types of a success
+    tasks: tuple[Task, ...] = ()  # of the served model; empty: any
+    is_probe: bool = False  # called every few seconds: logged only if refused, never traced
+
+    @property
+    def schemas(self) -> tuple[type[BaseModel], ...]:
+        """The schemas, one of which checks the body in JSON; empty: there is no such body."""
+        if self.body is None or isinstance(self.body, OtherBody):
+            return ()
+        return self.body if isinstance(self.body, tuple) else (self.body,)
+
+    @property
+    def pattern(self) -> str:
+        """The path as aiohttp takes it."""
+        return self.path.replace("{id}", "{id:.+}")
+
+    @property
+    def is_page(self) -> bool:
+        """True if people read the answer in a browser, to which a link on any site may bring them."""
+        return "text/html" in self.answers
+
+    @property
+    def is_act(self) -> bool:
+        """True if a call is an admin's act, which gets a line in the audit log."""
+        return self.access in (Access.ADMIN, Access.TENANT_ADMIN) and self.method in _CHANGING
+
+
+class RouteTable:
+    """The routes of an application, in the order in which the router tries them."""
+
+    def __init__(self, *routes: Route) -> None:
+        self.routes = routes
+        self.probe_paths = frozenset(route.path for route in routes if route.is_probe)
+        self._by_call = {(route.method, route.path): route for route in routes}
+
+    def find(self, request: web.Request) -> Route | None:
+        """The route that the router chose; None if there is nothing at the URL, or nothing for the method."""
+        resource = request.match_info.route.resource
+        method = hdrs.METH_GET if request.method == hdrs.METH_HEAD else request.method
+        return None if resource is None else self._by_call.get((method, resource.canonical))
+
+
+ROUTES = web.AppKey("routes", RouteTable)
