@@ -47,8 +47,7 @@ from lora_serve.server.operation.engine_metrics import get_metrics
 from lora_serve.server.operation.openapi import get_openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
-from lora_serve.server.pooling.rerank import create_rerank
-from lora_serve.server.pooling.score import create_score
+from lora_serve.server.pooling.scores import create_rerank, create_score
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.tenant_budgets import following_budgets

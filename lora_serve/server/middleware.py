@@ -16,7 +16,6 @@ from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.guards.auditing import audited, may_be_act
 from lora_serve.server.guards.authentication import Authenticate, authenticated
 from lora_serve.server.services import SERVICES
-from lora_serve.server.telemetry.log_fields import log_fields
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 
 access_log = logging.getLogger("lora_serve.access")
@@ -31,7 +30,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write one line of log."""
     context = request[CONTEXT] = RequestContext()
     status = CLIENT_LEFT
-    with logged_with(lambda: log_fields(context)):
+    with logged_with(context.log_fields):
         try:
             response = await audited(request, context, _respond(request, handler, context))
             status = response.status
@@ -67,7 +66,7 @@ def _log(request: web.Request, context: RequestContext, status: int) -> None:
         status,
         milliseconds,
         extra={
-            **log_fields(context),
+            **context.log_fields(),
             "method": request.method,
             "path": path,
             "status": status,

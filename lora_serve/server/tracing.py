@@ -8,7 +8,6 @@ from aiohttp.typedefs import Middleware
 
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.middleware import CLIENT_LEFT, PROBES, Handler
-from lora_serve.server.telemetry.log_fields import log_fields
 from lora_serve.server.telemetry.request_traces import Outcome, RequestTraces
 
 
@@ -40,8 +39,8 @@ def _route(request: web.Request) -> str:
 def _outcome(context: RequestContext, status: int) -> Outcome:
     return Outcome(
         status,
-        context.answerer.model if context.answerer else None,
-        log_fields(context),
+        context.adapters.model if context.adapters else None,
+        context.log_fields(),
         context.num_prompt_tokens,
         context.num_output_tokens,
         context.timings,
