@@ -25,7 +25,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.allocator import return_freed_memory
-from lora_serve.server.openai.rehearsal import rehearse
+from lora_serve.server.openai.warm_up import answer_warm_up_text
 from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of
 from lora_serve.server.upkeep.reconciler import pinned_refs
@@ -143,7 +143,7 @@ async def warm_up(services: Services, settings: Settings) -> None:
             progress.advance(task)
         if stages:
             with timed("warm-up: a text"):
-                await rehearse(services)
+                await answer_warm_up_text(services)
             await client.adapters(Evict(dummy.digest, forget=True))
 
 

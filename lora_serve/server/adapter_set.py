@@ -1,4 +1,4 @@
-"""The adapters of one request, as the caller named them, and what they mean for one prompt."""
+"""The adapters of one request, as the caller named them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.request import AdapterUse, InferenceRequest
+from lora_serve.core.request import AdapterUse
+
+BASE_VERSION = "0"  # X-Adapter-Version of the base model
+BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,38 +24,62 @@ class AdapterMember:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """What answers: y = W x + sum over members of scale * B A x. Empty: the base model alone."""
+    """The adapters of one answer: y = W x + sum over members of scale * B A x. Without members the base model answers.
 
-    members: tuple[AdapterMember, ...] = ()
+    Names, versions and digests have one element per adapter, in the caller's order.
+    """
+
+    members: tuple[AdapterMember, ...]
+    base_name: str
 
     @property
     def is_composed(self) -> bool:
-        """Whether it is more than one adapter just as it was trained."""
+        """True unless this is the base model, or one adapter just as it was trained."""
         return len(self.members) > 1 or any(member.scale != 1.0 for member in self.members)
 
     @property
-    def has_activated(self) -> bool:
-        """Whether a member acts only where its invocation tokens are."""
-        return any(member.ref.traits.invocation_tokens for member in self.members)
-
-    @property
-    def vocabulary_of(self) -> AdapterRef | None:
-        """Whose tokens count; None: the base's. Adapters with a vocabulary of their own are never composed."""
+    def single(self) -> AdapterRef | None:
+        """The only adapter, whose added tokens count. Adapters that add tokens are never composed."""
         return self.members[0].ref if len(self.members) == 1 else None
 
-    def model_name(self, base_name: str) -> str:
-        """`model` of the answer: the members' names joined by "+"."""
-        return "+".join(member.ref.name for member in self.members) or base_name
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(member.ref.name for member in self.members) or (self.base_name,)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return tuple(str(member.ref.version) for member in self.members) or (BASE_VERSION,)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(member.ref.digest for member in self.members) or (BASE_DIGEST,)
+
+    @property
+    def model(self) -> str:
+        """`model` of the answer: the names joined by "+"."""
+        return "+".join(self.names)
+
+    @property
+    def label(self) -> str:
+        """`a@1+b@2`, for the log."""
+        return "+".join(f"{name}@{version}" for name, version in zip(self.names, self.versions, strict=True))
 
     def uses_in(self, prompt: Sequence[int]) -> tuple[AdapterUse, ...]:
         """The members that act in an answer to this prompt.
 
-        By digest, as sums of floats depend on their order, and the answer must not depend on the caller's.
+        Sorted by digest, as sums of floats depend on their order, and the answer must not depend on the caller's.
         """
         starts = [(member, member.ref.start_in(prompt)) for member in self.members]
         uses = [AdapterUse(member.ref, member.scale, start) for member, start in starts if start is not None]
         return tuple(sorted(uses, key=lambda use: use.ref.digest))
 
-    def active_in(self, requests: Sequence[InferenceRequest]) -> tuple[int, ...]:
-        """In how many of these requests each member acts."""
-        return tuple(sum(member.ref in request.refs for request in requests) for member in self.members)
+    def activity(self, prompts: Sequence[Sequence[int]]) -> tuple[str, ...]:
+        """`1` or `0` for each adapter, or for several prompts in how many of them the adapter acts: `1/2`.
+
+        Empty if no adapter has invocation tokens: then all of them always act.
+        """
+        if not any(member.ref.traits.invocation_tokens for member in self.members):
+            return ()
+        total = "" if len(prompts) == 1 else f"/{len(prompts)}"
+        counts = [sum(member.ref.start_in(prompt) is not None for prompt in prompts) for member in self.members]
+        return tuple(f"{count}{total}" for count in counts)

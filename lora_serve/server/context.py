@@ -1,92 +1,29 @@
-"""What the web knows of one request while it is inside, and the headers every answer carries."""
+"""The facts of one request while it is inside the server, and the headers that every answer carries."""
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from aiohttp import web
 
 from lora_serve.core.errors import Standings
 from lora_serve.core.messages import Timings
-from lora_serve.core.request import InferenceRequest
+from lora_serve.core.request import OnCold
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterSet
-from lora_serve.server.fallback import Fallback
-from lora_serve.server.rate_limit_headers import rate_limit_headers
-
-BASE_VERSION = "0"  # X-Adapter-Version of the base model
-BASE_DIGEST = "base"  # X-Adapter-Digest of the base model
-
-
-@dataclass(frozen=True, slots=True)
-class Answerer:
-    """Who answers: adapters, or the base model. Each field has one element per adapter, in the caller's order."""
-
-    names: tuple[str, ...]
-    versions: tuple[str, ...]
-    digests: tuple[str, ...]
-    scales: tuple[str, ...] = ()  # empty: one adapter as it was trained
-    active: tuple[str, ...] = ()  # empty: no adapter has invocation tokens
-    fallback: str = ""  # "base" or "previous": it answers for adapters that were cold
-
-    @classmethod
-    def of(cls, adapters: AdapterSet, base_name: str, requests: Sequence[InferenceRequest] = ()) -> Answerer:
-        """`requests`: one for each prompt."""
-        if not adapters.members:
-            return cls((base_name,), (BASE_VERSION,), (BASE_DIGEST,))
-        refs = [member.ref for member in adapters.members]
-        return cls(
-            names=tuple(ref.name for ref in refs),
-            versions=tuple(str(ref.version) for ref in refs),
-            digests=tuple(ref.digest for ref in refs),
-            scales=tuple(str(member.scale) for member in adapters.members) if adapters.is_composed else (),
-            active=_active(adapters, requests) if requests and adapters.has_activated else (),
-        )
-
-    def replaced_by(self, fallback: Fallback, base_name: str) -> Answerer:
-        """Who answers in this one's place. Its invocation tokens are the same, so it acts in the same prompts."""
-        other = Answerer.of(fallback.adapters, base_name)
-        return replace(other, active=self.active, fallback=fallback.on_cold.value)
-
-    @property
-    def model(self) -> str:
-        """`model` of the answer."""
-        return "+".join(self.names)
-
-    @property
-    def label(self) -> str:
-        """`a@1+b@2`, for the log."""
-        return "+".join(f"{name}@{version}" for name, version in zip(self.names, self.versions, strict=True))
-
-    def headers(self) -> dict[str, str]:
-        """The values of the adapters, comma-separated; no header without values."""
-        values = {
-            "X-Adapter-Id": [quote(name, safe="/@:+ ") for name in self.names],
-            "X-Adapter-Version": self.versions,
-            "X-Adapter-Digest": self.digests,
-            "X-Adapter-Scale": self.scales,
-            "X-Adapter-Active": self.active,
-            "X-Adapter-Fallback": [self.fallback] if self.fallback else [],
-        }
-        return {name: ",".join(parts) for name, parts in values.items() if parts}
-
-
-def _active(adapters: AdapterSet, requests: Sequence[InferenceRequest]) -> tuple[str, ...]:
-    """`1` or `0`, or for several prompts in how many of them an adapter acts: `1/2`."""
-    total = "" if len(requests) == 1 else f"/{len(requests)}"
-    return tuple(f"{count}{total}" for count in adapters.active_in(requests))
 
 
 @dataclass(slots=True)
 class AuditNote:
-    """What an admin act was about, where its URL does not say it: filled in by its handler."""
+    """The subject of an admin act, where the URL does not say it: filled in by the act's handler."""
 
     subject: str = ""
-    owner: str = ""  # the tenant whose it is
+    owner: str = ""  # the tenant to whom the subject belongs
     digest: str = ""
 
 
@@ -98,9 +35,10 @@ class RequestContext:
     started: float = field(default_factory=time.monotonic)
     caller: Caller | None = None
     authenticate: Callable[[], Caller] | None = None  # says who calls, as it is now
-    answerer: Answerer | None = None
-    fallback_answerer: Answerer | None = None  # who is the answerer if the engine says so
-    timings: Timings | None = None  # the slowest of the request's sequences, part by part
+    adapters: AdapterSet | None = None  # that answer
+    active: tuple[str, ...] = ()  # see `AdapterSet.activity`
+    fell_back: OnCold | None = None  # `base` or `previous`: `adapters` answer for others that were cold
+    timings: Timings | None = None  # the slowest of the request's rows, part by part
     decode: float | None = None  # seconds after the first token
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -121,30 +59,65 @@ class RequestContext:
         if self.authenticate is not None:
             self.enter(self.authenticate)
 
-    def admitted(self, timings: Timings, fell_back: bool = False) -> None:
-        """One of the sequences has its prompt computed, by the fallback if it `fell_back`."""
-        if fell_back and self.fallback_answerer is not None:
-            self.answerer = self.fallback_answerer
-        known = self.timings or Timings(0.0, 0.0, 0.0)
-        self.timings = Timings(
-            max(known.queue, timings.queue), max(known.load, timings.load), max(known.prefill, timings.prefill)
-        )
+    def log_fields(self) -> dict[str, object]:
+        """The fields of every line of log written for the request, as far as they are known by now.
+
+        `-` and None: nobody, nothing, or not yet. Never a prompt, never a key.
+        """
+        return {
+            "request_id": self.request_id,
+            "tenant": self.caller.tenant if self.caller else "-",
+            "adapter": self.adapters.label if self.adapters else "-",
+            "digest": "+".join(self.adapters.digests) if self.adapters else None,
+        }
 
 
 CONTEXT = web.RequestKey("context", RequestContext)
 
 
+def caller_of(context: RequestContext) -> Caller:
+    """The caller of a request whose route stands behind a guard of middleware.py."""
+    assert context.caller is not None, "the route has no guard"
+    return context.caller
+
+
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Called by aiohttp just before an answer's headers are sent, whoever made it."""
+    """Called by aiohttp just before an answer's headers are sent, whatever made the answer."""
     context = request.get(CONTEXT)
     if context is None:
         return
     response.headers["X-Request-Id"] = context.request_id
-    if context.answerer is not None:
-        response.headers.update(context.answerer.headers())
-    response.headers.update(rate_limit_headers(context.rate_limits))
+    if context.adapters is not None:
+        response.headers.update(_adapter_headers(context.adapters, context))
+    for unit, state in context.rate_limits.items():
+        # https://platform.openai.com/docs/guides/rate-limits
+        response.headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)
+        response.headers[f"x-ratelimit-remaining-{unit}"] = str(state.remaining)
+        response.headers[f"x-ratelimit-reset-{unit}"] = duration(state.reset)
     if context.timings is not None:
         response.headers["Server-Timing"] = _server_timing(context.timings, context.decode)
+
+
+def _adapter_headers(adapters: AdapterSet, context: RequestContext) -> dict[str, str]:
+    """The values of the adapters, comma-separated; no header without values."""
+    values = {
+        "X-Adapter-Id": [quote(name, safe="/@:+ ") for name in adapters.names],
+        "X-Adapter-Version": adapters.versions,
+        "X-Adapter-Digest": adapters.digests,
+        "X-Adapter-Scale": [str(member.scale) for member in adapters.members] if adapters.is_composed else [],
+        "X-Adapter-Active": context.active,
+        "X-Adapter-Fallback": [context.fell_back.value] if context.fell_back else [],
+    }
+    return {name: ",".join(parts) for name, parts in values.items() if parts}
+
+
+def duration(seconds: float) -> str:
+    """`1m30s`, `6.5s`, `12ms`, `0s`: rounded up, so that waiting that long is enough."""
+    milliseconds = math.ceil(1000 * seconds)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return (f"{minutes}m" if minutes else "") + f"{rest / 1000:g}s"
 
 
 def _server_timing(timings: Timings, decode: float | None) -> str:

@@ -15,7 +15,6 @@ from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.guards.auditing import audited
 from lora_serve.server.route import ROUTES
 from lora_serve.server.services import SERVICES
-from lora_serve.server.telemetry.log_fields import log_fields
 
 access_log = logging.getLogger("lora_serve.access")
 
@@ -25,7 +24,7 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id, turn errors into answers, and write one line of log."""
     context = request[CONTEXT] = RequestContext()
     status = CLIENT_LEFT
-    with logged_with(lambda: log_fields(context)):
+    with logged_with(context.log_fields):
         try:
             response = await audited(request, context, _respond(request, handler, context))
             status = response.status
@@ -61,7 +60,7 @@ def _log(request: web.Request, context: RequestContext, status: int) -> None:
         status,
         milliseconds,
         extra={
-            **log_fields(context),
+            **context.log_fields(),
             "method": request.method,
             "path": path,
             "status": status,

@@ -13,8 +13,8 @@ from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.ownership import owned_entry
 from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of, chooser_for
+from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.inference.resolve import resolver_for
 from lora_serve.server.services import SERVICES, Services
 
 _CARD_VALUES = 20  # what one card costs, as values of an answer
@@ -40,7 +40,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 
 async def get_model(request: web.Request) -> web.StreamResponse:
     services, name = request.app[SERVICES], request.match_info["id"]
-    found = chooser_for(request).find(name)
+    found = resolver_for(request).find(name)
     if found is None:
         return web.json_response(_base_card(services))
     return web.json_response(_adapter_card(services, found.entry, name, found.ref))

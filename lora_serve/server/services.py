@@ -1,9 +1,9 @@
-"""Everything a handler may use, in one frozen value under one key of the application."""
+"""Everything that a handler may use, in one frozen value under one key of the application."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 from aiohttp import web
@@ -15,14 +15,15 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
-from lora_serve.core.errors import LoraServeError, contained
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import contained
+from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
 from lora_serve.server.lifecycle import Lifecycle
-from lora_serve.server.live_limits import LiveLimits
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.request_traces import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
@@ -34,6 +35,21 @@ from lora_serve.text.tokenizer import TextModel
 
 T = TypeVar("T")
 MAX_LARGE_BODIES = 2  # parsed at the same time, so that they leave threads and processor to others
+
+
+class LiveLimits:
+    """The tiers' limits as PUT /admin/engine changed them: used on the event loop, and forgotten at a restart."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, int] = {}  # by the field's name in AdapterConfig
+
+    def change(self, command: Resize) -> None:
+        """Note limits that the engine has taken over."""
+        self._changes |= {name: value for name, value in asdict(command).items() if value is not None}
+
+    def of(self, config: AdapterConfig) -> AdapterConfig:
+        """The settings with the changes."""
+        return replace(config, **self._changes) if self._changes else config  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +85,12 @@ class Services:
         """
         return await self.background.complete(asyncio.to_thread(contained, change), name)
 
-    def text_of(self, adapter: AdapterRef | None) -> TextModel:
-        """The base's tokenizer, with the tokens that the adapter adds to it."""
-        return self.text if adapter is None else self.text.with_added(adapter.traits.added_tokens)
-
-    def spec_of(self, adapter: AdapterRef | None) -> ModelSpec:
-        """The base model with the adapter's vocabulary."""
-        size = 0 if adapter is None else adapter.traits.vocab_size
-        return replace(self.spec, vocab_size=size) if size else self.spec
+    def with_tokens_of(self, adapter: AdapterRef | None) -> tuple[TextModel, ModelSpec]:
+        """The base's tokenizer and spec, with the tokens and the vocabulary of an adapter that adds some."""
+        if adapter is None:
+            return self.text, self.spec
+        text, size = self.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
+        return text, replace(self.spec, vocab_size=size) if size else self.spec
 
     async def store_tiers(self) -> dict[str, TierStats]:
         """Figures of the tiers below host memory; empty if they cannot be had."""

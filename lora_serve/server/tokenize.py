@@ -7,12 +7,12 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.openai.chosen import chooser_for, read_fields
-from lora_serve.server.openai.prompts import chat_messages, chat_prompt, encode
-from lora_serve.server.sampling import check_vocabulary
+from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.inference.prompts import chat_messages, chat_prompt, encode
+from lora_serve.server.inference.requests import check_vocabulary
+from lora_serve.server.inference.resolve import resolver_for
 from lora_serve.server.schemas.tokenize import (
     DetokenizeFields,
     TokenizeChatFields,
@@ -20,27 +20,27 @@ from lora_serve.server.schemas.tokenize import (
     check_token_ids,
 )
 from lora_serve.server.services import SERVICES
+from lora_serve.text.tokenizer import TextModel
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """A `prompt`, or `messages` as chat would render them."""
-    services, body = request.app[SERVICES], await read_fields(request)
+    body = await read_fields(request)
     fields: TokenizeTextFields | TokenizeChatFields
     if "messages" in body:
         fields = check_fields(TokenizeChatFields, body)
-        adapter = _adapter_of(request, fields.model)
-        messages = await chat_messages(fields.messages)
-        token_ids = await chat_prompt(services.text_of(adapter), services.spec_of(adapter), fields, messages)
+        text, spec = _tokenizer_of(request, fields.model)
+        token_ids = await chat_prompt(text, spec, fields, await chat_messages(fields.messages))
     else:
         fields = check_fields(TokenizeTextFields, body)
-        adapter = _adapter_of(request, fields.model)
-        token_ids = await encode(services.text_of(adapter), services.spec, fields.prompt, fields.add_special_tokens)
-    text, with_spelling = services.text_of(adapter), fields.return_token_strs
+        text, spec = _tokenizer_of(request, fields.model)
+        token_ids = await encode(text, spec, fields.prompt, fields.add_special_tokens)
+    with_spelling = fields.return_token_strs
 
     def made() -> dict[str, Any]:
         return {
             "count": len(token_ids),
-            "max_model_len": services.spec.max_model_len,
+            "max_model_len": spec.max_model_len,
             "tokens": token_ids,
             "token_strs": [text.token(token_id) for token_id in token_ids] if with_spelling else None,
         }
@@ -50,11 +50,9 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """Special tokens are shown."""
-    services = request.app[SERVICES]
     fields = check_fields(DetokenizeFields, await read_fields(request))
     token_ids = await asyncio.to_thread(check_token_ids, fields.tokens)
-    adapter = _adapter_of(request, fields.model)
-    text, spec = services.text_of(adapter), services.spec_of(adapter)
+    text, spec = _tokenizer_of(request, fields.model)
 
     def decoded() -> str:
         check_vocabulary(token_ids, spec, "tokens")
@@ -68,7 +66,7 @@ async def tokenizer_info(request: web.Request) -> web.StreamResponse:
     return web.json_response(request.app[SERVICES].text.info())
 
 
-def _adapter_of(request: web.Request, model: str | None) -> AdapterRef | None:
-    """Adapters may add tokens to the base's tokenizer. Raises AdapterNotFoundError."""
-    found = None if model is None else chooser_for(request).find(model)
-    return None if found is None else found.ref
+def _tokenizer_of(request: web.Request, model: str | None) -> tuple[TextModel, ModelSpec]:
+    """The base's tokenizer, with the tokens that the named adapter adds. Raises AdapterNotFoundError."""
+    found = None if model is None else resolver_for(request).find(model)
+    return request.app[SERVICES].with_tokens_of(None if found is None else found.ref)

@@ -16,8 +16,7 @@ import jinja2
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
-from lora_serve.text.marked import Marked, true_text
-from lora_serve.text.marks import Marks
+from lora_serve.text.marked import Marked, Marks, true_text
 from lora_serve.text.template import Conversation
 from lora_serve.text.tokenizer import TextModel
 

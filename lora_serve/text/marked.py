@@ -1,17 +1,22 @@
 """Texts of a request as a template writes them: each character that could be a part of a control token is a mark.
 
 A mark is a private-use character that occurs nowhere else in the chat. Whatever the template does to a text, its marks
-stay marks: there is no operation that gives the text itself to the template. Whatever the template asks of a text (does
-it hold `</think>`? what stands before it?) is answered as for the text itself, so that it writes the same.
+stay marks: there is no operation that gives the text itself to the template. A template's questions about a text (does
+it hold `</think>`? what stands before it?) are answered as for the text itself, so that the template writes the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, SupportsIndex, TypeVar
 
+from lora_serve.core.errors import InvalidRequestError
+
 V = TypeVar("V")
+_PRIVATE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_FEW = 16  # marks that are put by one `replace` each; more are put by one `translate`
 
 
 def _asked(name: str) -> Callable[..., Any]:
@@ -195,3 +200,39 @@ def joined(pieces: Iterable[object]) -> str:
     if meaning is None:
         return "".join(parts)
     return Marked("".join(parts), "".join(map(meaning, parts)), meaning)
+
+
+class Marks:
+    """The marks of one chat: each stands for one character, and none of them occurs in `texts`."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        taken = set(chain.from_iterable(_PRIVATE.findall(text) for text in texts if not text.isascii()))
+        numbers = chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+        self._free = (chr(number) for number in numbers if chr(number) not in taken)
+        self._marks: dict[str, str] = {}
+        self._meanings: dict[str, str] = {}
+
+    def put(self, text: str, characters: Iterable[str]) -> Marked:
+        """`text` with marks for those `characters`. Raises InvalidRequestError if there are no marks left."""
+        marks = {character: self._mark_of(character) for character in characters}
+        marked = text
+        if len(marks) > _FEW:
+            marked = text.translate({ord(character): mark for character, mark in marks.items()})
+        else:
+            for character, mark in marks.items():
+                marked = marked.replace(character, mark)
+        return Marked(marked, text, self.meaning)
+
+    def meaning(self, text: str) -> str:
+        """The true text of one with marks, whatever a template has made of it."""
+        true = str.__str__(true_text(text))
+        return true if true.isascii() else _PRIVATE.sub(lambda found: self._meanings.get(found[0], found[0]), true)
+
+    def _mark_of(self, character: str) -> str:
+        if character not in self._marks:
+            mark = next(self._free, None)
+            if mark is None:
+                message = "The messages hold the text of a control token and all private-use characters of Unicode."
+                raise InvalidRequestError(message, param="messages")
+            self._marks[character], self._meanings[mark] = mark, character
+        return self._marks[character]

@@ -9,8 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from lora_serve.text.marked import Marked, joined
-from lora_serve.text.marks import Marks
+from lora_serve.text.marked import Marked, Marks, joined
 
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it cuts the text where this stands, as `_cut` does
 

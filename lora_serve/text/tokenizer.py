@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken as TokenizersAddedToken
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
-from lora_serve.core.errors import ModelError
+from lora_serve.core.errors import InvalidRequestError, ModelError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat
 from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
 from lora_serve.text.template import ChatTemplate
 from lora_serve.text.token_bytes import TokenBytes
-from lora_serve.text.truncation import cut, encoded
 
 _TOKEN_CACHE = 65536  # remembered texts of single tokens
 _FEW_TOKENS = 1000  # decoded in a fraction of a millisecond
@@ -89,7 +88,7 @@ class TextModel:
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
-        return tuple(encoded(self._backend, text, None, add_special_tokens).ids)
+        return tuple(_encoded(self._backend, text, None, add_special_tokens).ids)
 
     def encode_chat(self, chat: RenderedChat, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a chat, in which control tokens are the template's alone. Raises InvalidRequestError."""
@@ -112,9 +111,9 @@ class TextModel:
 
         Raises InvalidRequestError if `max_tokens` is not even enough for these.
         """
-        encoding = encoded(self._backend, text, pair, add_special_tokens)
+        encoding = _encoded(self._backend, text, pair, add_special_tokens)
         if max_tokens is not None and len(encoding) > max_tokens:
-            encoding = cut(self._backend, text, pair, add_special_tokens, max_tokens, self.truncation_side)
+            encoding = _cut(self._backend, text, pair, add_special_tokens, max_tokens, self.truncation_side)
         has_types = "token_type_ids" in self.wrapper.model_input_names
         return EncodedInput(tuple(encoding.ids), tuple(encoding.type_ids) if has_types else ())
 
@@ -127,7 +126,7 @@ class TextModel:
         """Text of `token_ids`; ids the tokenizer does not know give nothing."""
         if len(token_ids) <= _FEW_TOKENS:
             return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)  # as in `encoded`
+        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)  # as in `_encoded`
         return text
 
     def token(self, token_id: int) -> str | None:
@@ -186,3 +185,45 @@ def _for_tokenizers(token: AddedToken) -> TokenizersAddedToken:
         normalized=token.normalized,
         special=token.is_special,
     )
+
+
+def _encoded(tokenizer: Tokenizer, text: str, pair: str | None, add_special_tokens: bool) -> Encoding:
+    """A text, or two. A batch of one, as `encode` keeps Python's lock until its end; without offsets, which nobody
+    reads and which take longer to free than to make.
+    """
+    given = text if pair is None else (text, pair)
+    (encoding,) = tokenizer.encode_batch_fast([given], add_special_tokens=add_special_tokens)
+    return encoding
+
+
+def _cut(
+    tokenizer: Tokenizer, text: str, pair: str | None, add_special_tokens: bool, max_tokens: int, side: str
+) -> Encoding:
+    """`max_tokens` at most, special tokens among them. `side`: "right" or "left", where tokens are lost.
+
+    Raises InvalidRequestError if the special tokens alone are more.
+    """
+    num_special = tokenizer.num_special_tokens_to_add(pair is not None) if add_special_tokens else 0
+    room = max_tokens - num_special
+    if room < 0:
+        message = f"`truncate_prompt_tokens` ({max_tokens}) leaves no room beside {num_special} special tokens."
+        raise InvalidRequestError(message, param="truncate_prompt_tokens")
+    first = _encoded(tokenizer, text, None, add_special_tokens=False)
+    second = None if pair is None else _encoded(tokenizer, pair, None, add_special_tokens=False)
+    num_first, num_second = _longest_first(len(first), 0 if second is None else len(second), room)
+    first.truncate(num_first, 0, side)
+    if second is not None:
+        second.truncate(num_second, 0, side)
+    return tokenizer.post_process(first, second, add_special_tokens)
+
+
+def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
+    """What is left of two texts' tokens: the longer one loses first, as by `tokenizers`' strategy of that name."""
+    if num_first + num_second <= room:
+        return num_first, num_second
+    short = min(num_first, num_second)
+    if 2 * short >= room:
+        half, odd = divmod(room, 2)
+        return (half, half + odd) if num_first <= num_second else (half + odd, half)
+    long = room - short
+    return (short, long) if num_first <= num_second else (long, short)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lora_serve.core.tenant import Caller, Role
-from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.admin import tenant_rules
+from lora_serve.server.inference.resolve import AdapterResolver
 from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House
 from tests.server.tenants import Reply, Tenancy, tenancy_of
@@ -117,13 +117,13 @@ async def test_no_spelling_of_a_foreign_adapter_leads_to_it(tenancy: Tenancy, na
 async def test_foreign_and_unknown_take_the_same_time(tenancy: Tenancy) -> None:
     """Of the look-up itself, where a difference would begin. The shortest of many, taken in turns: load only adds."""
     services = tenancy.house.services
-    chooser = AdapterChooser(services.catalog, BASE, Caller("acme", Role.INFERENCE), services.adapter_config)
+    resolver = AdapterResolver(services.catalog, BASE, Caller("acme", Role.INFERENCE), services.adapter_config)
     times: dict[str, list[int]] = {FOREIGN: [], UNKNOWN: [], DELETED: []}
     for _ in range(3000):
         for name, taken in times.items():
             started = time.perf_counter_ns()
             with pytest.raises(Exception, match="does not exist"):
-                chooser.find(name)
+                resolver.find(name)
             taken.append(time.perf_counter_ns() - started)
     shortest = [min(taken) for taken in times.values()]
     assert max(shortest) < 1.5 * min(shortest), shortest

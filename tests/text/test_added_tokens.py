@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.text.chat import ChatMessage, render_chat
-from lora_serve.text.detokenizer import Detokenizer
+from lora_serve.text.output import Detokenizer
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_fallback_tokenizer, byte_level_tokenizer
 

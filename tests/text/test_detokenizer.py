@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.text.detokenizer import Detokenizer
+from lora_serve.text.output import Detokenizer
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_fallback_tokenizer, byte_level_tokenizer
 

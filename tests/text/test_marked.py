@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.text.marked import Marked, joined, true_text
-from lora_serve.text.marks import Marks
+from lora_serve.text.marked import Marked, Marks, joined, true_text
 
 TEXTS = st.text(alphabet="<|>aAß b\n\u00e9", max_size=12)
 PARTS = st.text(alphabet="<|>y \n", max_size=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lora_serve.text.stop import StopMatcher
+from lora_serve.text.output import StopMatcher
 
 LETTERS = st.text(alphabet="ab", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=2)
@@ -15,10 +15,10 @@ def stream(pieces: list[str], stops: list[str], include: bool = False) -> tuple[
     """What was shown after each piece, and the stop string that ended it."""
     matcher, shown = StopMatcher(stops, include), []
     for piece in pieces:
-        result = matcher.push(piece)
-        shown.append(result.text)
-        if result.matched is not None:
-            return shown, result.matched
+        text, matched = matcher.push(piece)
+        shown.append(text)
+        if matched is not None:
+            return shown, matched
     shown.append(matcher.flush())
     return shown, None
 
@@ -55,19 +55,19 @@ def test_shown_text_never_holds_a_stop_string_nor_a_text_that_is_later_withdrawn
 
 def test_possible_beginning_of_a_stop_string_is_held_back_until_it_is_decided() -> None:
     matcher = StopMatcher(["END"])
-    assert matcher.push("abc E").text == "abc "
-    assert matcher.push("N").text == ""
-    assert matcher.push("x").text == "ENx"
+    assert matcher.push("abc E")[0] == "abc "
+    assert matcher.push("N")[0] == ""
+    assert matcher.push("x")[0] == "ENx"
 
 
 def test_held_back_text_comes_out_when_the_text_ends() -> None:
     matcher = StopMatcher(["END"])
-    assert matcher.push("abc EN").text == "abc "
+    assert matcher.push("abc EN")[0] == "abc "
     assert matcher.flush() == "EN"
 
 
 def test_no_stop_strings_means_no_delay() -> None:
-    assert StopMatcher([]).push("abc").text == "abc"
+    assert StopMatcher([]).push("abc") == ("abc", None)
 
 
 def test_stop_string_is_shown_where_the_caller_asked_for_it() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.server.bodies.json_body import check_query
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import AuditLine

@@ -16,8 +16,7 @@ from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
 from lora_serve.server.admin.ownership import entry_for
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_query
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.schemas.queries import AdaptersQuery
 from lora_serve.server.services import SERVICES, Services
 

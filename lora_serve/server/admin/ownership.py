@@ -9,8 +9,7 @@ from lora_serve.adapters.catalog.routes import own_name
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.errors import AdapterNotFoundError, ForbiddenError
 from lora_serve.core.tenant import Caller
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.services import SERVICES
 
 

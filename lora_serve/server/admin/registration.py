@@ -22,8 +22,7 @@ from lora_serve.server.admin.residency import set_pinned
 from lora_serve.server.admin.tenant_rules import check_source, check_still_there, registration_for
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.context import CONTEXT, AuditNote
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, AuditNote, caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 

@@ -12,8 +12,7 @@ from lora_serve.core.errors import InvalidRequestError, NotFoundError
 from lora_serve.core.tenant import ADMIN_CALLER, Tenant, check_tenant_name
 from lora_serve.server.admin.tenant_deletion import delete_all_of
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.schemas.tenants import ChangeTenantFields, CreateTenantFields
 from lora_serve.server.services import SERVICES, Services

@@ -16,8 +16,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import ADMIN_CALLER, Caller
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_query
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageKey, UsageRow

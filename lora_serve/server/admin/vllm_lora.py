@@ -13,8 +13,7 @@ from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.answers.errors import WireError
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.chosen import caller_of
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
 

@@ -19,6 +19,7 @@ from lora_serve.core.errors import (
 from lora_serve.server.bodies.body_reading import parse_body, read_bytes
 from lora_serve.server.bodies.content_coding import decoder_of
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.schemas.later import refuse_later
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
@@ -46,6 +47,13 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
+
+
+async def read_fields(request: web.Request) -> dict[str, Any]:
+    """The body of a request for inference; one that asks for what a later version can do is refused."""
+    fields = await read_json(request)
+    refuse_later(fields)
+    return fields
 
 
 def check_query(model: type[M], request: web.Request) -> M:

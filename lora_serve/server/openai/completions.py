@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_fields
+from lora_serve.core.messages import PromptEvent, TokenLogprobs
+from lora_serve.core.request import FinishReason
+from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.openai.answer import Admitted, Piece
-from lora_serve.server.openai.chosen import choose_adapters, make_requests, read_fields, stop_rules
-from lora_serve.server.openai.completion_choice import CompletionChoice
-from lora_serve.server.openai.generation import run_choices
-from lora_serve.server.openai.logprobs import TokenSpeller
-from lora_serve.server.openai.prompts import EncodedPrompt, completion_prompts
-from lora_serve.server.openai.sse import stream
-from lora_serve.server.openai.usage import Usage
-from lora_serve.server.sampling import Limits
+from lora_serve.server.inference.prompts import EncodedPrompt, completion_prompts
+from lora_serve.server.inference.requests import TokenLimits, generation_requests
+from lora_serve.server.inference.resolve import resolve
+from lora_serve.server.inference.rows import Rows
+from lora_serve.server.openai.answering import AnswerBody, answer
+from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, num_values, prompt_logprobs
 from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.server.services import SERVICES
+from lora_serve.text.output import Piece
 from lora_serve.text.tokenizer import TextModel
 
 
@@ -31,80 +28,118 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request), services.config.requests)
-    adapters = choose_adapters(request, fields)
-    text, spec = services.text_of(adapters.vocabulary_of), services.spec_of(adapters.vocabulary_of)
-    prompts = await completion_prompts(text, spec, fields, services.config.requests.max_prompts)
-    limits = Limits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
-    token_ids = [prompt.token_ids for prompt in prompts]
-    requests = make_requests(request, fields, limits, token_ids, adapters)
-    usage = Usage.of(requests, fields.n)
-    context.num_prompt_tokens = usage.num_prompts_tokens
+    model = resolve(request, fields)
+    prompts = await completion_prompts(model.text, model.spec, fields, services.config.requests.max_prompts)
+    limits = TokenLimits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
+    requests = generation_requests(request, model, fields, limits, [prompt.token_ids for prompt in prompts])
+    rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = CompletionBody(
-        f"cmpl-{context.request_id}",
-        int(time.time()),
-        adapters.model_name(services.base_name),
-        fields,
-        usage,
-        [_choice(text, fields, prompt) for prompt in prompts for _ in range(fields.n)],
+        id=f"cmpl-{context.request_id}",
+        chunk_kind="text_completion",
+        context=context,
+        fields=fields,
+        use=rows.use,
+        choices=[_choice(model.text, fields, prompt) for prompt in prompts for _ in range(fields.n)],
     )
-    events = run_choices(services, context, requests, stop_rules(fields))
-    if fields.stream:
-        return await stream(request, events, body, len(requests))
-    async with aclosing(events):
-        async for number, event in events:
-            body.add(number, event)
-    return await json_answer(request, body.whole, sum(choice.num_values for choice in body.choices))
+    return await answer(request, fields, rows, body)
 
 
-@dataclass(slots=True)
-class CompletionBody:
+@dataclass(slots=True, kw_only=True)
+class CompletionBody(AnswerBody):
     """The answer, whole or in chunks."""
 
-    id: str
-    created: int
-    model: str
-    fields: CompletionFields
-    usage: Usage
     choices: list[CompletionChoice]
 
-    def add(self, choice: int, event: Admitted | Piece) -> None:
-        if isinstance(event, Piece):
-            self.usage.add(choice, len(event.token_ids))
-        else:
-            self.model = event.model
-            self.usage.admit(choice, event.num_cached_tokens)
-        self.choices[choice].add(event)
+    @property
+    def num_values(self) -> int:
+        return sum(choice.num_values for choice in self.choices)
+
+    def add(self, number: int, event: PromptEvent | Piece) -> None:
+        self.choices[number].add(event)
 
     def whole(self) -> dict[str, Any]:
         choices = [{"index": index, **choice.take()} for index, choice in enumerate(self.choices)]
         for choice, body in zip(self.choices, choices, strict=True):
             body["prompt_logprobs"] = choice.take_prompt_logprobs()
-        return {**self._head(choices), "usage": self.usage.total()}
+        return {**self.head("text_completion", choices), "usage": self.usage()}
 
-    def chunks(self, choice: int, event: Admitted | Piece) -> Iterator[dict[str, Any]]:
-        options = self.fields.stream_options
-        self.add(choice, event)
-        if not self.choices[choice].has_news:
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+        self.add(number, event)
+        if self.choices[number].has_news:
+            yield self.chunk(number, {"index": number, **self.choices[number].take()})
+
+
+@dataclass(slots=True)
+class CompletionChoice:
+    """Collects events; `take` gives what is new. With `echo` the prompt comes first, as if it were generated."""
+
+    speller: TokenSpeller
+    prompt: EncodedPrompt
+    logprobs: int | None
+    show_prompt_logprobs: bool
+    echo: bool
+    hide_answer: bool  # max_tokens: 0
+    prompt_entries: list[TokenLogprobs | None] | None = None
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenLogprobs | None] = field(default_factory=list)
+    num_characters: int = 0  # of the tokens given out
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, event: PromptEvent | Piece) -> None:
+        if isinstance(event, PromptEvent):
+            self._add_prompt(event)
             return
-        chunk = self._head([{"index": choice, **self.choices[choice].take()}])
-        if options is not None and options.continuous_usage_stats:
-            chunk["usage"] = self.usage.of_choice(choice)
-        elif options is not None and options.include_usage:
-            chunk["usage"] = None
-        yield chunk
+        self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+        if self.hide_answer:
+            self.finish_reason = event.finish_reason and FinishReason.LENGTH.value
+            return
+        self._extend(event.text, event.token_ids, event.logprobs)
 
-    def last_chunks(self) -> Iterator[dict[str, Any]]:
-        if self.fields.stream_options is not None and self.fields.stream_options.include_usage:
-            yield {**self._head([]), "usage": self.usage.total()}
+    @property
+    def has_news(self) -> bool:
+        """True if a chunk is worth sending: text, an end, or logprobs of a token whose text is held back."""
+        return bool(self.finish_reason or self.entries or any(self.text))
 
-    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
+    @property
+    def num_values(self) -> int:
+        """See `AnswerBody.num_values`."""
+        return num_values(self.prompt_entries) + num_values(self.entries) + sum(map(len, self.text)) // 8
+
+    def take_prompt_logprobs(self) -> Any:
+        """The prompt's log-probabilities, given out once; None if they were not asked for."""
+        return None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
+
+    def take(self) -> dict[str, Any]:
+        """The part of the choice since the last call."""
+        part = {
+            "text": "".join(self.text),
+            "logprobs": self._take_logprobs(),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
         }
+        self.text, self.token_ids, self.entries = [], [], []
+        return part
+
+    def _add_prompt(self, event: PromptEvent) -> None:
+        if self.show_prompt_logprobs and event.prompt_logprobs is not None:
+            self.prompt_entries = list(event.prompt_logprobs)
+        if self.echo:
+            self._extend(self.prompt.text, self.prompt.token_ids, event.prompt_logprobs or ())
+
+    def _extend(self, text: str, token_ids: tuple[int, ...], entries: tuple[TokenLogprobs | None, ...]) -> None:
+        self.text.append(text)
+        if self.logprobs is not None:
+            self.token_ids.extend(token_ids)
+            self.entries.extend(entries)
+
+    def _take_logprobs(self) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        body = completion_logprobs(self.speller, self.token_ids, self.entries, self.logprobs, self.num_characters)
+        self.num_characters += sum(len(self.speller.text.token_text(token_id)) for token_id in self.token_ids)
+        return body
 
 
 def _choice(text: TextModel, fields: CompletionFields, prompt: EncodedPrompt) -> CompletionChoice:

@@ -18,7 +18,7 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM cuts at the same number
 
 @dataclass(frozen=True, slots=True)
 class TokenSpeller:
-    """How tokens are written: their text, or `token_id:N`."""
+    """Writes tokens as their text, or as `token_id:N`."""
 
     text: TextModel
     as_ids: bool
@@ -67,8 +67,8 @@ def prompt_logprobs(text: TextModel, entries: list[TokenLogprobs | None]) -> lis
 
 
 def each(show: Callable[[E], Any], entries: list[E]) -> list[Any] | Iterator[Any]:
-    """`show` of each, for an answer. Of many one after the other as they are written, and each entry is let go then:
-    all of them at once would be a million objects, of which Python's collector would look at each.
+    """`show` of each entry, for an answer. Many entries are shown one by one as they are written, and each is let go
+    then: all at once they would be a million objects, of which Python's collector would look at each.
     """
     return [show(entry) for entry in entries] if len(entries) <= _MANY else _emptied(show, entries)
 
@@ -102,7 +102,7 @@ def _by_id(text: TextModel, entry: TokenLogprobs) -> dict[str, Any]:
 
 
 def num_values(entries: Sequence[TokenLogprobs | None] | None) -> int:
-    """Roughly, that are shown of them: all entries of a choice have as many alternatives."""
+    """Roughly the number of values that are shown of `entries`, all of which have as many alternatives."""
     last = entries[-1] if entries else None
     return 0 if last is None or entries is None else len(entries) * (4 + 3 * len(last.top))
 

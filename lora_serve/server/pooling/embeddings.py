@@ -11,11 +11,11 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.openai.chosen import read_fields
-from lora_serve.server.openai.prompts import read_prompts
-from lora_serve.server.pooling.asking import Asking
+from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.inference.prompts import read_prompts
+from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.pooling.inputs import MAX_INPUTS, InputRules
+from lora_serve.server.pooling.pooled import pool
 from lora_serve.server.schemas.pooling import EmbeddingFields
 from lora_serve.server.services import SERVICES
 
@@ -26,13 +26,13 @@ async def create_embedding(request: web.Request) -> web.StreamResponse:
     """The handler."""
     fields = check_fields(EmbeddingFields, await read_fields(request))
     _check_dimensions(fields.dimensions, request.app[SERVICES].spec)
-    asking = Asking(request, fields)
+    model = resolve(request, fields)
     inputs = await read_prompts(fields.input, "input", MAX_INPUTS)
     rules = InputRules("input", fields.add_special_tokens, fields.truncate_prompt_tokens)
-    answer = await asking.answer(inputs, rules)
+    answer = await pool(request, fields, model, inputs, rules)
     vectors = [shortened(vector, fields.dimensions) for vector in answer.vectors]
     data = await _data(vectors, fields.encoding_format)
-    head = json.dumps({"object": "list", "model": answer.model, "usage": answer.usage})
+    head = json.dumps({"object": "list", "model": answer.adapters.model, "usage": answer.usage})
     return web.Response(text=f'{head[:-1]}, "data": [{data}]}}', content_type="application/json")
 
 

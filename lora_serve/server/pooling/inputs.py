@@ -1,4 +1,4 @@
-"""Texts, pairs of texts and token ids of a request -> what the engine pools."""
+"""Texts, pairs of texts and token ids of a request -> token ids for the engine to pool."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import Task
 from lora_serve.server.answers.beside import beside
-from lora_serve.server.openai.prompts import check_can_fit
-from lora_serve.server.sampling import check_vocabulary
+from lora_serve.server.inference.prompts import check_can_fit
+from lora_serve.server.inference.requests import check_vocabulary
 from lora_serve.text.tokenizer import EncodedInput, TextModel
 
 MAX_INPUTS = 2048
@@ -30,7 +30,7 @@ Input = str | Sequence[int] | TextPair
 
 @dataclass(frozen=True, slots=True)
 class InputRules:
-    """How inputs become tokens; `truncate`: to so many, -1: to the model's limit, None: too long is refused."""
+    """How inputs become tokens. `truncate`: to so many tokens, -1: to the model's limit, None: refuse longer ones."""
 
     param: str
     add_special_tokens: bool = True
@@ -40,7 +40,7 @@ class InputRules:
 async def encode_inputs(
     text: TextModel, spec: ModelSpec, inputs: Sequence[Input], rules: InputRules
 ) -> list[EncodedInput]:
-    """In their order. Raises InvalidRequestError."""
+    """Encode the inputs, in their order. Raises InvalidRequestError."""
     limit = _limit(rules, spec)
     texts = [part for item in inputs for part in _texts_of(item)]
     if not all(texts) or not all(inputs):
@@ -86,7 +86,7 @@ class _InputEncoder:
         return found if self._takes_pairs else EncodedInput(found.token_ids, ())
 
     def _cut(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Token ids are nobody's but the caller's, so all of them are alike."""
+        """Token ids have no special tokens that a cut would have to keep."""
         if self.limit is None:
             return tuple(token_ids)
         return tuple(token_ids[: self.limit] if self.text.truncation_side == "right" else token_ids[-self.limit :])

@@ -100,7 +100,7 @@ class Metrics:
 
 
 class SequenceTimer:
-    """Counts one sequence; whatever leaves the `with` block without `finished` counts as aborted."""
+    """Counts one sequence; one that leaves the `with` block without `finished` counts as aborted."""
 
     def __init__(self, metrics: Metrics, tenant_label: str, arrival: float, num_prompt_tokens: int) -> None:
         self._metrics = metrics
@@ -109,7 +109,7 @@ class SequenceTimer:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0  # prompt and answer
         self._last_token: float | None = None
-        self._reason = "abort"
+        self._is_over = False
 
     def __enter__(self) -> SequenceTimer:
         self._metrics.count_start(self._tenant_label)
@@ -137,10 +137,13 @@ class SequenceTimer:
         self._last_token = now
 
     def finished(self, reason: str) -> None:
-        self._reason = reason
+        """The sequence ended; only the first end counts."""
+        if not self._is_over:
+            self._is_over = True
+            self._metrics.count_end(self._tenant_label, self._num_tokens, reason)
+            self._metrics.latency.observe(time.monotonic() - self._arrival)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._metrics.count_end(self._tenant_label, self._num_tokens, self._reason)
-        self._metrics.latency.observe(time.monotonic() - self._arrival)
+        self.finished("abort")

@@ -9,7 +9,6 @@ from aiohttp.typedefs import Handler, Middleware
 from lora_serve.server.answers.errors import CLIENT_LEFT
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.route import ROUTES
-from lora_serve.server.telemetry.log_fields import log_fields
 from lora_serve.server.telemetry.request_traces import Outcome, RequestTraces
 
 
@@ -37,8 +36,8 @@ def traced(traces: RequestTraces) -> Middleware:
 def _outcome(context: RequestContext, status: int) -> Outcome:
     return Outcome(
         status,
-        context.answerer.model if context.answerer else None,
-        log_fields(context),
+        context.adapters.model if context.adapters else None,
+        context.log_fields(),
         context.num_prompt_tokens,
         context.num_output_tokens,
         context.timings,

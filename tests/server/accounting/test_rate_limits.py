@@ -11,7 +11,7 @@ import pytest
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError
 from lora_serve.core.tenant import Quota
-from lora_serve.server.rate_limit_headers import duration
+from lora_serve.server.context import duration
 from tests.server.accounting.conftest import NewKey, bearer, complete
 from tests.server.conftest import BASE, House
 from tests.tenancy.quotas.limited import Clock

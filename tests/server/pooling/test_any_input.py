@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.openai.prompts import parse_prompts
-from lora_serve.server.pooling.rerank import documents_of
-from lora_serve.server.pooling.score import texts_of
+from lora_serve.server.inference.prompts import parse_prompts
+from lora_serve.server.pooling.scores import documents_of, texts_of
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
 
 MODELS = (ClassifyFields, EmbeddingFields, RerankFields, ScoreFields)

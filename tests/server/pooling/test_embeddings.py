@@ -17,7 +17,7 @@ from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import AdapterUnavailableError, InternalError
 from lora_serve.core.request import InferenceRequest, OnCold
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.server.pooling.running import MAX_IN_FLIGHT
+from lora_serve.server.pooling.pooled import MAX_IN_FLIGHT
 from tests.server.conftest import BASE
 
 PATH = "/v1/embeddings"

@@ -10,7 +10,7 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.beside import beside
-from lora_serve.server.sampling import Limits, check_vocabulary, max_tokens_for
+from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
@@ -53,7 +53,7 @@ def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionField
     if isinstance(prompt, str):
         return EncodedPrompt(text.encode(prompt, fields.add_special_tokens), prompt)
     if len(prompt) > MANY_IDS:
-        max_tokens_for(len(prompt), Limits(fields.max_tokens, None, None), spec.max_model_len)
+        max_tokens_for(len(prompt), TokenLimits(fields.max_tokens), spec.max_model_len)
     check_vocabulary(prompt, spec, "prompt")
     token_ids = tuple(prompt)
     return EncodedPrompt(token_ids, text.decode(token_ids) if fields.echo else "")

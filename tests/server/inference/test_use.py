@@ -10,8 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from lora_serve.client.mock import MockReply
+from lora_serve.core.messages import PromptEvent, Timings
 from lora_serve.core.request import InferenceRequest
-from lora_serve.server.openai.usage import Usage
+from lora_serve.server.inference.use import AnswerUse
 
 BASE = "tiny-base"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -48,9 +49,9 @@ async def test_cached_tokens_are_in_the_usage_of_a_stream(
 
 def test_prompt_counts_its_cached_tokens_once_and_never_more_than_it_has() -> None:
     requests = [InferenceRequest(f"r{index}", (1,) * length) for index, length in enumerate((9, 9, 5, 5))]
-    usage = Usage.of(requests, choices_per_prompt=2)
+    use = AnswerUse(requests, choices_per_prompt=2)
     for choice, num_cached in enumerate((4, 8, 0, 4)):
-        usage.admit(choice, num_cached)
-    assert usage.total()["prompt_tokens"] == 14
-    assert usage.total()["prompt_tokens_details"] == {"cached_tokens": 4}
-    assert usage.of_choice(1)["prompt_tokens_details"] == {"cached_tokens": 8}
+        use.prompt_computed(choice, PromptEvent(f"r{choice}", Timings(0.0, 0.0, 0.0), None, num_cached))
+    num_prompt_tokens, _, num_cached_tokens = use.counts()
+    assert (num_prompt_tokens, num_cached_tokens) == (14, 4)
+    assert use.counts(1)[2] == 8

@@ -1,4 +1,4 @@
-"""One answer before the first caller's: from a chat template to JSON, with all that is only built when first used."""
+"""One answer before the first caller's, from a chat template to JSON: it builds all that is built at first use."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import cast
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.messages import Event, FinishEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import InferenceRequest, SamplingParams
-from lora_serve.server.openai.answer import Answer, StopRules
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs
 from lora_serve.server.services import Services
 from lora_serve.text.chat import ChatMessage, render_chat
+from lora_serve.text.output import OutputText, StopRules
 
 _TEXT = "Dear customer, your invoice no. 2041 (EUR 17.50) was sent."
 _NEW_TOKENS = 8
 
 
-async def rehearse(services: Services) -> None:
-    """Tokenise, and where the model generates: render, infer, detokenise, write. Metrics do not count it."""
+async def answer_warm_up_text(services: Services) -> None:
+    """Tokenise a text, and if the model generates: render, infer, detokenise, write. Not counted in metrics."""
     text, room = services.text, services.spec.max_model_len - _NEW_TOKENS
     token_ids = text.encode(_rendered(services), add_special_tokens=True)[: max(1, room)]
     if services.spec.pooling is not None or not token_ids or room < 1:
@@ -31,21 +31,21 @@ async def rehearse(services: Services) -> None:
         "warm-up-text", token_ids, sampling, tenant="warm-up: text", arrival_time=time.monotonic()
     )
     services.client.gate.enter((request,), limited=False)
-    answer = Answer(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
+    output = OutputText(text, request, StopRules(("\n\n",)), services.spec.eos_token_ids)
     entries: list[TokenLogprobs] = []
     async with aclosing(cast(AsyncGenerator[Event, None], services.client.infer(request))) as events:
         async for event in events:
             if isinstance(event, TokenEvent) and event.logprobs is not None:
                 entries.append(event.logprobs)
             if isinstance(event, TokenEvent | FinishEvent):
-                piece = answer.token(event) if isinstance(event, TokenEvent) else answer.finish(event)
+                piece = output.token(event) if isinstance(event, TokenEvent) else output.finish(event)
                 if piece.finish_reason is not None:
                     break
     json.dumps(chat_logprobs(TokenSpeller(text, as_ids=False), entries, 1))
 
 
 def _rendered(services: Services) -> str:
-    """By the model's template, if it has one that takes a user's message."""
+    """The text, in the model's chat template if that takes a user's message."""
     if services.spec.pooling is None:
         with suppress(InvalidRequestError):
             return render_chat(services.text, (ChatMessage("user", _TEXT),)).text

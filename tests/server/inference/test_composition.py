@@ -14,7 +14,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import AdapterUse
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_choice import AdapterChooser
+from lora_serve.server.inference.resolve import AdapterResolver
 from lora_serve.server.schemas.sampling import SamplingFields
 
 BASE = "tiny-base"
@@ -180,10 +180,10 @@ async def test_set_that_memory_could_never_hold_is_refused(
 ) -> None:
     assert refs["a"].num_bytes <= 500 < refs["a"].num_bytes + refs["b"].num_bytes
     config = dataclasses.replace(house.services.adapter_config, **limits)
-    chooser = AdapterChooser(house.services.catalog, BASE, Caller("admin", sees_all=True), config)
-    assert chooser.choose(SamplingFields.model_validate({"adapters": [{"id": "a", "scale": 2.0}]}), {}).is_composed
+    resolver = AdapterResolver(house.services.catalog, BASE, Caller("admin", sees_all=True), config)
+    assert resolver.resolve(SamplingFields.model_validate({"adapters": [{"id": "a", "scale": 2.0}]}), {}).is_composed
     with pytest.raises(InvalidRequestError, match=flag):
-        chooser.choose(SamplingFields.model_validate({"adapters": [{"id": "a"}, {"id": "b"}]}), {})
+        resolver.resolve(SamplingFields.model_validate({"adapters": [{"id": "a"}, {"id": "b"}]}), {})
 
 
 async def test_activated_adapter_acts_from_its_invocation_tokens(
@@ -216,11 +216,11 @@ async def test_each_prompt_of_a_request_is_activated_by_its_own_tokens(
 
 
 async def test_foreign_member_is_the_same_404(house: Any, refs: Any) -> None:
-    chooser = AdapterChooser(house.services.catalog, BASE, Caller("acme"), house.services.adapter_config)
+    resolver = AdapterResolver(house.services.catalog, BASE, Caller("acme"), house.services.adapter_config)
     await house.register("acme/own", seed=20)
     fields = SamplingFields.model_validate({"adapters": [{"id": "acme/own"}, {"id": "a"}]})
     with pytest.raises(Exception, match="The model `a` does not exist or you do not have access to it"):
-        chooser.choose(fields, {})
+        resolver.resolve(fields, {})
 
 
 async def test_access_log_names_every_adapter(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lora_serve.core.messages import FinishEvent, TokenEvent
 from lora_serve.core.request import FinishReason, InferenceRequest, SamplingParams
-from lora_serve.server.openai.answer import Answer, Piece, StopRules
+from lora_serve.text.output import OutputText, Piece, StopRules
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
@@ -21,7 +21,7 @@ END = TEXT.wrapper.convert_tokens_to_ids("<|end|>")
 def run(token_ids: Any, rules: StopRules | None = None, end: FinishEvent | None = None, **sampling: Any) -> list[Piece]:
     """Pieces until one has a finish_reason."""
     request = InferenceRequest("r", (1,), SamplingParams(**sampling))
-    answer = Answer(TEXT, request, rules or StopRules(), (END,))
+    answer = OutputText(TEXT, request, rules or StopRules(), (END,))
     pieces = []
     for token_id in token_ids:
         pieces.append(answer.token(TokenEvent("r", token_id, None)))

@@ -1,4 +1,4 @@
-"""Which adapters may act in one answer together."""
+"""The rules by which adapters may act in one answer together."""
 
 from __future__ import annotations
 

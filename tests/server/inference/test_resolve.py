@@ -12,8 +12,8 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.core.request import AdapterUse
 from lora_serve.core.tenant import Caller
-from lora_serve.server.adapter_choice import AdapterChooser
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
+from lora_serve.server.inference.resolve import AdapterResolver
 from lora_serve.server.schemas.sampling import SamplingFields
 
 BASE = "tiny-base"
@@ -116,15 +116,15 @@ async def test_unknown_adapter_is_never_the_base_model(openai: AsyncOpenAI, hous
 
 
 async def test_foreign_unknown_and_deleted_adapters_are_one_error(house: Any, refs: Any) -> None:
-    chooser = AdapterChooser(house.services.catalog, BASE, Caller("acme"), house.services.adapter_config)
+    resolver = AdapterResolver(house.services.catalog, BASE, Caller("acme"), house.services.adapter_config)
     await house.services.registrations.run(lambda: house.services.registry.delete("acme/b"))
     texts = set()
     for name in ("globex/c", "globex/x", "acme/b"):
         with pytest.raises(AdapterNotFoundError) as caught:
-            chooser.choose(SamplingFields(model=name), {})
+            resolver.resolve(SamplingFields(model=name), {})
         texts.add(str(caught.value).replace(name, "NAME"))
     assert len(texts) == 1
-    assert chooser.choose(SamplingFields(model="acme/a"), {}) == AdapterSet((AdapterMember(refs["acme/a@2"]),))
+    assert resolver.resolve(SamplingFields(model="acme/a"), {}) == AdapterSet((AdapterMember(refs["acme/a@2"]),), BASE)
 
 
 async def test_header_name_in_any_case(http: aiohttp.ClientSession, refs: Any) -> None:

@@ -1,0 +1,1 @@
+"""One request for inference: names resolved, prompts tokenised, rows admitted and submitted, events read back."""

@@ -1,0 +1,156 @@
+"""Fields of a body and token ids of its prompts -> InferenceRequests, checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams
+from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.inference.resolve import ResolvedModel
+from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.sampling import SamplingFields
+from lora_serve.text.tokenizer import EncodedInput
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """The limits that each generating API spells in its own way."""
+
+    max_tokens: int | None  # None: as many as the prompt leaves room for
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_field: str = "prompt"
+
+
+def generation_requests(
+    request: web.Request, model: ResolvedModel, fields: SamplingFields, limits: TokenLimits, prompts: Sequence[Prompt]
+) -> list[InferenceRequest]:
+    """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
+    params, template = _sampling_params(fields, model.spec, limits), _template(request, model, fields)
+    made: list[InferenceRequest] = []
+    for prompt in prompts:
+        room = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
+        _check_min_tokens(fields.min_tokens, room)
+        row = _row(template, model, prompt)
+        for index in range(fields.n):
+            seed = None if fields.seed is None else (fields.seed + index) % 2**64
+            sampling = replace(params, max_tokens=room, seed=seed)
+            made.append(replace(row, request_id=f"{template.request_id}-{len(made)}", sampling=sampling))
+    _note_prompts(request, model, prompts)
+    return made
+
+
+def pooling_requests(
+    request: web.Request, model: ResolvedModel, fields: RequestFields, inputs: Sequence[EncodedInput]
+) -> list[InferenceRequest]:
+    """One request for each input, to be answered by a vector."""
+    template = _template(request, model, fields)
+    made = [
+        replace(
+            _row(template, model, item.token_ids),
+            request_id=f"{template.request_id}-{number}",
+            pooling=PoolingParams(item.type_ids if any(item.type_ids) else ()),
+        )
+        for number, item in enumerate(inputs)
+    ]
+    _note_prompts(request, model, [item.token_ids for item in inputs])
+    return made
+
+
+def max_tokens_for(num_prompt_tokens: int, limits: TokenLimits, max_model_len: int) -> int:
+    """The number of tokens that may be generated, at least 1: even a request for none (echo only) takes a step.
+
+    Raises InvalidRequestError if prompt and answer do not fit the context.
+    """
+    room = max_model_len - num_prompt_tokens
+    asked = max(1, room if limits.max_tokens is None else limits.max_tokens)
+    if asked > room:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{num_prompt_tokens + asked} tokens ({num_prompt_tokens} in the prompt, {asked} in the answer). "
+            "Shorten the prompt or lower max_tokens.",
+            param="max_tokens" if num_prompt_tokens < max_model_len else limits.prompt_field,
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def check_vocabulary(token_ids: Iterable[int], spec: ModelSpec, param: str) -> None:
+    """Raises InvalidRequestError for the first id that is no token."""
+    for token_id in token_ids:
+        if not 0 <= token_id < spec.vocab_size:
+            raise InvalidRequestError(
+                f"`{param}` holds the token id {token_id}; this model's ids are 0 to {spec.vocab_size - 1}.",
+                param=param,
+            )
+
+
+def _sampling_params(fields: SamplingFields, spec: ModelSpec, limits: TokenLimits) -> SamplingParams:
+    """All but `max_tokens`, which depends on the prompt. Raises InvalidRequestError."""
+    check_vocabulary(fields.stop_token_ids, spec, "stop_token_ids")
+    check_vocabulary((token_id for token_id, _ in fields.logit_bias), spec, "logit_bias")
+    return SamplingParams(
+        min_tokens=fields.min_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=max(0, fields.top_k),
+        min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=fields.logit_bias,
+        seed=fields.seed,
+        stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
+        ignore_eos=fields.ignore_eos,
+        logprobs=limits.logprobs,
+        prompt_logprobs=limits.prompt_logprobs,
+    )
+
+
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"`min_tokens` ({min_tokens}) must not exceed the tokens that may be generated ({max_tokens}).",
+            param="min_tokens",
+        )
+
+
+def _template(request: web.Request, model: ResolvedModel, fields: RequestFields) -> InferenceRequest:
+    """The fields that all rows of one answer have in common."""
+    context = request[CONTEXT]
+    caller, members = caller_of(context), model.adapters.members
+    timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
+    return InferenceRequest(
+        request_id=context.request_id,
+        prompt_token_ids=(),
+        tenant=caller.tenant,
+        # A caller who may use everybody's adapters acts for their owners.
+        account=members[0].ref.tenant if caller.sees_all and members else caller.tenant,
+        cache_scope=caller.cache_scope,
+        priority=fields.priority,
+        arrival_time=context.started,
+        deadline=None if timeout is None else context.started + timeout / 1000,
+        on_cold=OnCold(fields.on_cold),
+        max_cold_wait=None if cold_wait is None else cold_wait / 1000,
+        answer_id=context.request_id,
+    )
+
+
+def _row(template: InferenceRequest, model: ResolvedModel, prompt: Prompt) -> InferenceRequest:
+    uses = model.adapters.uses_in(prompt)
+    fallback = model.fallback.uses_in(prompt) if model.fallback is not None and uses else None
+    return replace(template, prompt_token_ids=prompt, adapters=uses, fallback=fallback)
+
+
+def _note_prompts(request: web.Request, model: ResolvedModel, prompts: Sequence[Prompt]) -> None:
+    """For the answer's headers and the log."""
+    context = request[CONTEXT]
+    context.active = model.adapters.activity(prompts)
+    context.num_prompt_tokens = sum(map(len, prompts))

@@ -1,0 +1,215 @@
+"""The adapters that a request names, those that may answer in their place, and the tokenizer that fits them.
+
+Named are the adapters of `adapters` or `adapter_id` in the body, else of X-Adapter-Id, else of `model`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.resolution import Resolution, Selection
+from lora_serve.core.adapter import AdapterRef, AdapterTraits
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import OnCold
+from lora_serve.core.tenant import Caller
+from lora_serve.server.adapter_set import AdapterMember, AdapterSet
+from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.inference.composition import check_composition
+from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
+from lora_serve.server.schemas.request import AdapterScale, RequestFields
+from lora_serve.server.services import SERVICES
+from lora_serve.text.tokenizer import TextModel
+
+HEADER = "X-Adapter-Id"
+_BASE_TRAITS = AdapterTraits()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """The adapters that a request means, with the tokenizer and the spec that their tokens ask for."""
+
+    adapters: AdapterSet
+    fallback: AdapterSet | None  # answers if `adapters` are cold; None: nothing does
+    text: TextModel
+    spec: ModelSpec
+
+    @property
+    def candidates(self) -> tuple[AdapterSet, ...]:
+        """The sets of adapters of which one will answer."""
+        return (self.adapters,) if self.fallback is None else (self.adapters, self.fallback)
+
+
+def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
+    """Resolve the names in body and header; the adapters are noted for the answer's headers.
+
+    Raises AdapterNotFoundError, InvalidRequestError.
+    """
+    resolver = resolver_for(request)
+    adapters = resolver.resolve(fields, request.headers)
+    request[CONTEXT].adapters = adapters
+    fallback = resolver.fallback(fields, adapters)
+    return ResolvedModel(adapters, fallback, *request.app[SERVICES].with_tokens_of(adapters.single))
+
+
+def resolver_for(request: web.Request) -> AdapterResolver:
+    """A resolver of the names that the caller of this request may use."""
+    services = request.app[SERVICES]
+    limits = services.limits.of(services.adapter_config)
+    return AdapterResolver(services.catalog, services.base_name, caller_of(request[CONTEXT]), limits)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterResolver:
+    """Looks names up for one caller; an adapter that the caller may not see does not exist."""
+
+    catalog: Catalog
+    base_name: str
+    caller: Caller
+    limits: AdapterConfig
+
+    def resolve(self, fields: RequestFields, headers: Mapping[str, str]) -> AdapterSet:
+        """The adapters of a request; without members the base model.
+
+        Raises AdapterNotFoundError with the name as it was given, InvalidRequestError if body and header name one
+        adapter and `model` another, or if the adapters cannot act together.
+        """
+        given, key = _explicit(fields, headers), self._sticky_key(fields.user)
+        if given is None:
+            name = self.base_name if fields.model is None else fields.model
+            return self._permitted(self._set_of([(self.find(name, key), 1.0)]), fields)
+        found = [(self.find(name, key), scale) for name, scale in given]
+        if fields.adapters is not None and any(resolution is None for resolution, _ in found):
+            message = f"`adapters` names the base model `{self.base_name}`, which is always there: leave it out."
+            raise InvalidRequestError(message, param="adapters")
+        adapters = self._set_of(found)
+        if fields.model is not None:
+            self._check_named(fields.model, given, [resolution for resolution, _ in found], key)
+        check_composition(adapters, self.catalog, self.limits)
+        return self._permitted(adapters, fields)
+
+    def find(self, name: str, sticky_key: str | None = None) -> Resolution | None:
+        """`name` as in `model`: the base's name (None), `base:adapter`, `adapter` or `adapter@version`.
+
+        `sticky_key` decides between a route's default version and its canary; None: the default version.
+        """
+        if name == self.base_name:
+            if not self.caller.may_use_base:
+                raise AdapterNotFoundError(name)
+            return None
+        adapter_name = name.removeprefix(f"{self.base_name}:")
+        try:
+            return self.catalog.resolve(adapter_name, self.caller.scope, sticky_key)
+        except AdapterNotFoundError:
+            raise AdapterNotFoundError(name) from None
+
+    def fallback(self, fields: RequestFields, adapters: AdapterSet) -> AdapterSet | None:
+        """The adapters that answer if the named ones are cold: no adapter, or the version before (`on_cold`).
+
+        None: nothing answers. Raises InvalidRequestError if the prompt's tokens would mean something else to them.
+        """
+        on_cold = OnCold(fields.on_cold)
+        if not adapters.members or on_cold not in (OnCold.BASE, OnCold.PREVIOUS):
+            return None
+        if on_cold is OnCold.PREVIOUS:
+            return self._previous(adapters)
+        if not self.caller.may_use_base:
+            raise _refused("`on_cold`: this key may not use the base model. Use previous, wait or fail.")
+        for member in adapters.members:
+            _check_tokens(member.ref, None)
+        return AdapterSet((), self.base_name)
+
+    def _previous(self, adapters: AdapterSet) -> AdapterSet | None:
+        if len(adapters.members) > 1:
+            raise _refused("`on_cold`: previous is for one adapter; the request names several. Use base, wait or fail.")
+        (member,) = adapters.members
+        named = member.resolution
+        if named is not None and named.selection is Selection.PINNED:
+            raise _refused("`on_cold`: previous needs an adapter's id without a version: what it meant before answers.")
+        previous = None if named is None else named.previous
+        if previous is None:
+            return None
+        _check_tokens(member.ref, previous)
+        before = AdapterSet((AdapterMember(previous, member.scale),), self.base_name)
+        check_composition(before, self.catalog, self.limits)
+        return before
+
+    def _permitted(self, adapters: AdapterSet, fields: RequestFields) -> AdapterSet:
+        """`adapters`, unless they come to the base model, as their scales are 0, and the caller may not use that."""
+        if not self.caller.may_use_base and not any(member.scale for member in adapters.members):
+            raise AdapterNotFoundError(fields.model or self.base_name)
+        return adapters
+
+    def _sticky_key(self, user: str | None) -> str:
+        """The same key for all requests of one user; a request that names none has a key of its own."""
+        return f"{self.caller.tenant}\0{user}" if user else uuid.uuid4().hex
+
+    def _check_named(
+        self, model: str, given: list[tuple[str, float]], found: list[Resolution | None], sticky_key: str
+    ) -> None:
+        """`model` must be the base model or one of the adapters found for the names given."""
+        if model == self.base_name:
+            return
+        named = self.find(model, sticky_key)
+        if any(_agree(named, other) for other in found):
+            return
+        names = ", ".join(repr(name) for name, _ in given)
+        raise InvalidRequestError(
+            f"`model` names {model!r} and the adapter field or header {names}: name the same adapter, or the base "
+            "model.",
+            param="model",
+        )
+
+    def _set_of(self, found: list[tuple[Resolution | None, float]]) -> AdapterSet:
+        members = (AdapterMember(name.ref, scale, name) for name, scale in found if name is not None)
+        return AdapterSet(tuple(members), self.base_name)
+
+
+def _agree(one: Resolution | None, other: Resolution | None) -> bool:
+    """True if two names may stand in one request: the same id, and if both name a version, the same version."""
+    if one is None or other is None or one.entry.name != other.entry.name:
+        return False
+    return one.version.digest == other.version.digest or not (one.names_version and other.names_version)
+
+
+def _explicit(fields: RequestFields, headers: Mapping[str, str]) -> list[tuple[str, float]] | None:
+    """Names and scales of the body, else of the header; None if neither names an adapter."""
+    if fields.adapters is not None:
+        return _listed(fields.adapters, fields.adapter_id)
+    if fields.adapter_id is not None:
+        if not fields.adapter_id:
+            raise InvalidRequestError("An adapter's id must not be empty.", param="adapter_id")
+        return [(fields.adapter_id, 1.0)]
+    name = headers.get(HEADER)
+    if name is None:
+        return None
+    if not name or len(name) > MAX_NAME_LENGTH:
+        raise InvalidRequestError(f"The header {HEADER} must hold an adapter's id.", param=HEADER)
+    return [(name, 1.0)]
+
+
+def _listed(adapters: list[AdapterScale], adapter_id: str | None) -> list[tuple[str, float]]:
+    if adapter_id is not None and [item.id for item in adapters] != [adapter_id]:
+        raise InvalidRequestError("`adapters` and `adapter_id` name different adapters.", param="adapter_id")
+    if not all(item.id for item in adapters):
+        raise InvalidRequestError("An adapter's id must not be empty.", param="adapters")
+    return [(item.id, item.scale) for item in adapters]
+
+
+def _check_tokens(ref: AdapterRef, other: AdapterRef | None) -> None:
+    own, others = ref.traits, _BASE_TRAITS if other is None else other.traits
+    who = "the base model" if other is None else f"`{other.label}`"
+    if (own.vocab_size, own.added_tokens) != (others.vocab_size, others.added_tokens):
+        raise _refused(f"`on_cold`: {who} cannot answer for `{ref.label}`, as their vocabularies differ.")
+    if own.invocation_tokens != others.invocation_tokens:
+        raise _refused(f"`on_cold`: {who} cannot answer for `{ref.label}`, as their invocation tokens differ.")
+
+
+def _refused(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param="on_cold")

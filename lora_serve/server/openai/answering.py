@@ -1,0 +1,164 @@
+"""An answer of a generating API on the wire: one JSON body, or server-sent events.
+
+No header of a stream leaves before every choice is admitted, so earlier errors are plain HTTP errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core.messages import PromptEvent
+from lora_serve.server.answers.beside import LONG
+from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.answers.json_answer import json_answer, written
+from lora_serve.server.context import CONTEXT, RequestContext
+from lora_serve.server.inference.rows import Rows
+from lora_serve.server.inference.use import AnswerUse
+from lora_serve.server.openai.generation import ChoiceEvents, generate
+from lora_serve.server.openai.logprobs import num_values
+from lora_serve.server.schemas.sampling import SamplingFields
+from lora_serve.text.output import Piece, StopRules
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx must not collect the events
+}
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerBody(ABC):
+    """The answer in the words of one API, made from its choices' events."""
+
+    id: str
+    context: RequestContext
+    fields: SamplingFields
+    use: AnswerUse
+    chunk_kind: str  # `object` of a chunk
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    @abstractmethod
+    def num_values(self) -> int:
+        """Roughly the number of values in `whole`; eight characters of text count as one."""
+
+    @abstractmethod
+    def add(self, number: int, event: PromptEvent | Piece) -> None:
+        """Keep an event of a choice for `whole`."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+
+    @abstractmethod
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+        """Zero or more chunks of a stream for one event of a choice."""
+
+    def last_chunks(self) -> Iterator[dict[str, Any]]:
+        """Chunks after every choice has ended."""
+        if self.fields.stream_options is not None and self.fields.stream_options.include_usage:
+            yield {**self.head(self.chunk_kind, []), "usage": self.usage()}
+
+    def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """A body or chunk without `usage`."""
+        assert self.context.adapters is not None, "they were resolved"
+        model = self.context.adapters.model
+        return {"id": self.id, "object": kind, "created": self.created, "model": model, "choices": choices}
+
+    def chunk(self, number: int, part: dict[str, Any]) -> dict[str, Any]:
+        """A chunk with one part of a choice."""
+        made, options = self.head(self.chunk_kind, [part]), self.fields.stream_options
+        if options is not None and options.continuous_usage_stats:
+            made["usage"] = self.usage(number)
+        elif options is not None and options.include_usage:
+            made["usage"] = None
+        return made
+
+    def usage(self, number: int | None = None) -> dict[str, Any]:
+        """`usage` of the answer so far, or of one choice."""
+        num_prompt_tokens, num_generated, num_cached = self.use.counts(number)
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt_tokens + num_generated,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+
+async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body: AnswerBody) -> web.StreamResponse:
+    """Run the rows and send `body`, streamed if `fields` ask for that."""
+    rules = StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens)
+    events = generate(rows, rules)
+    if fields.stream:
+        return await _stream(request, events, body, len(rows.requests))
+    async with aclosing(events):
+        async for choice, event in events:
+            body.add(choice, event)
+    return await json_answer(request, body.whole, body.num_values)
+
+
+async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, num_choices: int) -> web.StreamResponse:
+    """Write the answer as it grows. A slow client is waited for in `write`."""
+    response = web.StreamResponse(headers=HEADERS)
+    early: list[bytes] = []  # chunks that came before the last choice was admitted
+    waiting = num_choices
+    try:
+        async with aclosing(events):
+            async for choice, event in events:
+                data = await _encoded(body, choice, event)
+                if waiting == 0:
+                    await _write(response, data)
+                    continue
+                early.append(data)
+                waiting -= isinstance(event, PromptEvent)
+                if waiting == 0:
+                    await response.prepare(request)
+                    for data in early:
+                        await _write(response, data)
+        await _write(response, _data(body.last_chunks()))
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception as error:
+        if not response.prepared:
+            raise
+        await _write(response, _data([wire_error(error, request[CONTEXT].request_id).body()]))
+    await response.write(DONE)
+    await response.write_eof()
+    return response
+
+
+async def _encoded(body: AnswerBody, choice: int, event: PromptEvent | Piece) -> bytes:
+    """The chunks of an event; those of a prompt with log-probabilities (`echo`) may be large."""
+    entries = event.prompt_logprobs if isinstance(event, PromptEvent) else None
+    if entries is None or num_values(entries) <= LONG:
+        return _data(body.chunks(choice, event))
+    return await asyncio.to_thread(
+        lambda: b"".join(b"data: " + _in_slices(chunk) + b"\n\n" for chunk in body.chunks(choice, event))
+    )
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    if data:
+        await response.write(data)
+
+
+def _data(chunks: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: " + _encode(chunk).encode() + b"\n\n" for chunk in chunks)
+
+
+def _encode(chunk: Any) -> str:
+    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=list)
+
+
+def _in_slices(chunk: dict[str, Any]) -> bytes:
+    return "".join(written(chunk, _encode)).encode()

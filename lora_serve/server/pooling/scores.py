@@ -1,0 +1,146 @@
+"""POST /score in vLLM's shape, and POST /rerank in Jina's and Cohere's: the fit of two texts.
+
+A cross-encoder reads both texts at once; an embedding model compares their vectors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from aiohttp import web
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.request import Task
+from lora_serve.server.answers.json_answer import json_answer
+from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.resolve import resolve
+from lora_serve.server.pooling.classify import labels_of, probabilities
+from lora_serve.server.pooling.inputs import InputRules, TextPair, check_count
+from lora_serve.server.pooling.pooled import Vector, pool
+from lora_serve.server.schemas.pooling import PoolingFields, RerankFields, ScoreFields
+from lora_serve.server.services import SERVICES, Services
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One score for each pair of texts."""
+
+    values: list[float]
+    model: str
+    usage: dict[str, Any]
+
+
+async def create_score(request: web.Request) -> web.StreamResponse:
+    """The handler of /score: 1 to N texts, or N to N."""
+    fields = check_fields(ScoreFields, await read_fields(request))
+    firsts, seconds = texts_of(fields.text_1, "text_1"), texts_of(fields.text_2, "text_2")
+    if len(firsts) not in (1, len(seconds)):
+        message = f"`text_1` must hold one text, or as many as `text_2` ({len(seconds)}; got {len(firsts)})."
+        raise InvalidRequestError(message, param="text_1")
+    scores = await score_pairs(request, fields, firsts, seconds, "text_2")
+    return web.json_response(
+        {
+            "id": f"score-{request[CONTEXT].request_id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": scores.model,
+            "data": [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores.values)],
+            "usage": scores.usage,
+        }
+    )
+
+
+async def create_rerank(request: web.Request) -> web.StreamResponse:
+    """The handler of /rerank: documents by their fit to the query, best first."""
+    fields = check_fields(RerankFields, await read_fields(request))
+    documents = documents_of(fields.documents)
+    scores = await score_pairs(request, fields, [fields.query], documents, "documents")
+    order = sorted(range(len(documents)), key=lambda index: -scores.values[index])[: fields.top_n or None]
+    results: list[dict[str, Any]] = []
+    for index in order:
+        shown = {"document": {"text": documents[index]}} if fields.return_documents else {}
+        results.append({"index": index, **shown, "relevance_score": scores.values[index]})
+    answer_id = f"rerank-{request[CONTEXT].request_id}"
+    body = {"id": answer_id, "model": scores.model, "usage": scores.usage, "results": results}
+    num_characters = sum(map(len, documents)) if fields.return_documents else 0
+    return await json_answer(request, lambda: body, 4 * len(results) + num_characters // 8)
+
+
+async def score_pairs(
+    request: web.Request, fields: PoolingFields, firsts: Sequence[str], seconds: Sequence[str], param: str
+) -> Scores:
+    """Score one first text against all second ones, or one for each. `param`: the field of the second ones.
+
+    A classifier with one label gives sigmoid(logit), as sentence-transformers' CrossEncoder; an embedding model the
+    cosine of two embeddings. Raises InvalidRequestError.
+    """
+    services, model = request.app[SERVICES], resolve(request, fields)
+    rules = InputRules(param, truncate=fields.truncate_prompt_tokens)
+    assert services.spec.pooling is not None, "the route is for pooling models"
+    if services.spec.pooling.task is Task.EMBED:
+        answer = await pool(request, fields, model, [*firsts, *seconds], rules)
+        lefts, rights = answer.arrays[: len(firsts)], answer.arrays[len(firsts) :]
+        values = [cosine(left, right) for left, right in zip(_repeated(lefts, len(rights)), rights, strict=True)]
+    else:
+        for candidate in model.candidates:
+            _check_has_one_label(labels_of(services, candidate), services)
+        pairs = zip(_repeated(firsts, len(seconds)), seconds, strict=True)
+        texts = [TextPair(first, second) for first, second in pairs]
+        answer = await pool(request, fields, model, texts, rules)
+        values = [probabilities(logits, is_multi_label=False)[0] for logits in answer.arrays]
+    return Scores(values, answer.adapters.model, answer.usage)
+
+
+def texts_of(value: object, param: str) -> list[str]:
+    """The texts of a field, one at least. Raises InvalidRequestError."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"`{param}` must be a string or a list of strings.", param=param)
+    check_count(texts, param)
+    return texts
+
+
+def documents_of(value: object) -> list[str]:
+    """The texts of the documents, one at least. Raises InvalidRequestError."""
+    if not isinstance(value, list) or not value:
+        raise _wrong_documents()
+    check_count(value, "documents")
+    return [_text_of(item) for item in value]
+
+
+def _text_of(item: object) -> str:
+    text = item.get("text") if isinstance(item, dict) else item
+    if not isinstance(text, str):
+        raise _wrong_documents()
+    return text
+
+
+def _wrong_documents() -> InvalidRequestError:
+    message = '`documents` must be a list of at least one string or {"text": string}.'
+    return InvalidRequestError(message, param="documents")
+
+
+def cosine(left: Vector, right: Vector) -> float:
+    """The cosine of two vectors, 0 if one of them is zero."""
+    a, b = left.astype(np.float64), right.astype(np.float64)
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norms if norms else 0.0
+
+
+def _repeated(items: Sequence[T], count: int) -> list[T]:
+    return list(items) * count if len(items) == 1 else list(items)
+
+
+def _check_has_one_label(labels: tuple[str, ...], services: Services) -> None:
+    if len(labels) != 1:
+        raise InvalidRequestError(
+            f"Scores need a classifier with one label; this one has {len(labels)}. Use /classify instead.",
+            param="model",
+        )
