@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
-from lora_serve.adapters.content_digest import CONTENT_DIGEST
+from lora_serve.adapters.http_content import CONTENT_DIGEST
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import (
     AdapterUnavailableError,
