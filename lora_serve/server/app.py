@@ -15,8 +15,6 @@ from lora_serve.server.key_uses import noting_uses
 from lora_serve.server.middleware import answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
-from lora_serve.server.pooling.scores import create_rerank
-from lora_serve.server.pooling.scores import create_score
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.telemetry.tracing import traced

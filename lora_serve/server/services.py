@@ -15,8 +15,7 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
-from lora_serve.core.errors import LoraServeError
-from lora_serve.core.errors import contained
+from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats

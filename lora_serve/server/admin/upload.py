@@ -32,9 +32,8 @@ from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.bodies.json_body import check_fields, read_query
 from lora_serve.server.bodies.json_parsing import parse_json
-from lora_serve.server.context import CONTEXT
+from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.route import OtherBody
-from lora_serve.server.context import caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
