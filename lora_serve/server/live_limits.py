@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
+
+from msgspec.structs import asdict
 
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.messages import Resize
