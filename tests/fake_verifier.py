@@ -9,9 +9,9 @@ import torch
 
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.registration.validation import convert, validate
-from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.messages import SmokeTestResult
+from lora_serve.core.messages import AdapterSize, SmokeTestResult
 
 
 @dataclass

@@ -173,7 +173,7 @@ async def _run(
         gc.collect()
         gc.freeze()
         return_freed_memory()
-        host.settle()
+        host.warm_up_done()
         services.lifecycle.ready()
         scheme, address = "https" if tls else "http", listener.getsockname()[:2]
         _log.info("ready: %s://%s:%d (base model `%s`)", scheme, *address, services.base_name)

@@ -1,7 +1,7 @@
 """One life of an engine in a child process: started, spoken to, and known to have ended as soon as it has.
 
-The two speak over a socket pair (`frames.py`). The child's end closes with the child, however it dies, so that its
-death is known at once; its exit code is waited for beside that, so that it never stays behind as a zombie.
+Messages cross a socket pair (`wire.py`). The child's end closes with the child, however it dies, so that its death is
+known at once; its exit code is waited for as well, so that no zombie stays behind.
 """
 
 from __future__ import annotations
@@ -14,38 +14,43 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
-from lora_serve.client.faults import error_of
-from lora_serve.client.frames import FrameSplitter, frame_of, from_engine
-from lora_serve.client.record import Record
-from lora_serve.client.wire import FromEngine, Ready, Refused, Stop
+from lora_serve.client.wire import FrameSplitter, frame_of, from_engine
 from lora_serve.core.errors import EngineLostError
+from lora_serve.core.messages import BlobMessage, Configure, FromEngine, FromLoop, LoadRefused, Ready, Stop, ToEngine
 from lora_serve.core.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
-READ_SECONDS = 1.0  # for what a child had said before it ended
+READ_SECONDS = 1.0  # for the messages that a child had sent before it ended
 
 
 class EngineProcess:
-    """`start` makes one; it lives until `lost` is done."""
+    """A child made by `start`, alive until `lost` is done.
+
+    The two class attributes say what both ends share because they are on one machine. A transport to another machine
+    says otherwise here, and its users already ask.
+    """
+
+    shares_files: ClassVar[bool] = True  # a path means the same file on both ends
+    clock_offset: ClassVar[float] = 0.0  # seconds by which the engine's time.monotonic() is ahead of this process's
 
     def __init__(self, child: asyncio.subprocess.Process, connection: _Connection) -> None:
         self._child = child
         self._connection = connection
         self._reason = ""
         self._ready: asyncio.Future[ModelSpec] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(_look)
-        self._receive: Callable[[FromEngine], None] = lambda record: None
+        self._ready.add_done_callback(_retrieve)
+        self._receive: Callable[[FromLoop | BlobMessage], None] = lambda message: None
         self.lost: asyncio.Task[str] = asyncio.create_task(self._watch(), name=f"engine process {child.pid}")
         connection.receive = self._take
 
     @classmethod
-    async def start(cls, command: Sequence[str], first: Record) -> EngineProcess:
-        """Run `command` with the number of its end of the socket pair as its last argument; `first` is sent at once.
+    async def start(cls, command: Sequence[str], configure: Configure) -> EngineProcess:
+        """Run `command` with the number of its end of the socket pair as its last argument, and send `configure`.
 
-        Settings of this process's environment (LORA_SERVE_X) do not reach it: there are secrets among them. Raises
-        OSError if there can be no process.
+        Settings in this process's environment (LORA_SERVE_X) are withheld: there are secrets among them. Raises OSError
+        if there can be no process.
         """
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as unless_started:
@@ -62,17 +67,17 @@ class EngineProcess:
         ours.setblocking(False)
         _, connection = await asyncio.get_running_loop().create_unix_connection(_Connection, sock=ours)
         process = cls(child, connection)
-        process.send(first)
+        process.send(configure)
         return process
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
-    async def ready(self, receive: Callable[[FromEngine], None]) -> ModelSpec:
-        """Its model, once that is loaded; from then on `receive` gets all that it says, on the event loop.
+    async def ready(self, receive: Callable[[FromLoop | BlobMessage], None]) -> ModelSpec:
+        """The engine's model, once it is loaded; from then on `receive` gets every message, on the event loop.
 
-        Raises what it refused the model with (ModelError, ConfigError), EngineLostError.
+        Raises the error with which the engine refused the model (ModelError, ConfigError), EngineLostError.
         """
         self._receive = receive
         either: set[asyncio.Future[Any]] = {self._ready, self.lost}
@@ -81,39 +86,39 @@ class EngineProcess:
             raise EngineLostError(f"The engine ended before it was ready ({self.lost.result()}).")
         return self._ready.result()
 
-    def send(self, record: Record) -> None:
-        """What is sent to a process that has ended is lost."""
-        self._connection.send(frame_of(record))
+    def send(self, message: ToEngine) -> None:
+        """Send a message; to a process that has ended it is lost."""
+        self._connection.send(frame_of([message]))
 
     def kill(self, reason: str) -> None:
-        """SIGKILL; `lost` is done soon."""
+        """Send SIGKILL; `lost` is done soon."""
         self._reason = self._reason or reason
         if self._child.returncode is None:
             self._child.kill()
 
     async def end(self, timeout: float) -> None:
-        """Ask it to stop; SIGKILL after `timeout` seconds."""
+        """Ask the engine to stop; send SIGKILL after `timeout` seconds."""
         self.send(Stop())
         done, _ = await asyncio.wait({self.lost}, timeout=timeout)
         if not done:
             self.kill("it did not stop in time")
             await self.lost
 
-    def _take(self, record: FromEngine) -> None:
-        if isinstance(record, Ready):
-            self._ready.set_result(record.spec)
-        elif isinstance(record, Refused):
-            self._ready.set_exception(error_of(record.fault))
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Ready):
+            self._ready.set_result(message.spec)
+        elif isinstance(message, LoadRefused):
+            self._ready.set_exception(message.error)
         else:
-            self._receive(record)
+            self._receive(message)
 
     async def _watch(self) -> str:
-        """How it ended, in words, once it has and all that it had said was read."""
+        """Describes how the child ended, once it has and all its messages were read."""
         exited = asyncio.create_task(self._child.wait())
         closed = asyncio.create_task(self._connection.closed.wait())
         try:
             await asyncio.wait({exited, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not exited.done():  # it let go of its end: whatever it is doing, nobody hears of it
+            if not exited.done():  # it closed its end: nobody hears of whatever it is doing
                 await asyncio.wait({exited}, timeout=READ_SECONDS)
             if not exited.done():
                 self.kill("it hung up")
@@ -126,10 +131,10 @@ class EngineProcess:
 
 
 class _Connection(asyncio.Protocol):
-    """This process's end."""
+    """This process's end of the socket pair."""
 
     def __init__(self) -> None:
-        self.receive: Callable[[FromEngine], None] = lambda record: None
+        self.receive: Callable[[FromEngine], None] = lambda message: None
         self.closed = asyncio.Event()
         self._frames = FrameSplitter()
         self._transport: asyncio.Transport | None = None
@@ -139,9 +144,10 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """What is no record ends the connection, and so the process."""
+        """Hand on every message that is complete. Bytes that are no message end the connection, and so the process."""
         for frame in self._frames.feed(data):
-            self.receive(from_engine(frame))
+            for message in from_engine(frame):
+                self.receive(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
@@ -164,7 +170,7 @@ def _words_of(code: int) -> str:
         return f"it was ended by signal {-code}"
 
 
-def _look(ready: asyncio.Future[ModelSpec]) -> None:
-    """A refusal that nobody waits for any more is no mistake of ours."""
+def _retrieve(ready: asyncio.Future[ModelSpec]) -> None:
+    """Look at the error, so that asyncio logs none for a refusal that nobody waits for any more."""
     if not ready.cancelled():
         ready.exception()

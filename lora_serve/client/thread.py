@@ -1,4 +1,4 @@
-"""The engine in a thread of this process: the default on CPU and in tests."""
+"""The client of an engine in a thread of this process: the default on CPU and in tests."""
 
 from __future__ import annotations
 
@@ -6,41 +6,34 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
-from lora_serve.client.streams import EventStreams
-from lora_serve.core.errors import EngineLostError, LoraServeError, NotReadyError
-from lora_serve.core.messages import AdapterCommand, Event, SmokeTestResult, StepEvent
-from lora_serve.core.request import InferenceRequest
-from lora_serve.core.stats import EngineStats
+from lora_serve.client.message_client import MessageClient
+from lora_serve.core.errors import EngineLostError, NotReadyError
+from lora_serve.core.messages import FromLoop, Stop, ToEngine, ToLoop
 from lora_serve.engine.engine import Engine
-from lora_serve.engine.loop import EngineLoop
-from lora_serve.engine.messages import Abort, Command, Message, Outcome, Ping, StatsQuery, Stop, Submit
+from lora_serve.engine.loop import EngineLoop, Mail
 from lora_serve.engine.queue_gate import QueueGate
 
-R = TypeVar("R")
 _log = logging.getLogger(__name__)
 STOP_SECONDS = 20.0  # that the thread may take to end its step
 
 
-class ThreadEngineClient:
+class ThreadEngineClient(MessageClient):
     """See `EngineClient`. The mailbox is shared with the adapter loader, which posts into it."""
 
     def __init__(
         self,
         engine: Engine,
-        mailbox: queue.SimpleQueue[Message],
+        mailbox: queue.SimpleQueue[Mail],
         gate: QueueGate,
         rebuild: Callable[[], Engine] | None = None,
     ) -> None:
         """`rebuild`: see `EngineLoop`."""
-        self.gate = gate
+        super().__init__(gate)
         self._engine = engine
         self._mailbox = mailbox
         self._rebuild = rebuild
-        self._streams = EventStreams()
-        self._asked: set[asyncio.Future[Any]] = set()
         self._thread: threading.Thread | None = None
         self._ended = asyncio.Event()
 
@@ -49,8 +42,8 @@ class ThreadEngineClient:
         assert self._thread is None, "two threads would share one engine"
         loop = asyncio.get_running_loop()
 
-        def emit(events: Sequence[StepEvent]) -> None:
-            loop.call_soon_threadsafe(self._deliver, events)
+        def emit(messages: Sequence[FromLoop]) -> None:
+            loop.call_soon_threadsafe(self._receive_all, messages)
 
         engine_loop = EngineLoop(self._engine, self._mailbox, emit, self._rebuild)
 
@@ -65,33 +58,6 @@ class ThreadEngineClient:
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._thread.start()
 
-    def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
-        """See `EngineClient.infer`."""
-        return self._streams.events(self.gate, request, self._submit, self._abort)
-
-    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
-        """See `EngineClient.adapters`."""
-
-        def message(reply: Callable[[Outcome], None]) -> Command:
-            return Command(command, reply)
-
-        outcome = await self._ask(message)
-        if isinstance(outcome, LoraServeError):
-            raise outcome
-        return outcome
-
-    async def stats(self) -> EngineStats:
-        """See `EngineClient.stats`."""
-        return await self._ask(StatsQuery)
-
-    async def ping(self) -> None:
-        """Returns between two steps."""
-
-        def message(reply: Callable[[None], None]) -> Ping:
-            return Ping(lambda: reply(None))
-
-        await self._ask(message)
-
     async def lost(self) -> None:
         """Returns once the thread has ended, by itself or by `stop`."""
         await self._ended.wait()
@@ -103,49 +69,19 @@ class ThreadEngineClient:
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
             self._thread = None
 
-    async def _ask(self, message: Callable[[Callable[[R], None]], Message]) -> R:
-        """Put a message with a reply into the mailbox and wait for the reply."""
-        self._check_running()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[R] = loop.create_future()
-
-        def reply(value: R) -> None:
-            loop.call_soon_threadsafe(_resolve, answer, value)
-
-        self._asked.add(answer)
-        answer.add_done_callback(self._asked.discard)
-        self._mailbox.put(message(reply))
-        return await answer
-
-    def _submit(self, request: InferenceRequest) -> None:
-        self._check_running()
-        self._mailbox.put(Submit(request))
-
-    def _abort(self, request_id: str) -> None:
-        self._mailbox.put(Abort(request_id))
-
-    def _check_running(self) -> None:
+    def _send(self, message: ToEngine) -> None:
+        assert isinstance(message, ToLoop), "the other messages are for processes"
         if self._thread is None or not self._thread.is_alive():
             raise NotReadyError("The engine is not running.", retry_after=5)
+        self._mailbox.put(message)
 
-    def _deliver(self, events: Sequence[StepEvent]) -> None:
-        self._streams.deliver(self.gate, events)
+    def _receive_all(self, messages: Sequence[FromLoop]) -> None:
+        for message in messages:
+            self._receive(message)
 
     def _lose(self) -> None:
         """The thread has ended; whoever it left without an answer gets an error."""
         self._ended.set()
-        num_lost = self._streams.fail_all(_lost) if self._thread is not None else 0
-        for answer in list(self._asked):
-            if not answer.done():
-                answer.set_exception(_lost())
+        num_lost = self._fail_all(lambda: EngineLostError("The engine stopped; try again.", retry_after=5))
         if num_lost:
             _log.error("%d requests ended with the engine's thread", num_lost)
-
-
-def _lost() -> EngineLostError:
-    return EngineLostError("The engine stopped; try again.", retry_after=5)
-
-
-def _resolve(answer: asyncio.Future[R], value: R) -> None:
-    if not answer.done():
-        answer.set_result(value)

@@ -1,291 +1,116 @@
-"""What crosses between the server's process and the engine's: tagged records of facts, never an object of Python's.
-
-A request, its adapters and its events are the frozen types of `core/`; calls and errands have a number, by which their
-answer finds whoever waits for it. Times are of CLOCK_MONOTONIC, which all processes of a machine share.
-"""
+"""Messages as frames on a stream socket: a length of four bytes, big-endian, then a list of messages in MessagePack."""
 
 from __future__ import annotations
 
-from lora_serve.client.faults import Fault
-from lora_serve.client.record import Record
-from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
-from lora_serve.core.messages import (
-    Evict,
-    FinishEvent,
-    Pin,
-    PooledEvent,
-    Prefetch,
-    PromptEvent,
-    Resize,
-    SetTenantBudgets,
-    SmokeTest,
-    SmokeTestResult,
-    StartedEvent,
-    TokenEvent,
-    Tune,
-    Unpin,
-)
-from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import InferenceRequest
-from lora_serve.core.stats import EngineStats
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-# -- to the engine ---------------------------------------------------------------------------------------------
+import msgspec
+
+from lora_serve.core.errors import InternalError, LoraServeError
+from lora_serve.core.messages import FromEngine, Message, ToEngine
+
+MAX_FRAME_BYTES = 2**30
+_HEAD = 4
+_OS_ERROR = "OSError"
 
 
-class Configure(Record, frozen=True):
-    """The first record of all: what to load. It holds no secret, as the engine needs none."""
-
-    model: ModelConfig
-    engine: EngineConfig
-    adapters: AdapterConfig
-    log_format: str
-
-
-class Submit(Record, frozen=True):
-    """Answered by events."""
-
-    request: InferenceRequest
+def _encode_other(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Exception):
+        return _encode_error(value)
+    raise TypeError(f"{type(value).__name__} cannot cross between processes")
 
 
-class Abort(Record, frozen=True):
-    """Nobody waits for it any more."""
-
-    request_id: str
-
-
-class DoPrefetch(Record, frozen=True):
-    command: Prefetch
+def _decode_other(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value)
+    if issubclass(kind, Exception):
+        return _decode_error(*value)
+    raise TypeError(f"{kind.__name__} cannot cross between processes")
 
 
-class DoPin(Record, frozen=True):
-    command: Pin
+def _encode_error(error: Exception) -> tuple[str, str, dict[str, Any]]:
+    """The class's name, the message, and the fields beside the message.
+
+    An error that is neither of the tree in `core/errors.py` nor an OSError becomes an InternalError without details.
+    """
+    if isinstance(error, LoraServeError):
+        return type(error).__name__, str(error), vars(error)
+    if isinstance(error, OSError):
+        return _OS_ERROR, error.strerror or "input/output error", {"errno": error.errno or 0}
+    return InternalError.__name__, "The engine met an error of its own.", {}
 
 
-class DoUnpin(Record, frozen=True):
-    command: Unpin
+def _decode_error(name: str, message: str, fields: dict[str, Any]) -> LoraServeError | OSError:
+    """The same error, made anew."""
+    if name == _OS_ERROR:
+        return OSError(fields.get("errno", 0), message)
+    kind = _errors_by_name().get(name, InternalError)
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    vars(error).update({key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    return error
 
 
-class DoEvict(Record, frozen=True):
-    command: Evict
+def _errors_by_name() -> dict[str, type[LoraServeError]]:
+    found: dict[str, type[LoraServeError]] = {}
+    left: list[type[LoraServeError]] = [LoraServeError]
+    while left:
+        kind = left.pop()
+        found[kind.__name__] = kind
+        left += kind.__subclasses__()
+    return found
 
 
-class DoResize(Record, frozen=True):
-    command: Resize
-
-
-class DoSetTenantBudgets(Record, frozen=True):
-    command: SetTenantBudgets
-
-
-class DoSmokeTest(Record, frozen=True):
-    command: SmokeTest
-
-
-class DoTune(Record, frozen=True):
-    command: Tune
-
-
-class Order(Record, frozen=True):
-    """A command about adapters; answered by Nothing, SmokeTested or CallFailed."""
-
-    call: int
-    what: DoPrefetch | DoPin | DoUnpin | DoEvict | DoResize | DoSetTenantBudgets | DoSmokeTest | DoTune
-
-
-class Stats(Record, frozen=True):
-    """Answered by Figures."""
-
-    call: int
-
-
-class Ping(Record, frozen=True):
-    """Answered by Nothing, between two steps."""
-
-    call: int
-
-
-class Convert(Record, frozen=True):
-    """See `AdapterVerifier.convert`; answered by Nothing or CallFailed."""
-
-    call: int
-    folder: str
-    digest: str
-    max_rank: int | None
-    seconds: float  # of the processor that it may take
-
-
-class Validate(Record, frozen=True):
-    """See `AdapterVerifier.validate`; answered by Validated or CallFailed."""
-
-    call: int
-    folder: str
-    digest: str
-    max_rank: int | None
-    allow_noop: bool
-    seconds: float  # of the processor that it may take
-
-
-class Forget(Record, frozen=True):
-    """What was weighed and is at hand was tried."""
-
-
-class Settle(Record, frozen=True):
-    """The warm-up is over: from now on loads give way to steps."""
-
-
-class Stop(Record, frozen=True):
-    """End; whoever still waits gets NotReadyError."""
-
-
-class BlobGiven(Record, frozen=True):
-    """OpenBlob's answer: a folder that stays until CloseBlob."""
-
-    errand: int
-    folder: str
-    tier: str
-    fetch: float  # seconds
-    verify: float
-
-
-class ErrandDone(Record, frozen=True):
-    """KeepBeside's answer."""
-
-    errand: int
-
-
-class ErrandFailed(Record, frozen=True):
-    """Either's."""
-
-    errand: int
-    fault: Fault
-
-
-ToEngine = (
-    Configure
-    | Submit
-    | Abort
-    | Order
-    | Stats
-    | Ping
-    | Convert
-    | Validate
-    | Forget
-    | Settle
-    | Stop
-    | BlobGiven
-    | ErrandDone
-    | ErrandFailed
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_to_engine: msgspec.msgpack.Decoder[list[ToEngine]] = msgspec.msgpack.Decoder(list[ToEngine], dec_hook=_decode_other)
+_from_engine: msgspec.msgpack.Decoder[list[FromEngine]] = msgspec.msgpack.Decoder(
+    list[FromEngine], dec_hook=_decode_other
 )
 
-# -- from the engine -------------------------------------------------------------------------------------------
+
+def frame_of(messages: Sequence[Message]) -> bytes:
+    """The messages as one frame."""
+    body = _encoder.encode(messages)
+    return len(body).to_bytes(_HEAD, "big") + body
 
 
-class Ready(Record, frozen=True):
-    """The model is loaded and has proved exact; requests are taken."""
-
-    spec: ModelSpec
-
-
-class Refused(Record, frozen=True):
-    """It cannot be loaded; the process ends."""
-
-    fault: Fault
+def to_engine(frame: bytes) -> list[ToEngine]:
+    """The messages of a frame that the engine gets. Raises msgspec.DecodeError for anything else."""
+    return _to_engine.decode(frame)
 
 
-class Started(Record, frozen=True):
-    event: StartedEvent
+def from_engine(frame: bytes) -> list[FromEngine]:
+    """The messages of a frame that the engine sent. Raises msgspec.DecodeError for anything else."""
+    return _from_engine.decode(frame)
 
 
-class Prompt(Record, frozen=True):
-    event: PromptEvent
+class FrameSplitter:
+    """Cuts a stream of bytes into frames."""
 
+    def __init__(self) -> None:
+        self._buffer = bytearray()
 
-class Token(Record, frozen=True):
-    event: TokenEvent
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that `data` completes, without their lengths. Raises ValueError above MAX_FRAME_BYTES."""
+        self._buffer += data
+        start = 0
+        try:
+            while (end := self._end(start)) is not None:
+                yield bytes(self._buffer[start + _HEAD : end])
+                start = end
+        finally:
+            del self._buffer[:start]
 
-
-class Pooled(Record, frozen=True):
-    event: PooledEvent
-
-
-class Finish(Record, frozen=True):
-    event: FinishEvent
-
-
-class Failed(Record, frozen=True):
-    """An ErrorEvent."""
-
-    request_id: str
-    fault: Fault
-
-
-class Events(Record, frozen=True):
-    """All of one step."""
-
-    events: list[Token | Started | Prompt | Pooled | Finish | Failed]
-
-
-class Nothing(Record, frozen=True):
-    """Done; there is nothing to say."""
-
-    call: int
-
-
-class SmokeTested(Record, frozen=True):
-    call: int
-    value: SmokeTestResult
-
-
-class Figures(Record, frozen=True):
-    call: int
-    value: EngineStats
-
-
-class Validated(Record, frozen=True):
-    call: int
-    rank: int
-    num_bytes: int
-
-
-class CallFailed(Record, frozen=True):
-    call: int
-    fault: Fault
-
-
-class OpenBlob(Record, frozen=True):
-    """Hold an adapter's folder. `is_near`: only what is on this machine, and unchecked; else fetched and verified."""
-
-    errand: int
-    digest: str
-    is_near: bool
-
-
-class CloseBlob(Record, frozen=True):
-    """It was read."""
-
-    errand: int
-
-
-class KeepBeside(Record, frozen=True):
-    """Move a file that the engine has written into the adapter's folder."""
-
-    errand: int
-    digest: str
-    path: str
-
-
-Answer = Nothing | SmokeTested | Figures | Validated | CallFailed
-Errand = OpenBlob | CloseBlob | KeepBeside
-FromEngine = (
-    Ready
-    | Refused
-    | Events
-    | Nothing
-    | SmokeTested
-    | Figures
-    | Validated
-    | CallFailed
-    | OpenBlob
-    | CloseBlob
-    | KeepBeside
-)
+    def _end(self, start: int) -> int | None:
+        """Where the frame that begins at `start` ends; None: some of it is still to come."""
+        if len(self._buffer) < start + _HEAD:
+            return None
+        length = int.from_bytes(self._buffer[start : start + _HEAD], "big")
+        if length > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {length} bytes")
+        end = start + _HEAD + length
+        return end if end <= len(self._buffer) else None

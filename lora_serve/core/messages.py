@@ -1,51 +1,67 @@
-"""The words that cross between the web and the engine: commands about adapters, and the events of each step."""
+"""The map of the system: every message between the server's event loop and an engine, in both directions.
+
+An engine in a thread gets and gives these very objects; an engine in a process gets and gives them as MessagePack, each
+as [class name, field, ...] (`client/wire.py`). A call has an id, which its `Reply` or `CallFailed` names. Files are
+named by paths; no tensor and no other Python object crosses.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.config import BatchLimits
+from lora_serve.core.config import AdapterConfig, BatchLimits, EngineConfig, ModelConfig
 from lora_serve.core.errors import InvalidRequestError, LoraServeError
-from lora_serve.core.request import FinishReason
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import FinishReason, InferenceRequest
+from lora_serve.core.stats import EngineStats
 
-# -- commands: residency commands for the engine, what the admin may ask of the adapter tiers ---------------------
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all messages and of the commands in them; the types of the fields are checked by the decoder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
+class Call(Message, frozen=True):
+    """The base of every message that is answered by a `Reply` or a `CallFailed` of the same id."""
+
+    call_id: int  # unique among the calls of one side
+
+
+# -- commands about adapters ---------------------------------------------------------------------------------------
+
+
+class Prefetch(Message, frozen=True):
     """Bring the adapter onto the device if a slot is free or evictable, or to host memory; done when it is there."""
 
     adapter: AdapterRef
     to: Literal["device", "host"] = "device"
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Message, frozen=True):
     """Prefetch, and never evict until unpinned."""
 
     adapter: AdapterRef
 
 
-@dataclass(frozen=True, slots=True)
-class Unpin:
-    """Let it be evicted again."""
+class Unpin(Message, frozen=True):
+    """Allow the adapter's eviction again."""
 
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Drop it from device and host once no row holds it."""
+class Evict(Message, frozen=True):
+    """Drop the adapter from device and host memory once no row holds it."""
 
     digest: str
-    forget: bool = False  # its figures too: it is deleted, not only moved out
+    forget: bool = False  # drop its figures too: the adapter is deleted, not only moved out
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """New limits of the tiers, at once; None: as it is. Adapters in use leave when their last row ends."""
+class Resize(Message, frozen=True):
+    """New limits of the tiers, at once; None: unchanged. Adapters in use leave when their last row ends."""
 
     max_loras: int | None = None  # device slots
     device_bytes: int | None = None
@@ -58,53 +74,36 @@ class TenantBudget:
     """Bytes of a tenant's adapters on the device."""
 
     tenant: str
-    guaranteed: int = 0  # others' newcomers never push it below these
-    at_most: int | None = None  # beyond these its newcomer pushes out its own, or waits
+    guaranteed: int = 0  # other tenants' newcomers never push it below these
+    at_most: int | None = None  # beyond these the tenant's newcomer pushes out one of its own, or waits
 
 
-@dataclass(frozen=True, slots=True)
-class SetTenantBudgets:
-    """Budgets of all tenants that have one, from now on; what is there already stays until a newcomer comes."""
+class SetTenantBudgets(Message, frozen=True):
+    """Budgets of all tenants that have one, from now on; resident adapters stay until a newcomer needs the room."""
 
     budgets: tuple[TenantBudget, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SmokeTest:
-    """Run a prompt with the base model and with the adapter, to see what it changes; answered by a SmokeTestResult."""
+class SmokeTest(Message, frozen=True):
+    """Run a prompt with the base model and with the adapter, to see the difference; answered by a SmokeTestResult."""
 
     adapter: AdapterRef
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SmokeTestResult:
-    """The largest differences between two runs' logits."""
-
-    logit_change: float  # base against adapter; NaN if the adapter gives no numbers
-    noise: float  # base against base, in the same batch
-    logit_scale: float  # the base's own largest logit
-
-    @property
-    def is_noop(self) -> bool:
-        """Whether the change is no more than rounding."""
-        return not self.logit_change > max(8 * self.noise, 1e-6 * self.logit_scale)
-
-
-@dataclass(frozen=True, slots=True)
-class Tune:
-    """New limits of the batcher, from the next step on; None: as it is. 0 turns off what may be off."""
+class Tune(Message, frozen=True):
+    """New limits of the batcher, from the next step on; None: unchanged. 0 turns off what may be off."""
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    batch_wait: float | None = None  # this and the targets: seconds
+    batch_wait: float | None = None  # seconds, as are the targets
     preferred_batch_size: int | None = None
     ttft_target: float | None = None
     itl_target: float | None = None
 
     def applied_to(self, limits: BatchLimits) -> BatchLimits:
-        """The limits as they will be. Raises InvalidRequestError for what cannot be in force together."""
-        changes = {name: value for name, value in asdict(self).items() if value is not None}
+        """The limits after the change. Raises InvalidRequestError for limits that contradict one another."""
+        changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         may_be_off = ("preferred_batch_size", "ttft_target", "itl_target")
         new = replace(limits, **changes | {name: None for name in may_be_off if changes.get(name) == 0})
         if new.max_num_batched_tokens < new.max_num_seqs:
@@ -118,7 +117,89 @@ class Tune:
 
 AdapterCommand = Prefetch | Pin | Unpin | Evict | Resize | SetTenantBudgets | SmokeTest | Tune
 
-# -- events: what the engine tells its client, one list of these per step -----------------------------------------
+
+# -- to the engine -------------------------------------------------------------------------------------------------
+
+
+class Configure(Message, frozen=True):
+    """The first message to an engine's process: what to load. Holds no secret, as the engine needs none."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    adapters: AdapterConfig
+    log_format: str
+
+
+class Submit(Message, frozen=True):
+    """A new request; answered by events."""
+
+    request: InferenceRequest
+
+
+class Abort(Message, frozen=True):
+    """The client left. Ids that are not known are fine: their requests ended meanwhile."""
+
+    request_id: str
+
+
+class Command(Call, frozen=True):
+    """A command about an adapter; answered when it is done: by None, a smoke test's result, or the error."""
+
+    command: AdapterCommand
+
+
+class GetStats(Call, frozen=True):
+    """Asks for an EngineStats, made between two steps."""
+
+
+class Ping(Call, frozen=True):
+    """Answered by None between two steps, so that the watchdog sees progress."""
+
+
+class Convert(Call, frozen=True):
+    """See `AdapterVerifier.convert`; answered by None. Names a folder that both sides see."""
+
+    folder: Path
+    digest: str
+    max_rank: int | None
+    seconds: float  # of processor time that the work may take
+
+
+class Validate(Call, frozen=True):
+    """See `AdapterVerifier.validate`; answered by an AdapterSize. Names a folder that both sides see."""
+
+    folder: Path
+    digest: str
+    max_rank: int | None
+    allow_noop: bool
+    seconds: float  # of processor time that the work may take
+
+
+class ForgetStaged(Message, frozen=True):
+    """The registration is over: free what its validation kept for the smoke test's load."""
+
+
+class WarmUpDone(Message, frozen=True):
+    """From now on loads of adapters give way to steps."""
+
+
+class Stop(Message, frozen=True):
+    """End the engine; whoever still waits gets NotReadyError."""
+
+
+# -- from the engine -----------------------------------------------------------------------------------------------
+
+
+class Ready(Message, frozen=True):
+    """The model is loaded and has proved exact; requests are taken."""
+
+    spec: ModelSpec
+
+
+class LoadRefused(Message, frozen=True):
+    """The model cannot be loaded; the engine's process ends."""
+
+    error: LoraServeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +221,13 @@ class Timings:
     prefill: float  # from the first scheduled chunk to the first token
 
 
-@dataclass(frozen=True, slots=True)
-class StartedEvent:
-    """The request waits no longer: its first tokens are in a step. Between engine and client only."""
+class StartedEvent(Message, frozen=True):
+    """The request has left the queue: its first tokens are in a step. Between engine and client only."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PromptEvent:
+class PromptEvent(Message, frozen=True):
     """The prompt is computed; always the first event of a request that is not refused."""
 
     request_id: str
@@ -158,8 +237,7 @@ class PromptEvent:
     fell_back: bool = False  # the request's `fallback` answers, not its `adapters`
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(Message, frozen=True):
     """One generated token."""
 
     request_id: str
@@ -167,16 +245,14 @@ class TokenEvent:
     logprobs: TokenLogprobs | None
 
 
-@dataclass(frozen=True, slots=True)
-class PooledEvent:
+class PooledEvent(Message, frozen=True):
     """The vector of a request with `pooling`: an embedding, normalised if the model says so, or labels' logits."""
 
     request_id: str
     values: bytes  # float32, little-endian
 
 
-@dataclass(frozen=True, slots=True)
-class FinishEvent:
+class FinishEvent(Message, frozen=True):
     """The sequence ended well; `stop_token_id` is the end-of-text or stop id that ended it, if one did."""
 
     request_id: str
@@ -184,13 +260,90 @@ class FinishEvent:
     stop_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorEvent:
+class ErrorEvent(Message, frozen=True):
     """The sequence ended badly; nothing follows."""
 
     request_id: str
     error: LoraServeError
 
 
-Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent  # what a caller gets
-StepEvent = Event | StartedEvent  # what a step tells
+class SmokeTestResult(Message, frozen=True):
+    """The largest differences between two runs' logits."""
+
+    logit_change: float  # base against adapter; NaN if the adapter gives no numbers
+    noise: float  # base against base, in the same batch
+    logit_scale: float  # the base's own largest logit
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether the change is no more than rounding."""
+        return not self.logit_change > max(8 * self.noise, 1e-6 * self.logit_scale)
+
+
+class AdapterSize(Message, frozen=True):
+    """The size of an adapter as it will be served."""
+
+    rank: int  # the largest of any module
+    num_bytes: int  # of host memory
+
+
+# -- blobs: adapters' folders, which the server's process has and the loaders of an engine's process read ----------
+
+
+class OpenBlob(Call, frozen=True):
+    """Hold an adapter's folder open until `CloseBlob`; answered by a BlobFolder."""
+
+    digest: str
+    is_near: bool  # only if it is on this machine, and unchecked; else it is fetched and verified
+
+
+class CloseBlob(Message, frozen=True):
+    """The folder that `OpenBlob` of this id asked for was read."""
+
+    call_id: int
+
+
+class KeepBeside(Call, frozen=True):
+    """Move a file that the engine has written into the adapter's folder; answered by None."""
+
+    digest: str
+    path: Path
+
+
+class BlobFolder(Message, frozen=True):
+    """A folder that stays until CloseBlob, the tier that had it, and the seconds that fetch and check took."""
+
+    folder: Path
+    tier: str
+    fetch: float
+    verify: float
+
+
+# -- answers to calls, in both directions --------------------------------------------------------------------------
+
+ReplyValue = None | SmokeTestResult | AdapterSize | BlobFolder | EngineStats
+
+
+class Reply(Message, frozen=True):
+    """The call is done."""
+
+    call_id: int
+    value: ReplyValue = None
+
+
+class CallFailed(Message, frozen=True):
+    """The call failed with a LoraServeError or an OSError; another exception crosses as an InternalError."""
+
+    call_id: int
+    error: Exception
+
+
+Answer = Reply | CallFailed
+Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent  # what a caller of `infer` gets
+StepEvent = Event | StartedEvent  # what a step gives
+ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
+FromLoop = StepEvent | Answer
+EngineCall = Command | GetStats | Ping | Convert | Validate
+BlobMessage = OpenBlob | CloseBlob | KeepBeside
+ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Answer
+FromEngine = FromLoop | BlobMessage | Ready | LoadRefused

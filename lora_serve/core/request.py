@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lora_serve.core.adapter import AdapterRef
 
@@ -99,6 +99,13 @@ class InferenceRequest:
     fallback: tuple[AdapterUse, ...] | None = None  # who answers in their place: () with BASE; None: nobody
     pooling: PoolingParams | None = None
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
+
+    def on_clock(self, offset: float) -> InferenceRequest:
+        """The same request for a machine whose `time.monotonic()` is `offset` seconds ahead of this one's."""
+        if offset == 0.0:
+            return self
+        deadline = None if self.deadline is None else self.deadline + offset
+        return replace(self, arrival_time=self.arrival_time + offset, deadline=deadline)
 
     @property
     def cold_timeout(self) -> float | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lora_serve.core.config import BatchLimits
-from lora_serve.core.memory import MemoryStats, SwapStats
 
 
 class EvictionReason(enum.StrEnum):
@@ -97,6 +96,32 @@ class BatcherStats:
     cost: Mapping[str, float] = field(default_factory=dict)  # seconds for one more of each, as learned
     cost_error: float | None = None  # running median of |predicted / observed - 1| of a step
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Bytes estimated and bytes measured."""
+
+    limit: int | None = None
+    weights: int = 0
+    kv: int = 0
+    adapters: int = 0  # resident on the device now
+    activations: int = 0  # estimated for the last batch
+    largest: int = 0  # estimate of all of these together, the largest of any batch
+    measured_peak: int = 0  # on CUDA what torch had allocated at most, else the process's growth since start
+    num_out_of_memory: int = 0  # steps that the device had no memory for, and that were run in parts
+    max_tokens: int | None = None  # of a step, for a while after such a one; None: as configured
+
+
+@dataclass(frozen=True, slots=True)
+class SwapStats:
+    """Preemptions by kind, and the KV blocks in host memory."""
+
+    num_swapped: int = 0  # preemptions whose blocks were moved to host memory
+    num_recomputed: int = 0  # preemptions whose blocks were given up
+    num_blocks: int = 0  # that host memory has room for
+    num_used: int = 0
+    seconds_per_block: float = 0.0  # learned, of one copy
 
 
 @dataclass(frozen=True, slots=True)

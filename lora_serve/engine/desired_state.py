@@ -1,11 +1,12 @@
-"""The state that a rebuilt engine is brought back to: limits, pins, and the adapters in use."""
+"""The commands that an engine built anew has to be given again: limits, pins, and the adapters in use."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import asdict, replace
 from typing import TypeVar
+
+from msgspec.structs import asdict, replace
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.messages import AdapterCommand, Evict, Pin, Prefetch, Resize, SetTenantBudgets, Tune, Unpin
@@ -14,7 +15,7 @@ C = TypeVar("C", Resize, Tune)
 
 
 class DesiredState:
-    """Owned by one thread. Pins, and the adapters of the latest requests, `max_recent` of them at most."""
+    """Limits, pins, and the adapters of the latest requests, `max_recent` of them at most. Owned by one thread."""
 
     def __init__(self, max_recent: int) -> None:
         self._max_recent = max_recent
@@ -25,7 +26,7 @@ class DesiredState:
         self._recent: OrderedDict[str, AdapterRef] = OrderedDict()  # by digest, the latest last
 
     def use(self, adapters: Iterable[AdapterRef]) -> None:
-        """Notes a request for these adapters."""
+        """Note the adapters of a request."""
         for adapter in adapters:
             self._recent[adapter.digest] = adapter
             self._recent.move_to_end(adapter.digest)
@@ -33,7 +34,7 @@ class DesiredState:
             self._recent.popitem(last=False)
 
     def note(self, command: AdapterCommand) -> None:
-        """Notes a command that the engine has carried out."""
+        """Note a command that the engine has done."""
         match command:
             case Pin(adapter):
                 self._pinned[adapter.digest] = adapter
@@ -50,16 +51,12 @@ class DesiredState:
                 self._budgets = command
 
     def limits(self) -> list[AdapterCommand]:
-        """The commands that restore the limits; they come first and are done at once."""
-        orders: tuple[tuple[AdapterCommand, AdapterCommand], ...] = (
-            (self._resize, Resize()),
-            (self._tune, Tune()),
-            (self._budgets, SetTenantBudgets(())),
-        )
-        return [order for order, nothing in orders if order != nothing]
+        """The commands to be given first; each is done at once."""
+        limits: tuple[AdapterCommand, ...] = (self._resize, self._tune, self._budgets)
+        return [limit for limit in limits if limit not in (Resize(), Tune(), SetTenantBudgets(()))]
 
     def residents(self) -> list[AdapterCommand]:
-        """The commands that restore pins and recently used adapters; each takes a load."""
+        """The commands to be given next; each takes a load."""
         recent = [adapter for digest, adapter in reversed(self._recent.items()) if digest not in self._pinned]
         room = max(0, self._max_recent - len(self._pinned))
         return [*map(Pin, self._pinned.values()), *map(Prefetch, recent[:room])]

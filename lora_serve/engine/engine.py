@@ -19,9 +19,13 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.messages import (
     AdapterCommand,
+    Answer,
+    CallFailed,
+    Command,
     Event,
     Pin,
     Prefetch,
+    Reply,
     Resize,
     SetTenantBudgets,
     SmokeTest,
@@ -35,7 +39,6 @@ from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.memory_retry import run_in_parts
-from lora_serve.engine.messages import Command, Outcome
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
@@ -84,7 +87,8 @@ class Engine:
         self._blocks = blocks
         self._memory = memory
         self._commands: list[Command] = []  # that wait for something
-        self._done: list[tuple[Command, Outcome]] = []  # that are answered once the slots are loaded
+        self._done: list[tuple[Command, SmokeTestResult | LoraServeError | None]] = []  # answered after slots load
+        self._answers: list[tuple[Command, Answer]] = []  # that nobody took yet
         self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
         self._num_smoke_tests = 0
         self._num_steps = 0
@@ -126,15 +130,20 @@ class Engine:
         ]
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
-            command.reply(error)
+            self._answer(command, error)
         return self.scheduler.fail_adapter(message.digest, error, self._clock())
 
     def command(self, command: Command) -> None:
-        """Takes in a command, which is answered when it is done."""
+        """Takes in a command; its answer is among `take_answers` once it is done."""
         if isinstance(command.command, Unpin):
             self._withdraw_pins(command.command.digest)
         self._commands.append(command)
         self._load_slots()
+
+    def take_answers(self) -> list[tuple[Command, Answer]]:
+        """The commands that were answered since the last call, with their answers, in order."""
+        answers, self._answers = self._answers, []
+        return answers
 
     def end_commands(self, error: LoraServeError, but: tuple[type[AdapterCommand], ...] = ()) -> list[Command]:
         """Answers every waiting command with `error`, `but` those of some kinds, which are returned."""
@@ -142,7 +151,7 @@ class Engine:
         self._commands, self._done = [], []
         for command in commands:
             if not isinstance(command.command, but):
-                command.reply(error)
+                self._answer(command, error)
         return [command for command in commands if isinstance(command.command, but)]
 
     def clear_slots(self) -> None:
@@ -244,7 +253,7 @@ class Engine:
         withdrawn = [c for c in self._commands if isinstance(c.command, Pin) and c.command.adapter.digest == digest]
         self._commands = [command for command in self._commands if command not in withdrawn]
         for command in withdrawn:
-            command.reply(ConflictError("The adapter was unpinned before it was on the device."))
+            self._answer(command, ConflictError("The adapter was unpinned before it was on the device."))
 
     def _load_slots(self) -> None:
         """Fills slots for the scheduled rows and for commands, which are answered once that is done."""
@@ -253,12 +262,18 @@ class Engine:
         done, self._done = self._done, []
         for message, outcome in done:
             wanted = message.command.adapter.digest if isinstance(message.command, Prefetch | Pin) else ""
-            message.reply(failed.get(wanted, outcome))
+            self._answer(message, failed.get(wanted, outcome))
+
+    def _answer(self, command: Command, outcome: SmokeTestResult | LoraServeError | None) -> None:
+        if isinstance(outcome, LoraServeError):
+            self._answers.append((command, CallFailed(command.call_id, outcome)))
+        else:
+            self._answers.append((command, Reply(command.call_id, outcome)))
 
     def _execute(self, message: Command) -> bool:
         """Tries a command; True once it is done, or never will be."""
         command = message.command
-        outcome: Outcome = None
+        outcome: SmokeTestResult | LoraServeError | None = None
         try:
             if isinstance(command, Prefetch) and command.to == "host":
                 is_done = self.residency.prefetch_to_host(command.adapter)

@@ -31,7 +31,7 @@ class EngineHost(Protocol):
     async def load(self) -> HostedModel:
         """Load the model. Raises ModelError, ConfigError, EngineLostError; after the last one it may be tried again."""
 
-    def settle(self) -> None:
+    def warm_up_done(self) -> None:
         """The warm-up is over: loads of adapters give way to steps from now on."""
 
     async def ping(self) -> None:

@@ -1,19 +1,47 @@
-"""The engine's end of the socket pair: frames in on the thread that asks, frames out on a thread of its own."""
+"""The engine's end of the socket pair: frames in on the thread that asks, frames out on a thread of its own.
+
+In the engine's process no part outlives another: where one ends by a bug, so does the process. Half an engine would
+answer nobody, and the server would learn of it minutes later, from its watchdog.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-from lora_serve.client.frames import FrameSplitter, frame_of, to_engine
-from lora_serve.client.record import Record
-from lora_serve.client.wire import ToEngine
-from lora_serve.engine_host.fatal import run_fatally
+from lora_serve.client.wire import FrameSplitter, frame_of, to_engine
+from lora_serve.core.messages import FromEngine, ToEngine
+from lora_serve.logs.handler import flush_log
 
+FAILED = 1  # exit code
 _READ_BYTES = 2**18
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def fatal(name: str) -> Iterator[None]:
+    """Ends the process at once, after a line in the log, for whatever the block raises."""
+    try:
+        yield
+    except BaseException:
+        _log.critical("the engine's process ends: %s failed", name, exc_info=True)
+        flush_log()
+        os._exit(FAILED)
+
+
+def run_fatally(name: str, work: Callable[[], None]) -> Callable[[], None]:
+    """`work` for a thread, in a `fatal` block."""
+
+    def run() -> None:
+        with fatal(name):
+            work()
+
+    return run
 
 
 class Channel:
@@ -21,25 +49,25 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._outbox: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Sequence[FromEngine] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(
-            target=run_fatally("what speaks to the server", self._write), name="to server", daemon=True
+            target=run_fatally("the thread that writes to the server", self._write), name="to server", daemon=True
         )
         self._writer.start()
 
-    def send(self, record: Record) -> None:
-        """Records arrive in the order in which they were sent."""
-        self._outbox.put(record)
+    def send(self, messages: Sequence[FromEngine]) -> None:
+        """Send messages as one frame. Frames arrive in the order in which they were sent."""
+        self._outbox.put(messages)
 
-    def records(self) -> Iterator[ToEngine]:
-        """Those that come, until the other end is closed."""
+    def messages(self) -> Iterator[ToEngine]:
+        """The messages that arrive, until the other end is closed."""
         frames = FrameSplitter()
         while data := self._received():
             for frame in frames.feed(data):
-                yield to_engine(frame)
+                yield from to_engine(frame)
 
     def close(self) -> None:
-        """After everything was sent."""
+        """Close the connection after everything was sent."""
         self._outbox.put(None)
         self._writer.join()
         self._end.close()
@@ -53,12 +81,12 @@ class Channel:
     def _write(self) -> None:
         is_open = True
         while is_open:
-            records = [self._outbox.get()]
+            waiting = [self._outbox.get()]
             with suppress(queue.Empty):
                 while True:
-                    records.append(self._outbox.get_nowait())
-            is_open = None not in records
+                    waiting.append(self._outbox.get_nowait())
+            is_open = None not in waiting
             try:
-                self._end.sendall(b"".join(frame_of(record) for record in records if record is not None))
+                self._end.sendall(b"".join(frame_of(messages) for messages in waiting if messages is not None))
             except OSError:  # nobody listens; the reader sees it too
                 return

@@ -1,7 +1,7 @@
-"""The engine's process: `python -m lora_serve.engine_host.child FD`, started by `process.py` and by nobody else.
+"""The engine's process: `python -m lora_serve.engine_host.child FD`, started by the process engine host.
 
-It ends with its parent, whatever becomes of that: at the end of the socket pair, and on Linux at once by a signal.
-Signals to the whole group are the parent's affair: it says what to do.
+The process ends with its parent, however that ends: at the end of the socket pair, and on Linux at once by a signal.
+Signals to the whole group are ignored: the parent says what to do.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ import sys
 from collections.abc import Iterator
 from typing import Protocol
 
-from lora_serve.client import wire
-from lora_serve.engine_host.channel import Channel
-from lora_serve.engine_host.fatal import FAILED, fatal
+from lora_serve.core.messages import Configure, Stop, ToEngine
+from lora_serve.engine_host.channel import FAILED, Channel, fatal
 
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
-class Taker(Protocol):
-    """What runs in the process; both are called on its main thread."""
+class Engine(Protocol):
+    """The engine of a process; both methods are called on the main thread."""
 
-    def take(self, record: wire.ToEngine) -> None:
-        """Returns at once."""
+    def take(self, message: ToEngine) -> None:
+        """Handle a message; returns at once."""
 
     def stop(self) -> None:
-        """Returns when nothing of it runs any more."""
+        """Returns when no part of the engine runs any more."""
 
 
 def main() -> int:
     """Returns when the parent says so; the process ends at once when the parent is gone."""
-    channel, records = open_channel()
-    configure = next(records, None)
-    if not isinstance(configure, wire.Configure):
+    channel, messages = open_channel()
+    configure = next(messages, None)
+    if not isinstance(configure, Configure):
         return 1
     from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
 
-    return run(ChildEngine(configure, channel), channel, records)
+    return run(ChildEngine(configure, channel), channel, messages)
 
 
-def open_channel() -> tuple[Channel, Iterator[wire.ToEngine]]:
-    """What every engine's process does first."""
+def open_channel() -> tuple[Channel, Iterator[ToEngine]]:
+    """The channel to the parent and the messages from it; every engine's process opens it first."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     faulthandler.enable()
@@ -53,18 +52,18 @@ def open_channel() -> tuple[Channel, Iterator[wire.ToEngine]]:
     end = socket.socket(fileno=int(sys.argv[-1]))
     end.set_inheritable(False)
     channel = Channel(end)
-    return channel, channel.records()
+    return channel, channel.messages()
 
 
-def run(engine: Taker, channel: Channel, records: Iterator[wire.ToEngine]) -> int:
-    """Hand over what comes, until the end."""
-    with fatal("what listens to the server"):
-        for record in records:
-            if isinstance(record, wire.Stop):
+def run(engine: Engine, channel: Channel, messages: Iterator[ToEngine]) -> int:
+    """Hand each message to the engine, until the end."""
+    with fatal("the thread that listens to the server"):
+        for message in messages:
+            if isinstance(message, Stop):
                 engine.stop()
                 channel.close()
                 return 0
-            engine.take(record)
+            engine.take(message)
     os._exit(FAILED)  # the parent is gone, and nothing here is worth a moment
 
 

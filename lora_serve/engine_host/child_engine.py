@@ -9,11 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from lora_serve.client import wire
-from lora_serve.client.faults import fault_of
 from lora_serve.core.errors import LoraServeError
-from lora_serve.engine_host.channel import Channel
-from lora_serve.engine_host.fatal import run_fatally
+from lora_serve.core.messages import CallFailed, Configure, LoadRefused, Ready, Reply, ToEngine, WarmUpDone
+from lora_serve.engine_host.channel import Channel, run_fatally
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
@@ -28,24 +26,24 @@ _log = logging.getLogger(__name__)
 
 
 class ChildEngine:
-    """See `child.Taker`."""
+    """See `child.Engine`."""
 
-    def __init__(self, configure: wire.Configure, channel: Channel) -> None:
+    def __init__(self, configure: Configure, channel: Channel) -> None:
         self._configure = configure
         self._channel = channel
         self._blobs = RemoteBlobs(channel.send, configure.adapters.store / "tmp")
         self._service: EngineService | None = None
         threading.Thread(target=run_fatally("the start", self._start), name="start", daemon=True).start()
 
-    def take(self, record: wire.ToEngine) -> None:
-        """Only errands' answers come before the parent was told that the engine is ready."""
-        if isinstance(record, wire.BlobGiven | wire.ErrandDone | wire.ErrandFailed):
-            self._blobs.answered(record)
+    def take(self, message: ToEngine) -> None:
+        """Handle a message. Before `Ready` was sent only answers about blobs come."""
+        if isinstance(message, Reply | CallFailed):
+            self._blobs.answered(message)
             return
-        if isinstance(record, wire.Settle):
+        if isinstance(message, WarmUpDone):
             _keep_what_is_here()
         if self._service is not None:
-            self._service.take(record)
+            self._service.take(message)
 
     def stop(self) -> None:
         """Loads that wait for the parent are not waited for: the process ends anyway."""
@@ -57,7 +55,7 @@ class ChildEngine:
         try:
             self._load()
         except LoraServeError as error:
-            self._channel.send(wire.Refused(fault_of(error)))
+            self._channel.send([LoadRefused(error)])
             self._channel.close()
             flush_log()
             os._exit(REFUSED)
@@ -74,12 +72,12 @@ class ChildEngine:
         with timed(f"model {configure.model.model}"):
             parts = build_parts(configure.model, configure.engine, configure.adapters)
         gc.freeze()
-        hosted = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
-        self._service = EngineService(hosted, self._channel.send, use_one_core)
-        self._channel.send(wire.Ready(parts.spec))
+        engine = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
+        self._service = EngineService(engine, self._channel.send, use_one_core)
+        self._channel.send([Ready(parts.spec)])
 
 
-def _redaction(configure: wire.Configure) -> Redaction:
+def _redaction(configure: Configure) -> Redaction:
     """Nothing secret is here; where on this machine things lie is no one's business either."""
     model = Path(configure.model.model)
     places = {"store": configure.adapters.store, "cwd": Path.cwd(), **({"model": model} if model.exists() else {})}

@@ -14,7 +14,7 @@ from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
-from lora_serve.engine.messages import Message
+from lora_serve.engine.loop import Mail
 from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
 from lora_serve.model.build import ModelParts, build_model
@@ -27,10 +27,10 @@ class LocalEngine:
 
     def __init__(self, parts: ModelParts, engine: EngineConfig, adapters: AdapterConfig, blobs: Blobs) -> None:
         self.spec: ModelSpec = parts.spec
-        self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._parts = parts
         self._configs = engine, adapters
-        self._is_settled = False
+        self._is_warm = False
         at_hand = AdaptersAtHand()
         self.validator = LocalValidator(parts.fold, parts.undo, at_hand)
         source = AdapterSource(blobs, parts, at_hand.take)
@@ -39,7 +39,7 @@ class LocalEngine:
             self.mailbox.put,
             adapters.load_threads,
             keep=source.keep,
-            pace=Pace(lambda: self.engine.is_busy and self._is_settled),  # warm-up is no one's loss
+            pace=Pace(lambda: self.engine.is_busy and self._is_warm),  # warm-up is no one's loss
             on_start=use_one_core,
             term=adapters.load_timeout,
         )
@@ -53,9 +53,9 @@ class LocalEngine:
         )
         return self.engine
 
-    def settle(self) -> None:
+    def warm_up_done(self) -> None:
         """The warm-up is over: loads give way to steps from now on."""
-        self._is_settled = True
+        self._is_warm = True
 
     def close(self) -> None:
         """Wait for the loads that have begun."""

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.process import ProcessEngineClient
-from lora_serve.client.wire import Configure, Forget, Settle
 from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.messages import (
+    AdapterSize,
+    Configure,
+    Convert,
+    EngineCall,
+    ForgetStaged,
+    ReplyValue,
+    Validate,
+    WarmUpDone,
+)
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.base import EngineHost, HostedModel
-from lora_serve.engine_host.errands import Errands
+from lora_serve.engine_host.blob_server import BlobServer
 from lora_serve.engine_host.verifier import EngineVerifier
 
 COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
-T = TypeVar("T")
 
 
 def use_one_core() -> None:
@@ -38,13 +45,14 @@ async def open_host(
 ) -> AsyncIterator[EngineHost]:
     """See `HostModule`. `command`: what to start, with the number of a socket as its last argument."""
     configure, blobs = configure_of(settings), StoredBlobs(storage.store, storage.disk)
-    errands = Errands(blobs, settings.adapter_load_threads, settings.store / "tmp", settings.adapter_load_timeout)
+    scratch, term = settings.store / "tmp", settings.adapter_load_timeout
+    blob_server = BlobServer(blobs, settings.adapter_load_threads, scratch, term)
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
         QueueGate(settings.engine_slice().queue),
         DesiredState(settings.max_loras),
-        errands.run,
-        errands.drop,
+        blob_server.run,
+        blob_server.drop,
     )
     try:
         with suppress(OSError):  # `load` tries again
@@ -52,11 +60,11 @@ async def open_host(
         yield ProcessHost(client)
     finally:
         await client.stop()
-        await errands.close()
+        await blob_server.close()
 
 
 def configure_of(settings: Settings) -> Configure:
-    """What the engine's process must know; neither keys nor where anything but adapters' files is."""
+    """The first message to the engine's process: neither keys nor the place of anything but adapters' files."""
     adapters = replace(settings.adapter_slice(), redis_url=None, roots=(), urls=())
     return Configure(settings.model_slice(), settings.engine_slice(), adapters, settings.log_format)
 
@@ -74,9 +82,9 @@ class ProcessHost:
         spec, loop = await self._client.load(), asyncio.get_running_loop()
         return HostedModel(spec, self._client, EngineVerifier(RemoteValidator(self._client, loop), self._client, loop))
 
-    def settle(self) -> None:
-        """See `EngineHost.settle`."""
-        self._client.tell(Settle())
+    def warm_up_done(self) -> None:
+        """See `EngineHost.warm_up_done`."""
+        self._client.tell(WarmUpDone())
 
     async def ping(self) -> None:
         """See `EngineHost.ping`."""
@@ -92,7 +100,7 @@ class ProcessHost:
 
 
 class RemoteValidator:
-    """See `WeightsValidator`: the engine's process reads the folder, which both see."""
+    """See `WeightsValidator`: the engine's process reads the staged's folder, so both must see the same files."""
 
     def __init__(self, client: ProcessEngineClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
@@ -100,23 +108,23 @@ class RemoteValidator:
 
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""
-        folder, digest = str(staged.folder.absolute()), staged.artifact.digest
-        self._await(self._client.convert(folder, digest, staged.max_rank, staged.budget.left))
+        folder, digest = staged.folder.absolute(), staged.artifact.digest
+        self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, staged.budget.left))
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
         """See `AdapterVerifier.validate`."""
-        folder, digest = str(staged.folder.absolute()), staged.artifact.digest
-        seconds = staged.budget.left
-        found = self._await(self._client.validate(folder, digest, staged.max_rank, allow_noop, seconds))
-        return AdapterSize(found.rank, found.num_bytes)
+        folder, digest, budget = staged.folder.absolute(), staged.artifact.digest, staged.budget
+        size = self._call(lambda call_id: Validate(call_id, folder, digest, staged.max_rank, allow_noop, budget.left))
+        assert isinstance(size, AdapterSize)
+        return size
 
     def forget(self) -> None:
         """See `WeightsValidator.forget`."""
-        self._loop.call_soon_threadsafe(self._client.tell, Forget())
+        self._loop.call_soon_threadsafe(self._client.tell, ForgetStaged())
 
-    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+    def _call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
         """On a registry's thread. However long it takes: the engine's end, if it comes to that, ends the wait."""
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return asyncio.run_coroutine_threadsafe(self._client.call(message), self._loop).result()
         except CancelledError:
             raise AdapterUnavailableError("The server is shutting down.") from None

@@ -6,70 +6,77 @@ So a store has one owner, and the engine's process knows neither Redis nor any k
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
-from lora_serve.client.faults import error_of
-from lora_serve.client.record import Record
-from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
+from lora_serve.core.messages import (
+    Answer,
+    BlobFolder,
+    BlobMessage,
+    CallFailed,
+    CloseBlob,
+    KeepBeside,
+    OpenBlob,
+    ReplyValue,
+)
 
 SCRATCH_PREFIX = "engine-"  # of folders that an engine which was killed leaves behind
-Reply = BlobGiven | ErrandDone | ErrandFailed
 
 
 class RemoteBlobs:
     """See `Blobs`. A loader's thread waits for the answer, which `answered` brings on another."""
 
-    def __init__(self, send: Callable[[Record], None], scratch: Path) -> None:
+    def __init__(self, send: Callable[[Sequence[BlobMessage]], None], scratch: Path) -> None:
         """`scratch`: a folder on the stores' file system, for files that are to be kept beside a blob."""
         self._send = send
         self._scratch = scratch
-        self._waiting: dict[int, Future[Reply]] = {}
-        self._numbers = itertools.count(1)
+        self._calls: dict[int, Future[ReplyValue]] = {}
+        self._call_ids = itertools.count(1)
 
     @contextmanager
     def verified(self, digest: str) -> Iterator[VerifiedBlob]:
         """See Blobs."""
         with self._opened(digest, is_near=False) as blob:
-            yield VerifiedBlob(Path(blob.folder), blob.tier, blob.fetch, blob.verify)
+            yield VerifiedBlob(blob.folder, blob.tier, blob.fetch, blob.verify)
 
     @contextmanager
     def near(self, digest: str) -> Iterator[Path]:
         """See Blobs."""
         with self._opened(digest, is_near=True) as blob:
-            yield Path(blob.folder)
+            yield blob.folder
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
         """See Blobs. The bytes do not cross: the file is written here and moved there."""
         with scratch_folder(self._scratch, SCRATCH_PREFIX) as folder:
             (folder / name).write_bytes(content)
-            self._ask(lambda errand: KeepBeside(errand, digest, str(folder / name)))
+            self._call(KeepBeside(next(self._call_ids), digest, folder / name))
 
-    def answered(self, reply: Reply) -> None:
-        """Called with every answer that comes."""
-        waiting = self._waiting.pop(reply.errand, None)
-        if waiting is not None:
-            waiting.set_result(reply)
+    def answered(self, answer: Answer) -> None:
+        """Hand an answer to the thread that waits for it."""
+        call = self._calls.pop(answer.call_id, None)
+        if call is None:
+            return
+        if isinstance(answer, CallFailed):
+            call.set_exception(answer.error)
+        else:
+            call.set_result(answer.value)
 
     @contextmanager
-    def _opened(self, digest: str, *, is_near: bool) -> Iterator[BlobGiven]:
-        reply = self._ask(lambda errand: OpenBlob(errand, digest, is_near))
-        assert isinstance(reply, BlobGiven)
+    def _opened(self, digest: str, *, is_near: bool) -> Iterator[BlobFolder]:
+        call = OpenBlob(next(self._call_ids), digest, is_near)
+        blob = self._call(call)
+        assert isinstance(blob, BlobFolder)
         try:
-            yield reply
+            yield blob
         finally:
-            self._send(CloseBlob(reply.errand))
+            self._send([CloseBlob(call.call_id)])
 
-    def _ask(self, record: Callable[[int], Record]) -> Reply:
-        """Raises what the errand failed with."""
-        number, answer = next(self._numbers), Future[Reply]()
-        self._waiting[number] = answer
-        self._send(record(number))
-        reply = answer.result()
-        if isinstance(reply, ErrandFailed):
-            raise error_of(reply.fault)
-        return reply
+    def _call(self, call: OpenBlob | KeepBeside) -> ReplyValue:
+        """Send the call and wait for its answer. Raises the error of a failed call."""
+        self._calls[call.call_id] = answer = Future[ReplyValue]()
+        self._send([call])
+        return answer.result()

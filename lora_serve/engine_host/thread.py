@@ -53,10 +53,10 @@ class ThreadHost:
         )
         return HostedModel(local.spec, client, EngineVerifier(local.validator, client, asyncio.get_running_loop()))
 
-    def settle(self) -> None:
-        """See `EngineHost.settle`."""
+    def warm_up_done(self) -> None:
+        """See `EngineHost.warm_up_done`."""
         if self._local is not None:
-            self._local.settle()
+            self._local.warm_up_done()
 
     async def ping(self) -> None:
         """See `EngineHost.ping`."""

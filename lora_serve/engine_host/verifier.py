@@ -6,11 +6,11 @@ import asyncio
 from concurrent.futures import CancelledError
 from typing import Protocol
 
-from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import SmokeTest, SmokeTestResult
+from lora_serve.core.messages import AdapterSize, SmokeTest, SmokeTestResult
 
 _TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room in host memory
 

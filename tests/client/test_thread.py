@@ -25,7 +25,7 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.messages import Evict, FinishEvent, Pin, PromptEvent, SmokeTest, TokenEvent, Unpin
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
-from lora_serve.engine.messages import Message
+from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from tests.engine.fake_runner import next_token
 from tests.engine.world import World, adapter
@@ -34,7 +34,7 @@ from tests.engine.world import World, adapter
 @pytest.fixture
 async def client() -> Any:
     """Over the fake runner; adapters load at once, one named "broken" never."""
-    world, mailbox = World(max_num_seqs=4), queue.SimpleQueue[Message]()
+    world, mailbox = World(max_num_seqs=4), queue.SimpleQueue[Mail]()
 
     def submit(ref: AdapterRef) -> None:
         error = AdapterUnavailableError("it is broken") if ref.name == "broken" else None

@@ -1,4 +1,4 @@
-"""Records cross whole: what goes in on one side comes out on the other, and nothing else is taken."""
+"""Messages cross whole: the other side gets what was sent, and takes nothing else."""
 
 from __future__ import annotations
 
@@ -12,28 +12,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.client import wire
-from lora_serve.client.faults import error_of, fault_of
-from lora_serve.client.frames import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
-from lora_serve.client.orders import order_of
-from lora_serve.core import errors
+from lora_serve.client.wire import MAX_FRAME_BYTES, FrameSplitter, frame_of, from_engine, to_engine
+from lora_serve.core import errors, messages
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
 from lora_serve.core.messages import (
+    Abort,
+    AdapterSize,
+    BlobFolder,
+    CallFailed,
+    CloseBlob,
+    Command,
+    Convert,
+    ErrorEvent,
     Evict,
     FinishEvent,
+    ForgetStaged,
+    FromEngine,
+    GetStats,
+    KeepBeside,
+    LoadRefused,
+    Message,
+    OpenBlob,
     Pin,
+    Ping,
     PooledEvent,
     Prefetch,
     PromptEvent,
+    Ready,
+    Reply,
     Resize,
+    SetTenantBudgets,
     SmokeTest,
     SmokeTestResult,
     StartedEvent,
+    Stop,
+    Submit,
+    TenantBudget,
     Timings,
+    ToEngine,
     TokenEvent,
     TokenLogprobs,
     Tune,
     Unpin,
+    Validate,
+    WarmUpDone,
 )
 from lora_serve.core.model_spec import EmbeddingShape, LinearShape, ModelSpec, PoolingSpec
 from lora_serve.core.request import (
@@ -46,7 +68,7 @@ from lora_serve.core.request import (
     Task,
 )
 from lora_serve.core.settings import Settings
-from lora_serve.core.stats import AdapterCounters, EvictionReason
+from lora_serve.core.stats import AdapterCounters, EngineStats, EvictionReason
 from lora_serve.engine_host.process import configure_of
 from tests.engine.world import World, adapter
 
@@ -86,72 +108,89 @@ SPEC = ModelSpec(
 LOGPROBS = TokenLogprobs(5, -0.25, 1, ((5, -0.25), (6, -math.inf)))
 COMMANDS = (
     Prefetch(REF, "host"), Pin(REF), Unpin("sha256:a"), Evict("sha256:a", forget=True), Resize(1, None, 3, 4),
-    SmokeTest(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None),
+    SmokeTest(REF, (1, 2)), Tune(1, 2, 0.5, 0, 0.1, None), SetTenantBudgets((TenantBudget("acme", 1, None),)),
 )  # fmt: skip
-EVENTS = [
-    wire.Started(StartedEvent("r")),
-    wire.Prompt(PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True)),
-    wire.Token(TokenEvent("r", 5, LOGPROBS)),
-    wire.Token(TokenEvent("r", 5, None)),
-    wire.Pooled(PooledEvent("r", b"\x00\xff")),
-    wire.Finish(FinishEvent("r", FinishReason.STOP, 7)),
-]
 SETTINGS = Settings(model="m", store=Path("/s"), redis_url="redis://:password@h/0", tenant_weight=("a=2",))
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        configure_of(SETTINGS), wire.Submit(REQUEST), wire.Abort("r"), wire.Stats(1), wire.Ping(2), wire.Forget(),
-        wire.Convert(3, "/f", "sha256:a", None, 1.5), wire.Validate(4, "/f", "sha256:a", 8, True, 2.0),
-        wire.Settle(), wire.Stop(),
-        wire.BlobGiven(1, "/b", "redis", 0.5, 0.25), wire.ErrandDone(2),
-        *(wire.Order(5, order_of(command)) for command in COMMANDS),
-    ],
-    ids=lambda record: type(getattr(record, "what", record)).__name__,
+TO_ENGINE: tuple[ToEngine, ...] = (
+    configure_of(SETTINGS), Submit(REQUEST), Abort("r"), GetStats(1), Ping(2), ForgetStaged(), WarmUpDone(), Stop(),
+    Convert(3, Path("/f"), "sha256:a", None, 1.5), Validate(4, Path("/f"), "sha256:a", 8, True, 2.0),
+    Reply(1, BlobFolder(Path("/b"), "redis", 0.5, 0.25)), Reply(2), *(Command(5, command) for command in COMMANDS),
 )  # fmt: skip
-def test_what_the_engine_is_told_arrives_as_it_was(record: Any) -> None:
-    (frame,) = FrameSplitter().feed(frame_of(record))
-    assert to_engine(frame) == record
+FROM_ENGINE: tuple[FromEngine, ...] = (
+    Ready(SPEC),
+    StartedEvent("r"),
+    PromptEvent("r", Timings(1.0, 2.0, 3.0), (None, LOGPROBS), 4, fell_back=True),
+    TokenEvent("r", 5, LOGPROBS),
+    TokenEvent("r", 5, None),
+    PooledEvent("r", b"\x00\xff"),
+    FinishEvent("r", FinishReason.STOP, 7),
+    Reply(1),
+    Reply(2, SmokeTestResult(1.0, 0.5, 2.0)),
+    Reply(3, AdapterSize(8, 2**40)),
+    OpenBlob(1, "sha256:a", True),
+    CloseBlob(1),
+    KeepBeside(2, "sha256:a", Path("/f")),
+)
+ERROR = errors.QueueFullError("full", 7.0, "queue_tokens")
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        wire.Ready(SPEC), wire.Events(EVENTS), wire.Nothing(1), wire.SmokeTested(2, SmokeTestResult(1.0, 0.5, 2.0)),
-        wire.Validated(3, 8, 2**40), wire.OpenBlob(1, "sha256:a", True), wire.CloseBlob(1),
-        wire.KeepBeside(2, "sha256:a", "/f"),
-    ],
-    ids=lambda record: type(record).__name__,
-)  # fmt: skip
-def test_what_the_engine_says_arrives_as_it_was(record: Any) -> None:
-    (frame,) = FrameSplitter().feed(frame_of(record))
-    assert from_engine(frame) == record
+def sent(*sent: Message) -> bytes:
+    """The frame in which these cross."""
+    (frame,) = FrameSplitter().feed(frame_of(sent))
+    return frame
+
+
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(getattr(message, "command", message)).__name__)
+def test_what_the_engine_is_told_arrives_as_it_was(message: Message) -> None:
+    assert to_engine(sent(message)) == [message]
+
+
+def test_what_the_engine_says_in_a_step_arrives_as_it_was_in_one_frame() -> None:
+    assert from_engine(sent(*FROM_ENGINE)) == list(FROM_ENGINE)
+
+
+def test_every_message_has_crossed_here() -> None:
+    errors_too = (ErrorEvent("r", ERROR), CallFailed(1, ERROR), LoadRefused(ERROR), Reply(9, stats_of_an_engine()))
+    crossed = {type(message) for message in (*TO_ENGINE, *FROM_ENGINE, *errors_too, *COMMANDS)}
+    crossed |= {type(message.value) for message in (*TO_ENGINE, *FROM_ENGINE) if isinstance(message, Reply)}
+    known = {kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message)}
+    assert known - crossed == {Message, messages.Call}
+
+
+def test_a_message_for_the_other_side_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        to_engine(sent(TokenEvent("r", 5, None)))
+    with pytest.raises(msgspec.DecodeError):
+        from_engine(sent(Submit(REQUEST)))
 
 
 def test_a_probe_without_numbers_is_one_without_numbers() -> None:
-    (frame,) = FrameSplitter().feed(frame_of(wire.SmokeTested(1, SmokeTestResult(math.nan, 0.0, 1.0))))
-    found = from_engine(frame)
-    assert isinstance(found, wire.SmokeTested)
+    (found,) = from_engine(sent(Reply(1, SmokeTestResult(math.nan, 0.0, 1.0))))
+    assert isinstance(found, Reply)
+    assert isinstance(found.value, SmokeTestResult)
     assert math.isnan(found.value.logit_change)
 
 
-def test_figures_of_an_engine_that_worked_arrive_as_they_were() -> None:
+def stats_of_an_engine() -> EngineStats:
+    """Of one that worked."""
     world = World(swap_space=0)
     for name in "ab":
         world.add(name, [1, 2, 3], adapter(name))
     world.run()
     counters = AdapterCounters(1, 2, 3, 4, 0.5, {EvictionReason.ADMIN: 4}, EvictionReason.ADMIN)
     stats = world.engine.stats()
-    stats = replace(stats, adapters={**stats.adapters, "sha256:c": counters})
-    (frame,) = FrameSplitter().feed(frame_of(wire.Figures(9, stats)))
-    assert from_engine(frame) == wire.Figures(9, stats)
+    return replace(stats, adapters={**stats.adapters, "sha256:c": counters})
+
+
+def test_figures_of_an_engine_that_worked_arrive_as_they_were() -> None:
+    stats = stats_of_an_engine()
+    assert from_engine(sent(Reply(9, stats))) == [Reply(9, stats)]
 
 
 def test_the_engines_settings_hold_no_secret() -> None:
-    frame = frame_of(
-        configure_of(Settings(model="m", admin_key="a long enough key", redis_url="redis://:password@h/0"))
-    )
+    frame = sent(configure_of(Settings(model="m", admin_key="a long enough key", redis_url="redis://:password@h/0")))
     assert b"password" not in frame
     assert b"long enough" not in frame
 
@@ -172,28 +211,36 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_is_the_same_on_the_other_side(error: errors.LoraServeError) -> None:
-    (frame,) = FrameSplitter().feed(frame_of(wire.Events([wire.Failed("r", fault_of(error))])))
-    record: Any = from_engine(frame)
-    arrived = error_of(record.events[0].fault)
-    assert type(arrived) is type(error)
-    assert (str(arrived), vars(arrived)) == (str(error), vars(error))
+    found: list[Any] = from_engine(sent(ErrorEvent("r", error), CallFailed(1, error), LoadRefused(error)))
+    for arrived in (message.error for message in found):
+        assert type(arrived) is type(error)
+        assert (str(arrived), vars(arrived)) == (str(error), vars(error))
+
+
+def crossed(error: Exception) -> Exception:
+    """The error that a caller gets on the other side."""
+    (found,) = from_engine(sent(CallFailed(1, error)))
+    assert isinstance(found, CallFailed)
+    return found.error
 
 
 def test_an_error_of_the_system_keeps_its_number_and_loses_its_path() -> None:
-    found = error_of(fault_of(FileNotFoundError(2, "No such file or directory", "/home/somebody/secret")))
+    found = crossed(FileNotFoundError(2, "No such file or directory", "/home/somebody/secret"))
     assert isinstance(found, FileNotFoundError)
     assert "somebody" not in str(found)
 
 
 def test_a_bug_crosses_without_its_words() -> None:
-    found = error_of(fault_of(KeyError("another tenant's prompt")))
+    found = crossed(KeyError("another tenant's prompt"))
     assert type(found) is errors.InternalError
     assert "prompt" not in str(found)
 
 
 def test_an_error_of_a_kind_unknown_here_is_an_internal_one() -> None:
-    fault = msgspec.structs.replace(fault_of(errors.ModelError("x")), kind="NeverHeardOf")
-    assert type(error_of(fault)) is errors.InternalError
+    body = msgspec.msgpack.encode([["CallFailed", 1, ["NeverHeardOf", "x", {}]]])
+    (found,) = from_engine(body)
+    assert isinstance(found, CallFailed)
+    assert type(found.error) is errors.InternalError
 
 
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 9), min_size=1))
@@ -212,7 +259,9 @@ def test_a_length_beyond_sense_is_refused_before_its_bytes_are_waited_for() -> N
         list(FrameSplitter().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big")))
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", msgspec.msgpack.encode(["Submit", {"request_id": 3}])])
-def test_what_is_no_record_is_refused(body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x91\x90", *map(msgspec.msgpack.encode, ([["Submit", {"request_id": 3}]], [["Never"]]))]
+)
+def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         to_engine(body)

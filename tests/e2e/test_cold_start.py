@@ -29,7 +29,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.messages import Evict
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
-from lora_serve.engine.messages import Message
+from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.validator import LocalValidator
 from lora_serve.engine_host.verifier import EngineVerifier
@@ -107,7 +107,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
     )  # fmt: skip
     parts = build_model(settings.model_slice(), settings.engine_slice(), settings.max_loras)
     text, gates, store = TextModel.load(settings.model), Gates(), DiskStore(tmp_path)
-    mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
 
     def fetch(ref: AdapterRef) -> Loaded[HostAdapter]:
         gates.wait(ref.digest)

@@ -10,7 +10,6 @@ from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, Pin
 from lora_serve.core.request import AdapterUse, OnCold
-from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter
 
 
@@ -65,11 +64,9 @@ def test_two_sets_that_are_each_half_here_do_not_wait_for_each_other() -> None:
 
 def test_set_that_pinned_adapters_leave_no_room_for_is_refused_in_words() -> None:
     world = World(max_loras=3)
-    replies: list[object] = []
-    for name in "xy":
-        world.engine.command(Command(Pin(adapter(name)), replies.append))
+    replies = [world.command(Pin(adapter(name))) for name in "xy"]
     world.run()
-    assert replies == [None, None]
+    assert replies == [[None], [None]]
     world.add("set", [1], uses("ab"))
     world.add("with a pinned one", [1], uses("xa"))
     world.run()

@@ -12,12 +12,23 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
 from lora_serve.core.errors import DeviceMemoryError, InternalError
-from lora_serve.core.messages import ErrorEvent, Event, Evict, FinishEvent, Pin, Resize
+from lora_serve.core.messages import (
+    CallFailed,
+    Command,
+    ErrorEvent,
+    Evict,
+    FinishEvent,
+    FromLoop,
+    Pin,
+    Reply,
+    Resize,
+    Stop,
+    Submit,
+)
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
-from lora_serve.engine.loop import EngineLoop
-from lora_serve.engine.messages import Command, Message, Outcome, Stop, Submit
+from lora_serve.engine.loop import EngineLoop, Mail
 from tests.engine.world import World, adapter
 
 
@@ -26,11 +37,10 @@ class Bench:
 
     def __init__(self, **settings: Any) -> None:
         self.world = World(**settings)
-        self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self.engines: list[Engine] = []
-        self.events: list[Event] = []
-        self.outcomes: list[Outcome] = []
-        self.loop = EngineLoop(self.rebuild(), self.mailbox, self.events.extend, self.rebuild)  # type: ignore[arg-type]
+        self.events: list[FromLoop] = []
+        self.loop = EngineLoop(self.rebuild(), self.mailbox, self.events.extend, self.rebuild)
 
     @property
     def engine(self) -> Engine:
@@ -56,13 +66,19 @@ class Bench:
         self.mailbox.put(Submit(InferenceRequest(name, (1, 2), sampling, uses, arrival_time=time.monotonic())))
 
     def order(self, command: Any) -> None:
-        self.mailbox.put(Command(command, self.outcomes.append))
+        self.mailbox.put(Command(7, command))
+
+    @property
+    def outcomes(self) -> list[Any]:
+        """The values and errors with which commands were answered."""
+        answers = [event for event in self.events if isinstance(event, Reply | CallFailed)]
+        return [answer.value if isinstance(answer, Reply) else answer.error for answer in answers]
 
     def run(self) -> None:
         """Until all that was asked has ended."""
         for _ in range(50):
-            self.events += self.loop._messages(is_busy=True)  # type: ignore[arg-type]
-            self.events += self.loop._step()[1]  # type: ignore[arg-type]
+            self.events += self.loop._read_mail(is_busy=True)
+            self.events += self.loop._step()[1]
 
     def ends(self) -> dict[str, Any]:
         return {e.request_id: e for e in self.events if isinstance(e, FinishEvent | ErrorEvent)}
@@ -142,12 +158,12 @@ def test_what_was_to_leave_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch)
     bench = Bench()
     bench.ask("r", adapter("deleted"))
     bench.ask("s", adapter("kept"))
-    bench.events += bench.loop._messages(is_busy=True)  # type: ignore[arg-type]
+    bench.events += bench.loop._read_mail(is_busy=True)
     for _ in range(2):  # they run
-        bench.events += bench.loop._messages(is_busy=True)  # type: ignore[arg-type]
-        bench.events += bench.loop._step()[1]  # type: ignore[arg-type]
+        bench.events += bench.loop._read_mail(is_busy=True)
+        bench.events += bench.loop._step()[1]
     bench.order(Evict("sha256:deleted", forget=True))
-    bench.events += bench.loop._messages(is_busy=True)  # type: ignore[arg-type]
+    bench.events += bench.loop._read_mail(is_busy=True)
     assert bench.outcomes == []  # it waits for the row
     monkeypatch.setattr(bench.engine.scheduler, "schedule", lambda *_: 1 / 0)
     bench.run()

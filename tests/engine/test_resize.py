@@ -12,7 +12,6 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import ConflictError
 from lora_serve.core.messages import (
-    AdapterCommand,
     Evict,
     FinishEvent,
     Pin,
@@ -23,14 +22,7 @@ from lora_serve.core.messages import (
     Unpin,
 )
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT, SlotTable
-from lora_serve.engine.messages import Command, Outcome
 from tests.engine.world import World, adapter
-
-
-def command(world: World, what: AdapterCommand) -> list[Outcome]:
-    replies: list[Outcome] = []
-    world.engine.command(Command(what, replies.append))
-    return replies
 
 
 def of(tenant: str, name: str, num_bytes: int = 10) -> AdapterRef:
@@ -132,7 +124,7 @@ def test_running_rows_keep_their_slots_while_the_table_shrinks_and_every_answer_
         world.add(name, [ord(name)], adapter(name), max_tokens=10)
     for _ in range(3):
         world.step()
-    assert command(world, Resize(max_loras=1)) == [None]
+    assert world.command(Resize(max_loras=1)) == [None]
     assert len(resident(world)) == 4, "all four are in use"
     world.add("late", [7], adapter("e"))
     world.run()
@@ -151,7 +143,7 @@ def test_endless_stream_of_requests_does_not_keep_a_slot_that_is_to_leave() -> N
         for name in "ab":
             world.add(f"{name}{index}", [index], adapter(name), max_tokens=6)
         if index == 10:
-            command(world, Resize(max_loras=1))
+            world.command(Resize(max_loras=1))
         world.step()
         sizes.append(len(world.residency.slots))
     assert sizes[5:10] == [2] * 5, "there was never a step without a row on either"
@@ -166,7 +158,7 @@ def test_grown_table_is_used_at_once() -> None:
     for name in "abc":
         world.add(name, [ord(name)], adapter(name), max_tokens=8)
     world.step()
-    command(world, Resize(max_loras=3))
+    world.command(Resize(max_loras=3))
     world.step()
     assert resident(world) == {"a", "b", "c"}
     world.run()
@@ -179,12 +171,12 @@ def test_host_memory_grows_and_shrinks() -> None:
         world.add(name, [ord(name)], adapter(name))
         world.run()
     assert len(world.residency.host) == 4
-    command(world, Resize(host_bytes=20))
+    world.command(Resize(host_bytes=20))
     host = world.engine.stats().tiers["host"]
     assert (host.num_bytes, host.num_items, host.budget_bytes, host.eviction_reasons) == (20, 2, 20, {"shrunk": 2})
-    command(world, Resize(max_cpu_loras=1))
+    world.command(Resize(max_cpu_loras=1))
     assert len(world.residency.host) == 1
-    command(world, Resize(host_bytes=100, max_cpu_loras=10))
+    world.command(Resize(host_bytes=100, max_cpu_loras=10))
     for name in "abcd":
         world.add(f"{name}2", [ord(name)], adapter(name))
         world.run()
@@ -195,14 +187,14 @@ def test_host_memory_grows_and_shrinks() -> None:
 def test_refused_resize_changes_nothing() -> None:
     world = World(max_loras=2)
     for name in "ab":
-        command(world, Pin(adapter(name)))
+        world.command(Pin(adapter(name)))
         world.step()
-    (refusal,) = command(world, Resize(max_loras=1, host_bytes=1))
+    (refusal,) = world.command(Resize(max_loras=1, host_bytes=1))
     assert isinstance(refusal, ConflictError)
     assert world.engine.stats().max_loras == 2
     assert world.residency.host.max_bytes > 1
-    command(world, Unpin("sha256:a"))
-    assert command(world, Resize(max_loras=1)) == [None]
+    world.command(Unpin("sha256:a"))
+    assert world.command(Resize(max_loras=1)) == [None]
     assert resident(world) == {"b"}
 
 
@@ -212,7 +204,7 @@ def test_probe_runs_in_its_own_slot_while_all_others_are_in_use() -> None:
     world.step()
     world.step()
     assert world.tokens["r"], "it runs"
-    replies = command(world, SmokeTest(adapter("b"), (1, 2)))
+    replies = world.command(SmokeTest(adapter("b"), (1, 2)))
     world.step()
     assert isinstance(replies[0], SmokeTestResult)
     assert SMOKE_TEST_SLOT not in world.runner.slots
@@ -232,7 +224,7 @@ def test_any_order_of_requests_and_new_limits_gives_right_answers(
     for index, (name, num_tokens, num_slots) in enumerate(steps):
         world.add(f"r{index}", [index, 3], of("xy"[ord(name) % 2], name), max_tokens=num_tokens)
         if num_slots is not None:
-            command(world, Resize(max_loras=num_slots, host_bytes=10 * num_slots))
+            world.command(Resize(max_loras=num_slots, host_bytes=10 * num_slots))
         world.step()
     world.run()
     world.check_answers()
@@ -295,7 +287,7 @@ def test_what_waits_for_its_first_use_stays_in_host_memory_and_what_nobody_wants
         world.finish_load(adapter(name))
         world.step()
     for name in ("idle", "new"):
-        command(world, Prefetch(adapter(name)))
+        world.command(Prefetch(adapter(name)))
         world.finish_load(adapter(name))
     assert set(world.residency.host.digests) == {"sha256:runs", "sha256:waits", "sha256:new"}
 
@@ -308,10 +300,10 @@ def test_evictions_are_told_by_reason_in_tiers_and_per_adapter() -> None:
     for name in "ab":
         world.add(name, [1], adapter(name))
         world.run()
-    command(world, Evict("sha256:b"))
+    world.command(Evict("sha256:b"))
     world.add("c", [1], adapter("c"))
     world.run()
-    command(world, Evict("sha256:c", forget=True))
+    world.command(Evict("sha256:c", forget=True))
     stats = world.engine.stats()
     device, host = stats.tiers["device"], stats.tiers["host"]
     assert device.eviction_reasons == {"capacity": 1, "admin": 1, "deleted": 1}

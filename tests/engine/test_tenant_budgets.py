@@ -14,7 +14,6 @@ from lora_serve.core.messages import ErrorEvent, Resize, SetTenantBudgets, Tenan
 from lora_serve.core.stats import EvictionReason
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.desired_state import DesiredState
-from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter
 
 
@@ -23,9 +22,7 @@ def of(tenant: str, name: str, num_bytes: int = 10) -> AdapterRef:
 
 
 def limited(world: World, *budgets: TenantBudget) -> None:
-    replies: list[object] = []
-    world.engine.command(Command(SetTenantBudgets(budgets), replies.append))
-    assert replies == [None]
+    assert world.command(SetTenantBudgets(budgets)) == [None]
 
 
 def on_device(world: World) -> set[str]:
@@ -183,12 +180,12 @@ def test_after_a_new_maximum_no_more_stays_than_it_allows_and_others_lose_nothin
 
 
 def test_engine_that_is_built_anew_is_told_the_budgets_again() -> None:
-    orders, budgets = DesiredState(4), SetTenantBudgets((TenantBudget("acme", at_most=10),))
-    orders.note(Resize(max_loras=2))
-    orders.note(budgets)
-    assert orders.limits() == [Resize(max_loras=2), budgets]
-    orders.note(SetTenantBudgets(()))
-    assert orders.limits() == [Resize(max_loras=2)]
+    state, budgets = DesiredState(4), SetTenantBudgets((TenantBudget("acme", at_most=10),))
+    state.note(Resize(max_loras=2))
+    state.note(budgets)
+    assert state.limits() == [Resize(max_loras=2), budgets]
+    state.note(SetTenantBudgets(()))
+    assert state.limits() == [Resize(max_loras=2)]
 
 
 def test_pinned_adapters_count_against_the_maximum() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from lora_serve.core.messages import Event, FinishEvent
+from lora_serve.core.messages import Event, FinishEvent, Stop, Submit
 from lora_serve.core.request import InferenceRequest, SamplingParams
-from lora_serve.engine.loop import EngineLoop
-from lora_serve.engine.messages import Message, Stop, Submit
+from lora_serve.engine.loop import EngineLoop, Mail
 from tests.engine.world import World
 
 CREEP = 1e-5  # seconds between two looks at the clock
@@ -20,11 +19,11 @@ CREEP = 1e-5  # seconds between two looks at the clock
 class Mailbox:
     """Messages that come at their times; whoever waits for one moves the clock."""
 
-    def __init__(self, clock: Clock, coming: list[tuple[float, Message]]) -> None:
+    def __init__(self, clock: Clock, coming: list[tuple[float, Mail]]) -> None:
         self._clock, self._coming = clock, coming
         self.sleeps: list[float | None] = []
 
-    def get(self, timeout: float | None = None) -> Message:
+    def get(self, timeout: float | None = None) -> Mail:
         self.sleeps.append(timeout)
         at = self._coming[0][0]
         if timeout is not None and at > self._clock.now + timeout:
@@ -33,7 +32,7 @@ class Mailbox:
         self._clock.now = max(self._clock.now, at)
         return self._coming.pop(0)[1]
 
-    def get_nowait(self) -> Message:
+    def get_nowait(self) -> Mail:
         if not self._coming or self._coming[0][0] > self._clock.now:
             raise queue.Empty
         return self._coming.pop(0)[1]
@@ -47,7 +46,7 @@ class Clock:
         return self.now
 
 
-def submit(name: str, at: float) -> tuple[float, Message]:
+def submit(name: str, at: float) -> tuple[float, Mail]:
     request = InferenceRequest(name, (1, 2, 3), SamplingParams(max_tokens=1), arrival_time=at)
     return at, Submit(request)
 

@@ -11,7 +11,17 @@ from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.memory import MemoryPlan
-from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, PooledEvent, PromptEvent, TokenEvent
+from lora_serve.core.messages import (
+    AdapterCommand,
+    Command,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    PooledEvent,
+    PromptEvent,
+    Reply,
+    TokenEvent,
+)
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
@@ -84,6 +94,7 @@ class World:
         self._auto_load = auto_load
         self._clock = clock
         self._requests: dict[str, InferenceRequest] = {}
+        self._replies: list[list[Any]] = []  # by call id
 
     def add(
         self, request_id: str, prompt: list[int], ref: AdapterRef | tuple[AdapterUse, ...] | None = None, **fields: Any
@@ -102,6 +113,13 @@ class World:
             self.runner.tenants[sequence.sequence_id] = request.tenant
         return request
 
+    def command(self, command: AdapterCommand) -> list[Any]:
+        """Give a command. The list gets the value or the error of its answer, once there is one."""
+        self._replies.append([])
+        self.engine.command(Command(len(self._replies) - 1, command))
+        self._take_answers()
+        return self._replies[-1]
+
     def step(self) -> bool:
         """One step, loads before it."""
         if self._auto_load:
@@ -109,6 +127,7 @@ class World:
                 self.finish_load(self.loading[0])
         did_run, events = self.engine.step()
         self.take(events)
+        self._take_answers()
         return did_run
 
     def run(self, limit: int = 3000) -> None:
@@ -128,6 +147,7 @@ class World:
         self.loading.remove(ref)
         message = LoadFinished(ref.digest, None if error else ref.digest, error, seconds)
         self.take(self.engine.load_finished(message))
+        self._take_answers()
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -143,6 +163,10 @@ class World:
                     assert event.request_id not in self.ends, "a request ended twice"
                     self.ends[event.request_id] = event
                     self.order.append(event.request_id)
+
+    def _take_answers(self) -> None:
+        for command, answer in self.engine.take_answers():
+            self._replies[command.call_id].append(answer.value if isinstance(answer, Reply) else answer.error)
 
     def error(self, request_id: str) -> LoraServeError:
         event = self.ends[request_id]

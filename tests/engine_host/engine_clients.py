@@ -18,7 +18,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.desired_state import DesiredState
-from lora_serve.engine.messages import Message
+from lora_serve.engine.loop import Mail
 from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.process import configure_of
 from tests.engine.world import World
@@ -38,7 +38,7 @@ def request(
 @asynccontextmanager
 async def thread_client(limits: QueueLimits = LIMITS) -> AsyncIterator[ThreadEngineClient]:
     """Not started yet."""
-    world, mailbox = World(max_num_seqs=4), queue.SimpleQueue[Message]()
+    world, mailbox = World(max_num_seqs=4), queue.SimpleQueue[Mail]()
 
     def submit(ref: AdapterRef) -> None:
         if ref.name != "slow":
@@ -67,7 +67,7 @@ async def process_client(
         lambda: EngineProcess.start(command, configure),
         QueueGate(limits),
         DesiredState(4),
-        lambda errand, send: None,
+        lambda message, send: None,
     )
     try:
         yield client

@@ -17,15 +17,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lora_serve.adapters.loading.loader import LoadFinished
-from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
-from lora_serve.client import wire
-from lora_serve.client.faults import fault_of
+from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import AdapterUnavailableError, ModelError
+from lora_serve.core.messages import AdapterSize, Configure, LoadRefused, Ready, ToEngine
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
-from lora_serve.engine.messages import Message
+from lora_serve.engine.loop import Mail
 from lora_serve.engine_host.child import open_channel, run
 from lora_serve.engine_host.service import EngineService
 from tests.engine.fake_runner import FakeRunner
@@ -76,16 +75,16 @@ class FakeValidator:
         """There is nothing."""
 
 
-class FakeHosted:
+class FakeServed:
     """Adapters load at once, one named "broken" never; one named "slow" when the process ends."""
 
     def __init__(self) -> None:
         self._world = World(max_num_seqs=4)
         self._runner = FaultyRunner(self._world.settings.block_size)
-        self.spec = wire_spec()
-        self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.spec = fake_spec()
+        self.mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self.validator = FakeValidator()
-        self.is_settled = False
+        self.is_warm = False
         self.engine = self.rebuild()
 
     def rebuild(self) -> Engine:
@@ -93,8 +92,8 @@ class FakeHosted:
         slices = settings.engine_slice(), settings.adapter_slice()
         return build_engine(self._runner, self.spec, self._world.num_blocks, *slices, self._submit)
 
-    def settle(self) -> None:
-        self.is_settled = True
+    def warm_up_done(self) -> None:
+        self.is_warm = True
 
     def _submit(self, ref: AdapterRef) -> None:
         if ref.name == "slow":
@@ -103,7 +102,7 @@ class FakeHosted:
         self.mailbox.put(LoadFinished(ref.digest, None if error else ref.digest, error, 0.0))
 
 
-def wire_spec():  # type: ignore[no-untyped-def]
+def fake_spec():  # type: ignore[no-untyped-def]
     from lora_serve.core.model_spec import LinearShape, ModelSpec
 
     return ModelSpec("fake", "Fake", 2000, 200, (1000,), 1, {"q": LinearShape(4, 4)}, 0, "float32", "cpu")
@@ -113,9 +112,9 @@ class FakeEngine:
     def __init__(self) -> None:
         self.service: EngineService | None = None
 
-    def take(self, record: wire.ToEngine) -> None:
+    def take(self, message: ToEngine) -> None:
         assert self.service is not None
-        self.service.take(record)
+        self.service.take(message)
 
     def stop(self) -> None:
         assert self.service is not None
@@ -123,17 +122,17 @@ class FakeEngine:
 
 
 def main() -> int:
-    channel, records = open_channel()
-    configure = next(records)
-    assert isinstance(configure, wire.Configure)
+    channel, messages = open_channel()
+    configure = next(messages)
+    assert isinstance(configure, Configure)
     if configure.model.model == REFUSED:
-        channel.send(wire.Refused(fault_of(ModelError("It is a picture."))))
+        channel.send([LoadRefused(ModelError("It is a picture."))])
         channel.close()
         return 2
-    engine, hosted = FakeEngine(), FakeHosted()
-    engine.service = EngineService(hosted, channel.send)
-    channel.send(wire.Ready(hosted.spec))
-    return run(engine, channel, records)
+    engine, served = FakeEngine(), FakeServed()
+    engine.service = EngineService(served, channel.send)
+    channel.send([Ready(served.spec)])
+    return run(engine, channel, messages)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class FakeHost:
             raise self.load_errors.pop(0)
         return "model"
 
-    def settle(self) -> None:
+    def warm_up_done(self) -> None:
         """Nothing to do."""
 
     async def ping(self) -> None:

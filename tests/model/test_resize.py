@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lora_serve.core.messages import Resize
-from lora_serve.engine.messages import Command, Outcome
+from lora_serve.core.messages import Command, Reply, Resize
 from tests.kind_matrix import Found, mismatches
 from tests.local_engine import LocalEngine
 from tests.oracle import load_alone, logprobs_alone, save_tiny_model
@@ -21,9 +20,8 @@ def test_answers_are_pefts_before_and_after_the_slots_shrank_and_grew(tmp_path: 
     engine = LocalEngine(model, folders, max_loras=3, max_num_seqs=4, kv_cache_memory="400KiB", max_model_len=96)
     prompt = torch.randint(20, 90, (9,), generator=torch.Generator().manual_seed(0)).tolist()
     for max_loras in (3, 1, 2, 3):
-        replies: list[Outcome] = []
-        engine.engine.command(Command(Resize(max_loras=max_loras), replies.append))
-        assert replies == [None]
+        engine.engine.command(command := Command(1, Resize(max_loras=max_loras)))
+        assert engine.engine.take_answers() == [(command, Reply(1))]
         requests = [engine.request(prompt, name, max_tokens=6, ignore_eos=True, logprobs=1) for name in "abc"]
         for name, answer in zip("abc", engine.run(requests), strict=True):
             assert answer.error is None

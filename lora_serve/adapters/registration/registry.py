@@ -30,7 +30,7 @@ from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_
 from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
 from lora_serve.adapters.registration.sweeping import sweep_store
 from lora_serve.adapters.registration.validation_budget import ValidationBudget
-from lora_serve.adapters.registration.verification import AdapterSize, AdapterVerifier, StagedAdapter
+from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter
 from lora_serve.adapters.sources.folder_copy import copy_files, find_folder, private_folder
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.files import new_folder
@@ -41,6 +41,7 @@ from lora_serve.core.errors import (
     InvalidAdapterError,
     InvalidRequestError,
 )
+from lora_serve.core.messages import AdapterSize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.tenant import NO_LIMITS, Quota
 

@@ -8,7 +8,8 @@ from lora_serve.adapters.checkpoint.weights.plain_lora import Undo, convert_to_p
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.checkpoint.weights.values import check_values
-from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.core.messages import AdapterSize
 
 
 def convert(staged: StagedAdapter, undo: Undo) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.registration.validation_budget import ValidationBudget, unlimited
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.messages import SmokeTestResult
+from lora_serve.core.messages import AdapterSize, SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
 
@@ -25,14 +25,6 @@ class StagedAdapter:
     spec: ModelSpec
     max_rank: int | None
     budget: ValidationBudget = field(default_factory=unlimited)
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSize:
-    """An adapter as it will be served."""
-
-    rank: int  # the largest of any module
-    num_bytes: int  # of host memory
 
 
 class AdapterVerifier(Protocol):

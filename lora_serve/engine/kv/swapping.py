@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lora_serve.core.batch import BlockCopy, BlockMoves
-from lora_serve.core.memory import SwapStats
+from lora_serve.core.stats import SwapStats
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.sequence import Sequence, SwappedBlocks

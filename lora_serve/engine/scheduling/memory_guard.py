@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.memory import MemoryLoad, MemoryPlan, MemoryStats
+from lora_serve.core.memory import MemoryLoad, MemoryPlan
+from lora_serve.core.stats import MemoryStats
 from lora_serve.engine.adapters.slots import SlotTable
 
 _STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of memory is raised again

@@ -25,14 +25,14 @@ from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.checkpoint.weights.saved import SavedAdapter
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.registration.validation import validate
-from lora_serve.adapters.registration.verification import AdapterSize, StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.redis import RedisStore
 from lora_serve.adapters.stores.tiered import TieredStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
-from lora_serve.core.messages import SmokeTestResult
+from lora_serve.core.messages import AdapterSize, SmokeTestResult
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 
 NUM_IDS = 40

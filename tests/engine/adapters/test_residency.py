@@ -9,22 +9,13 @@ import pytest
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError
+from lora_serve.core.errors import ConflictError
+from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.core.messages import Evict, FinishEvent, Pin, Prefetch, Unpin
 from lora_serve.core.stats import LoadTimes
 from lora_serve.engine.adapters.slots import SlotTable
-from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter
-
-
-class Replies(list[LoraServeError | None]):
-    """Collects what a command was answered."""
-
-
-def command(world: World, what: Prefetch | Pin | Unpin | Evict) -> Replies:
-    replies = Replies()
-    world.engine.command(Command(what, replies.append))
-    return replies
 
 
 def test_two_hundred_adapters_share_four_slots_under_zipf_traffic() -> None:
@@ -108,14 +99,14 @@ def test_least_recently_used_slot_goes_first_and_only_as_many_as_needed() -> Non
 
 def test_pinned_adapter_stays_under_churn_and_goes_after_unpin() -> None:
     world = World(max_loras=2)
-    replies = command(world, Pin(adapter("pinned")))
+    replies = world.command(Pin(adapter("pinned")))
     world.step()
     assert replies == [None]
     for index in range(6):
         world.add(f"r{index}", [index], adapter(f"x{index}"))
         world.run()
         assert "sha256:pinned" in world.residency.slots
-    assert command(world, Unpin("sha256:pinned")) == [None]
+    assert world.command(Unpin("sha256:pinned")) == [None]
     for index in range(2):
         world.add(f"s{index}", [index], adapter(f"y{index}"))
     world.run()
@@ -124,7 +115,7 @@ def test_pinned_adapter_stays_under_churn_and_goes_after_unpin() -> None:
 
 def test_when_every_slot_is_pinned_others_are_refused_with_words() -> None:
     world = World(max_loras=1)
-    command(world, Pin(adapter("pinned")))
+    world.command(Pin(adapter("pinned")))
     world.step()
     world.add("other", [1], adapter("other"))
     world.run()
@@ -143,7 +134,7 @@ def test_evict_waits_for_running_rows_then_frees_both_tiers() -> None:
     world = World()
     world.add("r", [1], adapter("a"), max_tokens=4)
     world.step()
-    replies = command(world, Evict("sha256:a"))
+    replies = world.command(Evict("sha256:a"))
     world.step()
     assert replies == []
     world.run()
@@ -159,8 +150,8 @@ def test_figures_of_a_deleted_adapter_are_forgotten_and_of_an_evicted_one_kept()
     for name in ("kept", "deleted"):
         world.add(name, [1], adapter(name))
     world.run()
-    command(world, Evict("sha256:kept"))
-    command(world, Evict("sha256:deleted", forget=True))
+    world.command(Evict("sha256:kept"))
+    world.command(Evict("sha256:deleted", forget=True))
     counters = world.engine.stats().adapters
     assert set(counters) == {"sha256:kept"}
     assert counters["sha256:kept"].evictions == 1
@@ -168,7 +159,7 @@ def test_figures_of_a_deleted_adapter_are_forgotten_and_of_an_evicted_one_kept()
 
 def test_prefetch_brings_it_onto_the_device_before_anybody_asks() -> None:
     world = World(auto_load=False)
-    replies = command(world, Prefetch(adapter("a")))
+    replies = world.command(Prefetch(adapter("a")))
     assert world.loading == [adapter("a")]
     world.finish_load(adapter("a"))
     world.step()
@@ -182,36 +173,35 @@ def test_prefetch_of_what_is_there_already_is_a_use_of_it() -> None:
         world.add(name, [1], adapter(name))
     world.run()
     for name in ("a", "c"):
-        command(world, Prefetch(adapter(name)))
+        world.command(Prefetch(adapter(name)))
         world.step()
     assert {digest for _, digest in world.runner.slots.values()} == {"sha256:a", "sha256:c"}
 
 
 def test_prefetch_of_what_cannot_be_loaded_says_why() -> None:
     world = World(auto_load=False)
-    replies = command(world, Pin(adapter("a")))
+    replies = world.command(Pin(adapter("a")))
     world.finish_load(adapter("a"), AdapterUnavailableError("no such blob"))
     assert [str(reply) for reply in replies] == ["no such blob"]
 
 
 def test_command_that_wants_it_in_a_slot_is_answered_once_it_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(auto_load=False)
-    load, told, replies = world.runner.load_slot, list[int](), Replies()
+    load, told = world.runner.load_slot, list[int]()
 
     def load_slot(slot: SlotRef, value: str) -> None:
-        told.append(len(replies))
+        told.append(len(world.engine._answers))
         if len(told) == 1:
             raise DeviceMemoryError("no room")
         load(slot, value)
 
     monkeypatch.setattr(world.runner, "load_slot", load_slot)
-    world.engine.command(Command(Pin(adapter("a")), replies.append))
+    replies = world.command(Pin(adapter("a")))
     world.finish_load(adapter("a"))
     world.step()
     assert [type(reply) for reply in replies] == [AdapterUnavailableError]
     assert "sha256:a" not in world.residency.slots
-    replies.clear()
-    world.engine.command(Command(Pin(adapter("a")), replies.append))
+    replies = world.command(Pin(adapter("a")))
     assert (replies, told) == ([None], [0, 0])
     assert world.residency.slots.is_pinned("sha256:a")
 
@@ -275,8 +265,8 @@ def test_engine_is_busy_while_sequences_run() -> None:
 
 def test_pin_that_waits_for_its_load_is_withdrawn_by_the_unpin_that_follows() -> None:
     world = World(auto_load=False)
-    pinned = command(world, Pin(adapter("a")))
-    assert command(world, Unpin("sha256:a")) == [None]
+    pinned = world.command(Pin(adapter("a")))
+    assert world.command(Unpin("sha256:a")) == [None]
     assert isinstance(pinned[0], ConflictError)
     world.finish_load(adapter("a"))
     world.run()

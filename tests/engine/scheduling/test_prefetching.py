@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import Prefetch
-from lora_serve.engine.messages import Command
 from tests.engine.world import World, adapter
 
 
@@ -106,8 +104,7 @@ def test_queue_is_not_looked_through_again_while_nothing_changes() -> None:
 
 def test_prefetch_to_host_memory_takes_no_slot() -> None:
     world = World(auto_load=False)
-    replies: list[LoraServeError | None] = []
-    world.engine.command(Command(Prefetch(adapter("a"), to="host"), replies.append))
+    replies = world.command(Prefetch(adapter("a"), to="host"))
     assert names(world) == ["a"]
     assert not replies
     world.finish_load(adapter("a"))

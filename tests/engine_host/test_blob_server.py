@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,9 @@ from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder
-from lora_serve.client.record import Record
-from lora_serve.client.wire import BlobGiven, CloseBlob, ErrandDone, ErrandFailed, KeepBeside, OpenBlob
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError
-from lora_serve.engine_host.errands import Errands
+from lora_serve.core.messages import Answer, BlobMessage, OpenBlob, Reply
+from lora_serve.engine_host.blob_server import BlobServer
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 
 
@@ -44,7 +43,7 @@ class Pair:
     """Both ends, in one process: what crosses is handed over as it is."""
 
     remote: RemoteBlobs
-    errands: Errands
+    server: BlobServer
     blobs: Counted
     disk: DiskStore
     digest: str
@@ -61,20 +60,16 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     disk = DiskStore(tmp_path / "store")
     disk.put(digest, folder)
     blobs, loop = Counted(disk), asyncio.get_running_loop()
-    errands = Errands(blobs, 2, tmp_path / "store" / "tmp")
+    server = BlobServer(blobs, 2, tmp_path / "store" / "tmp")
 
-    def answer(record: Record) -> None:
-        assert isinstance(record, BlobGiven | ErrandDone | ErrandFailed)
-        remote.answered(record)
-
-    def send(record: Record) -> None:
-        assert isinstance(record, OpenBlob | CloseBlob | KeepBeside)
-        loop.call_soon_threadsafe(errands.run, record, answer)
+    def send(messages: Sequence[BlobMessage]) -> None:
+        for message in messages:
+            loop.call_soon_threadsafe(server.run, message, lambda answer: remote.answered(answer))
 
     remote = RemoteBlobs(send, tmp_path / "store" / "tmp")
     blob = tmp_path / "store" / "blobs" / digest.removeprefix("sha256:")
-    yield Pair(remote, errands, blobs, disk, digest, blob)
-    await errands.close()
+    yield Pair(remote, server, blobs, disk, digest, blob)
+    await server.close()
 
 
 def read(pair: Pair, *, near: bool = False) -> bytes:
@@ -90,7 +85,7 @@ def read(pair: Pair, *, near: bool = False) -> bytes:
 async def test_a_folder_is_open_as_long_as_it_is_read(pair: Pair) -> None:
     assert await asyncio.to_thread(read, pair, near=True) == b"weights"
     assert await asyncio.to_thread(read, pair) == b"weights"
-    await pair.errands.close()
+    await pair.server.close()
     assert pair.blobs.num_open == 0
 
 
@@ -122,17 +117,17 @@ async def test_a_file_for_a_blob_that_is_gone_is_an_error_of_the_system(pair: Pa
 
 
 async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
-    given: list[Record] = []
-    pair.errands.run(OpenBlob(1, pair.digest, True), given.append)
+    given: list[Answer] = []
+    pair.server.run(OpenBlob(1, pair.digest, True), given.append)
     while not given:
         await asyncio.sleep(0)
     assert pair.blobs.num_open == 1
-    pair.errands.drop()
-    late: list[Record] = []
-    pair.errands.run(OpenBlob(1, pair.digest, True), late.append)
+    pair.server.drop()
+    late: list[Answer] = []
+    pair.server.run(OpenBlob(1, pair.digest, True), late.append)
     while not late:
         await asyncio.sleep(0)
-    await pair.errands.close()
+    await pair.server.close()
     assert pair.blobs.num_open == 0
 
 
@@ -141,21 +136,21 @@ async def test_what_a_dead_engine_was_writing_is_removed_and_nothing_else(pair: 
     scratch, written = tmp_path / "store" / "tmp", threading.Event()
     servers_own = new_folder(scratch)
 
-    def send(record: Record) -> None:
-        written.set()  # and then it was killed: the errand never came
+    def send(messages: Sequence[BlobMessage]) -> None:
+        written.set()  # and then it was killed: the call never came
 
     killed = RemoteBlobs(send, scratch)
     thread = threading.Thread(target=killed.keep_beside, args=(pair.digest, "prepared-1", b"ready"), daemon=True)
     thread.start()
     assert await asyncio.to_thread(written.wait, 60)
     assert len(list(scratch.iterdir())) == 2
-    await pair.errands.close()
+    await pair.server.close()
     assert list(scratch.iterdir()) == [servers_own]
-    killed.answered(ErrandDone(1))
+    killed.answered(Reply(1))
     await asyncio.to_thread(thread.join)
 
 
-async def test_store_that_would_end_its_thread_fails_one_errand(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_that_would_end_its_thread_fails_one_call(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: object) -> None:
         raise SystemExit(1)
 
@@ -185,15 +180,15 @@ async def test_stores_that_hang_leave_their_threads_places_to_others(
 
     monkeypatch.setattr(pair.blobs, "near", hang)
     with monkeypatch.context() as patch:
-        patch.setattr(pair.errands._threads, "_term", 0.05)
+        patch.setattr(pair.server._threads, "_term", 0.05)
         hung = [asyncio.create_task(asyncio.to_thread(read_other, digest)) for digest in ("one", "other")]
         errors = await asyncio.gather(*hung, return_exceptions=True)
     assert [type(error) for error in errors] == [LoadHangsError] * 2
     assert await asyncio.to_thread(read, pair, near=True) == b"weights"
     gate.set()
-    while pair.errands._threads.num_hung:
+    while pair.server._threads.num_hung:
         await asyncio.sleep(0.005)
-    await pair.errands.close()
+    await pair.server.close()
     assert pair.blobs.num_open == 0
 
 

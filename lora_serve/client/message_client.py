@@ -1,0 +1,118 @@
+"""The part of every engine client that does not depend on where the engine runs: streams of events, and calls."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from lora_serve.core.errors import LoraServeError, NotReadyError
+from lora_serve.core.messages import (
+    Abort,
+    AdapterCommand,
+    CallFailed,
+    Command,
+    EngineCall,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    FromLoop,
+    GetStats,
+    Ping,
+    Reply,
+    ReplyValue,
+    SmokeTestResult,
+    StartedEvent,
+    Submit,
+    ToEngine,
+)
+from lora_serve.core.request import InferenceRequest
+from lora_serve.core.stats import EngineStats
+from lora_serve.engine.queue_gate import QueueGate
+
+
+class MessageClient(ABC):
+    """See `EngineClient`. A transport implements `_send`, and hands each message of the engine to `_receive`."""
+
+    def __init__(self, gate: QueueGate) -> None:
+        self.gate = gate
+        self._streams: dict[str, asyncio.Queue[Event]] = {}  # by request id: submitted and not ended
+        self._calls: dict[int, asyncio.Future[ReplyValue]] = {}
+        self._call_ids = itertools.count(1)
+
+    @abstractmethod
+    def _send(self, message: ToEngine) -> None:
+        """Give the engine a message; returns at once. Raises NotReadyError if there is no engine."""
+
+    async def infer(self, request: InferenceRequest) -> AsyncIterator[Event]:
+        """See `EngineClient.infer`."""
+        with self.gate.entered((request,)):
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            self._streams[request.request_id] = events
+            is_over = True  # until it is submitted
+            try:
+                self._send(Submit(request))
+                is_over = False
+                while not is_over:
+                    event = await events.get()
+                    is_over = isinstance(event, ErrorEvent | FinishEvent)
+                    if isinstance(event, ErrorEvent):
+                        raise event.error
+                    yield event
+            finally:
+                del self._streams[request.request_id]
+                if not is_over:
+                    with suppress(NotReadyError):
+                        self._send(Abort(request.request_id))
+
+    async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
+        """See `EngineClient.adapters`."""
+        value = await self.call(lambda call_id: Command(call_id, command))
+        return value if isinstance(value, SmokeTestResult) else None
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`."""
+        value = await self.call(GetStats)
+        assert isinstance(value, EngineStats)
+        return value
+
+    async def ping(self) -> None:
+        """Returns between two steps."""
+        await self.call(Ping)
+
+    async def call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
+        """Send the message made with a new call id and wait for its reply. Raises the error of a failed call."""
+        call_id = next(self._call_ids)
+        reply: asyncio.Future[ReplyValue] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = reply
+        try:
+            self._send(message(call_id))
+            return await reply
+        finally:
+            del self._calls[call_id]
+
+    def _receive(self, message: FromLoop) -> None:
+        """Hand a message to whoever still waits for it; called on the event loop."""
+        if isinstance(message, Reply | CallFailed):
+            reply = self._calls.get(message.call_id)
+            if reply is None or reply.done():
+                return
+            if isinstance(message, Reply):
+                reply.set_result(message.value)
+            else:
+                reply.set_exception(message.error)
+        elif isinstance(message, StartedEvent):
+            self.gate.start(message.request_id)
+        elif (events := self._streams.get(message.request_id)) is not None:
+            events.put_nowait(message)
+
+    def _fail_all(self, error: Callable[[], LoraServeError]) -> int:
+        """End every request and every call, each with an error of its own. Returns the number of requests."""
+        for request_id, events in self._streams.items():
+            events.put_nowait(ErrorEvent(request_id, error()))
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(error())
+        return len(self._streams)
