@@ -25,8 +25,7 @@ from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.operation import docs_page, engine_metrics, health, openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
-from lora_serve.server.pooling.scores import create_rerank
-from lora_serve.server.pooling.scores import create_score
+from lora_serve.server.pooling.scores import create_rerank, create_score
 from lora_serve.server.route import JSON, Access, Route, RouteTable
 from lora_serve.server.schemas.admin import (
     AliasFields,

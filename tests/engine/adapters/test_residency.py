@@ -9,9 +9,7 @@ import pytest
 
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.core.batch import SlotRef
-from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.errors import ConflictError
-from lora_serve.core.errors import DeviceMemoryError
+from lora_serve.core.errors import AdapterUnavailableError, ConflictError, DeviceMemoryError
 from lora_serve.core.messages import Evict, FinishEvent, Pin, Prefetch, Unpin
 from lora_serve.core.stats import LoadTimes
 from lora_serve.engine.adapters.slots import SlotTable
