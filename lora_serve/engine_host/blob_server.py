@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
-from lora_serve.adapters.loading.loader import TERM
-from lora_serve.adapters.loading.watchdog_pool import ReplacedThreads
+from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
+from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.core.containment import contained
-from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError
+from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError, contained
 from lora_serve.core.messages import Answer, BlobFolder, BlobMessage, CallFailed, CloseBlob, OpenBlob, Reply
 from lora_serve.engine_host.remote_blobs import SCRATCH_PREFIX
 
@@ -32,11 +31,11 @@ T = TypeVar("T")
 class BlobServer:
     """Serves one engine at a time. `run` and `drop` are called on the event loop; the stores are called on threads."""
 
-    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, term: float = TERM) -> None:
+    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, term: float = LOAD_TIMEOUT) -> None:
         """`scratch`: where the engine makes its own folders, see `RemoteBlobs`. `term`: seconds, see `Loader`."""
         self._blobs = blobs
         self._scratch = scratch
-        self._threads = ReplacedThreads("blobs", num_threads, term)
+        self._threads = WatchdogPool("blobs", num_threads, term)
         self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now
         self._life = 0  # nobody waits for an earlier engine's calls
         self._tasks: set[asyncio.Task[None]] = set()
