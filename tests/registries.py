@@ -13,7 +13,7 @@ from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.adapters.maintenance.registries import OpenRegistry, RegistryAddress, open_registry
-from lora_serve.adapters.maintenance.transfer import Report, Transfer, open_ends
+from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, open_ends
 from lora_serve.adapters.stores.disk import is_sound
 from tests.catalog_versions import held
 
@@ -24,7 +24,7 @@ def at(target: str | Path, prefix: str = "lora_serve") -> RegistryAddress:
     return RegistryAddress(str(target), "--from", prefix)
 
 
-def copy(source: str | Path, target: str | Path, overwrite: bool = False) -> Report:
+def copy(source: str | Path, target: str | Path, overwrite: bool = False) -> TransferReport:
     with open_ends(at(source), at(target)) as (first, second):
         return Transfer(first, second, overwrite, lambda done, total: None).run()
 

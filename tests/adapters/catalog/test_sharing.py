@@ -10,7 +10,7 @@ import pytest
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import VersionEntry
 from lora_serve.adapters.catalog.opening import open_catalog
-from lora_serve.adapters.maintenance.merging import Outcome, merge
+from lora_serve.adapters.maintenance.merging import MergeOutcome, merge
 from lora_serve.core.errors import AdapterNotFoundError
 
 
@@ -31,7 +31,7 @@ def test_sharing_outlives_a_restart_and_goes_with_the_adapter(tmp_path: Path) ->
         with pytest.raises(AdapterNotFoundError):
             again.resolve("acme/a", "hooli")
         merged = merge(other.snapshot, entry, {}, overwrite=False)
-        assert merged.outcome is Outcome.MADE
+        assert merged.outcome is MergeOutcome.MADE
         other.change(lambda state: (merged.changes, None))
         assert other.entry("acme/a") == entry
     finally:
