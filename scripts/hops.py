@@ -32,12 +32,13 @@ from typing import Any
 import aiohttp
 
 import lora_serve
-from lora_serve.app import launch
+from lora_serve.app.launch import run_server
+from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 
 PACKAGE = Path(lora_serve.__file__).parent
 COUNTED = ("server/", "text/", "client/")
-OWN_WORK = "server/background.py"  # what the server does for itself
+OWN_WORK = "server/background/tasks.py"  # what the server does for itself
 NUM_TOKENS = 12
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": NUM_TOKENS, "temperature": 0}
 
@@ -93,8 +94,8 @@ async def traced(watch: Watch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(PACKAGE / "demo_data" / "model")
         settings = Settings(model=model, engine="thread", host="127.0.0.1", port=0, store=Path(folder))
-        listener = launch._bound_socket("127.0.0.1", 0)  # noqa: SLF001
-        server = asyncio.create_task(launch._serve(settings, listener, None, None))  # noqa: SLF001
+        listener = bound_socket("127.0.0.1", 0)
+        server = asyncio.create_task(run_server(settings, listener))
         async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
             while not await _is_ready(http):
                 assert not server.done(), server.exception()
