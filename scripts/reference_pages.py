@@ -22,6 +22,11 @@ PAGES = ROOT / "docs" / "reference"
 MODEL = ROOT / "lora_serve" / "demo_data" / "model"
 NOTE = "<!-- Written by scripts/docs. Do not edit. -->"
 BYTES = {2**10: "KiB", 2**20: "MiB", 2**30: "GiB"}
+TYPES = {
+    "logit_bias": "object",
+    "messages": "list of messages",
+    "stop": "text, or list of text",
+}  # better than a schema's
 UNITS = {"_ms": "ms", "_timeout": "s", "_seconds": "s", "_days": "days", "_tokens": "tokens"}
 
 
@@ -123,13 +128,12 @@ def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
     bodies: dict[str, dict[str, Any]] = {}
     used: set[str] = set()
     for method, path, operation in _operations(openapi):
-        name = _schema_name(operation)
+        names = _schema_names(operation)
         queries = [item["name"] for item in operation.get("parameters", ()) if item["in"] != "path"]
-        says = f"[{name}](#{name.lower()})" if name else ", ".join(f"`{query}`" for query in queries)
+        says = " or ".join(f"[{name}](#{name.lower()})" for name in names) or ", ".join(f"`{name}`" for name in queries)
         used.update(queries)
         lines.append(_row([f"`{method} {path}`", "yes" if "security" in operation else "no", says]))
-        if name:
-            bodies.setdefault(name, openapi["components"]["schemas"][name])
+        bodies |= {name: openapi["components"]["schemas"][name] for name in names}
     lines += ["", "## Fields of bodies"]
     for name in _with_parts(bodies, openapi):
         schema = openapi["components"]["schemas"][name]
@@ -138,7 +142,8 @@ def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
         for field, facts in schema.get("properties", {}).items():
             used.add(field)
             default = "required" if field in required else _shown(facts.get("default"))
-            lines.append(_row([f"`{field}`", _type(facts), default, _words(_meaning(meanings, name, field))]))
+            kind = TYPES.get(field) or _type(facts)
+            lines.append(_row([f"`{field}`", kind, default, _words(_meaning(meanings, name, field))]))
     lines += ["", "## Fields of queries", "", _row(["field", "meaning"]), _row(["---"] * 2)]
     for field in sorted({item for *_, operation in _operations(openapi) for item in _queries(operation)}):
         lines.append(_row([f"`{field}`", _words(_meaning(meanings, "query", field))]))
@@ -174,9 +179,9 @@ def _queries(operation: Mapping[str, Any]) -> list[str]:
     return [item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"]
 
 
-def _schema_name(operation: Mapping[str, Any]) -> str:
+def _schema_names(operation: Mapping[str, Any]) -> list[str]:
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    return schema.get("$ref", "").rpartition("/")[2]
+    return [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema]) if "$ref" in each]
 
 
 def _with_parts(bodies: Mapping[str, Any], openapi: Mapping[str, Any]) -> list[str]:
@@ -192,6 +197,7 @@ def _with_parts(bodies: Mapping[str, Any], openapi: Mapping[str, Any]) -> list[s
 
 
 def _type(facts: Mapping[str, Any]) -> str:
+    """A schema in words."""
     if options := facts.get("anyOf"):
         return " or ".join(dict.fromkeys(_type(item) for item in options if item.get("type") != "null"))
     if "$ref" in facts:
@@ -207,8 +213,12 @@ def _type(facts: Mapping[str, Any]) -> str:
     low, high = facts.get("minimum", facts.get("exclusiveMinimum")), facts.get("maximum", facts.get("exclusiveMaximum"))
     over = "above " if "exclusiveMinimum" in facts else ""
     if low is not None and high is not None and high < 2**31 - 1:
-        return f"{kind}, {over}{low:g} to {high:g}"
-    return f"{kind}, {over or 'from '}{low:g}" if low is not None and low > -(2**31) else kind
+        return f"{kind}, {over}{_number(low)} to {_number(high)}"
+    return f"{kind}, {over or 'from '}{_number(low)}" if low is not None and low > -(2**31) else kind
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ") if value == int(value) else f"{value:g}"
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,8 @@ A comment on the line before a block says how it is run; without one it is run a
     <!-- test: redis -->           starts a redis-server of its own
     <!-- test: fails -->           must exit with another code than 0
     <!-- test: skip, REASON -->    is not run (tests/docs/test_code_blocks.py lists these)
+    <!-- file: PATH -->            is a file: it is written before the blocks that follow are run
+    <!-- patch -->                 is a change of files, applied in the same way
     <!-- output -->                is no code: its lines must occur, in order, in what the block before it printed;
                                    `...` stands for any text
 """
@@ -21,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("bash", "python")
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>(?:test: |output)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?:^<!-- (?P<mark>(?:test: |output|file: |patch)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.M | re.S,
 )
 _READY = """for attempt in $(seq 600); do
   if ! kill -0 $server 2>/dev/null; then cat "$out/$1"; exit 90; fi
@@ -42,7 +45,11 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        return self.language in RUN and not self.mark.startswith("test: skip")
+        return self.language in RUN and not self.mark.startswith(("test: skip", "file: "))
+
+    @property
+    def is_written(self) -> bool:
+        return self.mark == "patch" or self.mark.startswith("file: ")
 
 
 def blocks(page: Path) -> list[Block]:
@@ -57,7 +64,7 @@ def program(page: Sequence[Block], port: int, redis_port: int) -> str:
     lines.append('stop() { [[ -z "$server" ]] || { kill -INT -- -$server && wait $server || true; }; server=; }')
     lines.append("trap 'stop; [[ -z \"$redis\" ]] || kill $redis' EXIT")
     for number, block in enumerate(page):
-        if block.is_run:
+        if block.is_run or block.is_written:
             lines += _lines(number, block)
     text = "\n".join(lines) + "\n"
     text = re.sub(r"(127\.0\.0\.1|localhost):8000", rf"\1:{port}", text)
@@ -68,7 +75,7 @@ def program(page: Sequence[Block], port: int, redis_port: int) -> str:
 def _lines(number: int, block: Block) -> Iterator[str]:
     """One block as bash, with its output kept."""
     text, to = block.text.rstrip("\n"), f'> "$out/{number}" 2>&1'
-    if block.language == "python":
+    if block.language == "python" and block.is_run:
         text = f"python -c {shlex.quote(text)}"
     match block.mark:
         case "test: server":
@@ -76,6 +83,11 @@ def _lines(number: int, block: Block) -> Iterator[str]:
             yield f"stop\nset -m\n{{\n{text}\n}} {to} &\nserver=$!\nset +m\nwait_until_ready {number}"
         case "test: redis":
             yield f"{text.replace(' --daemonize yes', '')} {to} &\nredis=$!\nsleep 1"
+        case "patch":
+            yield f"git apply - <<'END_OF_BLOCK'\n{text}\nEND_OF_BLOCK"
+        case mark if mark.startswith("file: "):
+            path = mark.removeprefix("file: ")
+            yield f"mkdir -p {Path(path).parent}\ncat > {path} <<'END_OF_BLOCK'\n{text}\nEND_OF_BLOCK"
         case "test: fails":
             yield f"set +e\n(\nset -e\n{text}\n) {to}\ncode=$?\nset -e\n[[ $code != 0 ]] || exit 92"
         case "":

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # the server's process, which has no torch, keeps its memory too
+    from torch import Tensor
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _MOST_MMAP = 32 * 2**20  # bytes; glibc takes no more

@@ -1,0 +1,62 @@
+"""Each page of docs/how-to/add: what it adds is written into a copy of the repository and used there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_serve.commands.server_process import free_port
+from tests.docs.pages import ROOT, blocks, expected, missing, program
+
+PAGES = sorted((ROOT / "docs" / "how-to" / "add").glob("*.md"))
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A copy that may be changed; what is large is linked."""
+    ignored = shutil.ignore_patterns("__pycache__", "demo_data", "*.so")
+    shutil.copytree(ROOT / "lora_serve", tmp_path / "lora_serve", ignore=ignored)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
+    (tmp_path / "lora_serve" / "demo_data").symlink_to(ROOT / "lora_serve" / "demo_data")
+    for name in ("benchmarks", "docs", "scripts", "pyproject.toml", "constraints.txt", "README.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, line in (("python", sys.executable), ("lora-serve", f"{sys.executable} -m lora_serve")):
+        (programs / name).write_text(f'#!/usr/bin/env bash\nexec {line} "$@"\n')
+        (programs / name).chmod(0o755)
+    return tmp_path
+
+
+def test_pages_are_those_of_the_navigation() -> None:
+    assert [page.stem for page in PAGES] == ["adapter-kind", "kernel", "policy", "source", "store"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_the_page_adds_works_as_the_page_says(page: Path, clone: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    found = blocks(page)
+    path, port = f"{clone / 'programs'}:{os.environ['PATH']}", free_port()
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(
+        ["bash", "-c", program(found, port, free_port())],
+        cwd=clone,
+        env=environment | {"LORA_SERVE_PORT": str(port), "out": str(out)},
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+    printed = {int(file.name): file.read_text() for file in out.iterdir() if file.name.isdigit()}
+    last = max(printed, default=0)
+    said = f"{found[last].text}\n{printed.get(last, '')[-3000:]}\n{ended.stderr[-1000:]}"
+    assert ended.returncode == 0, f"{page.name}, code {ended.returncode} in block:\n{said}"
+    for number, wanted in expected(found):
+        assert (lacking := missing(printed[number], wanted)) is None, f"{lacking!r} is not in:\n{printed[number]}"
