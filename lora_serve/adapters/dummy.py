@@ -1,6 +1,6 @@
 """An adapter of zeros on every linear layer: warm-up rows take the ordinary way with it and change nothing.
 
-Its tensors are in `checkpoint/weights/zeros.py`: no torch here.
+Its tensors are in `checkpoint/weights/saved.py`: no torch here.
 """
 
 from __future__ import annotations

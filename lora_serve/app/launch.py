@@ -44,8 +44,7 @@ from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.server.telemetry.log_metrics import LogFigures, LogMetrics
 from lora_serve.server.telemetry.request_traces import RequestTraces
 from lora_serve.tenancy.accounting import open_accounting
-from lora_serve.tenancy.authentication.authenticator import auth_required
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import KeyTable, auth_required
 from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.lost_directory import warn_if_lost
 from lora_serve.text.tokenizer import TextModel

@@ -19,8 +19,7 @@ from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.request_traces import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.authentication.admin_key import load_admin_key
-from lora_serve.tenancy.authentication.authenticator import Authenticator, auth_required
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
 from lora_serve.text.tokenizer import TextModel
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.weights.zeros import dummy_adapter
+from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
 from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.loading.fetch import fetch_timed

@@ -12,7 +12,7 @@ from aiohttp import web
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.server.background.tasks import kept_going
 from lora_serve.server.services import SERVICES
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import KeyTable
 
 INTERVAL = 30.0  # seconds; what a crash forgets
 logger = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.request_traces import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
-from lora_serve.tenancy.authentication.authenticator import Authenticator
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.quotas.quotas import Quotas
 from lora_serve.tenancy.usage.metering import Meter
 from lora_serve.text.tokenizer import TextModel

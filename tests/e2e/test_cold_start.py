@@ -40,8 +40,7 @@ from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.tenancy.authentication.admin_key import AdminKey
-from lora_serve.tenancy.authentication.authenticator import Authenticator
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.e2e.conftest import KEY, Site

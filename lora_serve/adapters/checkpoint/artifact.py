@@ -17,9 +17,9 @@ from lora_serve.adapters.checkpoint.added_tokens import (
 from lora_serve.adapters.checkpoint.binding.binder import bind
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
 from lora_serve.adapters.checkpoint.binding.expert_layers import num_old_layers
-from lora_serve.adapters.checkpoint.binding.label_heads import check_head
 from lora_serve.adapters.checkpoint.binding.method_binder import bind_method
 from lora_serve.adapters.checkpoint.binding.model_views import bind_to_view
+from lora_serve.adapters.checkpoint.binding.resizing import check_head
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.peft_config import (

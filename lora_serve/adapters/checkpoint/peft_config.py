@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_CONFIG_BYTES
-from lora_serve.adapters.checkpoint.field_kinds import check_kinds
 from lora_serve.adapters.checkpoint.methods import GAIN_METHODS, METHODS, Method
 from lora_serve.adapters.checkpoint.methods.settings import SHARED
 from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
-from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show
+from lora_serve.adapters.checkpoint.peft_fields import Fields, is_empty, show, words, wrong_kinds
 from lora_serve.adapters.regular_file import open_regular, pieces_of, size_of
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.strict_json import parse_object
@@ -24,34 +23,13 @@ from lora_serve.core.strict_json import parse_object
 MAX_DEPTH = 8
 MAX_INVOCATION = 4096  # tokens; they are kept in the catalog and looked for in every prompt
 
-# Never change what a trained LoRA computes.
-_LORA_HARMLESS = frozenset(
-    [
-        "corda_config",
-        "eva_config",
-        "fan_in_fan_out",  # the layer itself says how its weight lies
-        "loftq_config",
-        "lora_dropout",
-        "lora_ga_config",
-        "megatron_core",
-        "qalora_group_size",
-    ]
+# Never change what a trained LoRA computes; of fan_in_fan_out the layer itself says how its weight lies.
+_LORA_HARMLESS = words(
+    "corda_config eva_config fan_in_fan_out loftq_config lora_dropout lora_ga_config megatron_core qalora_group_size"
 )
-_LORA_UNDERSTOOD = frozenset(
-    [
-        "alora_invocation_tokens",
-        "alpha_pattern",
-        "ensure_weight_tying",
-        "init_lora_weights",
-        "lora_alpha",
-        "lora_bias",
-        "r",
-        "rank_pattern",
-        "target_parameters",
-        "trainable_token_indices",
-        "use_dora",
-        "use_rslora",
-    ]
+_LORA_UNDERSTOOD = words(
+    "alora_invocation_tokens alpha_pattern ensure_weight_tying init_lora_weights lora_alpha lora_bias r "
+    "rank_pattern target_parameters trainable_token_indices use_dora use_rslora"
 )
 _UNSUPPORTED = {
     "layer_replication": "layer replication",
@@ -111,7 +89,7 @@ def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...
     `tasks`: what it may have been trained for.
     """
     fields = Fields(parse_object(text.removeprefix(b"\xef\xbb\xbf"), CONFIG_NAME, MAX_DEPTH))
-    check_kinds(fields)
+    fields.reasons += wrong_kinds(fields.table)
     peft_type = str(fields.table.get("peft_type"))
     config = _method_config(fields, peft_type) if peft_type in OTHER_METHODS else _lora_config(fields)
     _check_rank(fields, config, max_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from lora_serve.adapters.checkpoint.weights.zeros import dummy_adapter
+from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
 from lora_serve.core.batch import BlockCopy, BlockMoves, RowAdapter, SlotRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.tenancy.audit.flood import RefusedActs
+from lora_serve.core.tenant import Role
 from lora_serve.tenancy.audit.journal import Act, AuditJournal, AuditLine, Matches, first_matching
+
+if TYPE_CHECKING:  # it needs the optional package `redis`
+    from lora_serve.tenancy.audit.exchange import AuditExchange
 
 _log = logging.getLogger(__name__)
 _PAGE = 1000
+MAX_REFUSED = 60  # of a tenant within a minute
+_TOO_MANY = 429  # nobody looked at what it was about
+_CLIENT_LEFT = 499  # the act may have been done
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +33,39 @@ class AuditPage:
     is_complete: bool  # whether the other replicas' lines are among them
 
 
-class Exchange(Protocol):
-    """Where replicas show one another their lines. Blocking; raises AdapterUnavailableError."""
+class RefusedActs:
+    """Counts a tenant's refused acts within a minute; beyond MAX_REFUSED they need not be noted any more.
 
-    def publish(self, journal: AuditJournal) -> None:
-        """Bring the lines that are not there yet."""
+    A refused act costs its sender nothing and the server a flushed line, here and in Redis. A caller that may do
+    nothing at all must not be able to fill the disk, or to push the others' lines out of Redis.
+    """
 
-    def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
-        """Of each other replica at most `limit` lines that match, newest first, whose id comes before `before`."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._minute = 0
+        self._counts: Counter[tuple[str, bool]] = Counter()
 
-    def close(self) -> None:
-        """Give back what is held."""
+    def is_one_too_many(self, act: Act) -> bool:
+        """True if the act was refused and enough of its tenant's were noted. Acts that did something always are, and of
+        an admin's only those that came too often are not.
+        """
+        was_refused = act.role == Role.INFERENCE or 400 <= act.outcome < _CLIENT_LEFT
+        is_exempt = act.role == Role.ADMIN and act.outcome != _TOO_MANY
+        if is_exempt or not was_refused:
+            return False
+        if (minute := int(self._clock() // 60)) != self._minute:
+            self._minute, self._counts = minute, Counter()
+        sender = (act.tenant, act.role == Role.ADMIN)
+        self._counts[sender] += 1
+        return self._counts[sender] > MAX_REFUSED
 
 
 class AuditLog:
     """On the event loop's thread; files and Redis on others."""
 
     def __init__(
-        self, journal: AuditJournal | None, exchange: Exchange | None = None, refused: RefusedActs | None = None
+        self, journal: AuditJournal | None, exchange: AuditExchange | None = None, refused: RefusedActs | None = None
     ) -> None:
         """`journal` None: nothing is kept. `exchange` None: there are no other replicas."""
         self._refused = refused or RefusedActs()
@@ -81,7 +104,7 @@ class AuditLog:
             if part is not None:
                 part.close()
 
-    async def _publish(self, journal: AuditJournal, exchange: Exchange) -> None:
+    async def _publish(self, journal: AuditJournal, exchange: AuditExchange) -> None:
         while self._is_stale:
             self._is_stale = False
             try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from lora_serve.core.tenant import MAX_LIMIT, NO_LIMITS, ApiKey, Quota, Role, Tenant, check_tenant_name
+import msgspec
+
+from lora_serve.core.tenant import MAX_LIMIT, ApiKey, Quota, Tenant, check_tenant_name
 
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
-_LIMITS = {one.name for one in fields(Quota)}
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
+Record = TypeVar("Record", Tenant, ApiKey)
 
 
 def document_of(record: Tenant | ApiKey) -> str:
@@ -32,12 +32,12 @@ def limits_of(quota: Quota) -> dict[str, int]:
 
 def tenant_of(name: str, text: str) -> Tenant | None:
     """None, and a line in the log, for a text that nobody of us has written."""
-    return _read("tenant", name, text, _tenant)
+    return _read(Tenant, name, text)
 
 
 def key_of(key_id: str, text: str) -> ApiKey | None:
-    """As above."""
-    return _read("key", key_id, text, _key)
+    """None, and a line in the log, for a text that nobody of us has written."""
+    return _read(ApiKey, key_id, text)
 
 
 def times_of(text: str) -> dict[str, float]:
@@ -49,49 +49,27 @@ def times_of(text: str) -> dict[str, float]:
         return {}
 
 
-def _read(kind: str, name: str, text: str, parse: Callable[[str, Mapping[str, Any]], T]) -> T | None:
+def _read(kind: type[Record], name: str, text: str) -> Record | None:
     try:
-        return parse(name, json.loads(text))
+        record = msgspec.json.decode(text, type=kind)
+        _check(record, name, msgspec.json.decode(text))
     except Exception as error:
         # Whatever it is, this one opens nothing and the others go on. Nothing of its text is shown.
-        _log.error("the record of the %s %.128r cannot be read and is left out: %s", kind, name, type(error).__name__)
+        word, reason = "tenant" if kind is Tenant else "key", type(error).__name__
+        _log.error("the record of the %s %.128r cannot be read and is left out: %s", word, name, reason)
         return None
+    return record
 
 
-def _tenant(name: str, found: Mapping[str, Any]) -> Tenant:
-    _check(found["name"] == name)
-    check_tenant_name(name)
-    may_use_base = found["may_use_base"]
-    _check(isinstance(may_use_base, bool))
-    return Tenant(name, _quota(found["quota"]), may_use_base, _time(found["created"]))
-
-
-def _key(key_id: str, found: Mapping[str, Any]) -> ApiKey:
-    _check(found["id"] == key_id and isinstance(found["label"], str) and _HEX.match(found["digest"]) is not None)
-    return ApiKey(
-        key_id,
-        check_tenant_name(found["tenant"]),
-        Role(found["role"]),
-        found["digest"],
-        found["label"],
-        _quota(found["quota"]),
-        _time(found["created"]),
-        None if found["expires"] is None else _time(found["expires"]),
-        None if found["revoked"] is None else _time(found["revoked"]),
+def _check(record: Tenant | ApiKey, name: str, found: Mapping[str, Any]) -> None:
+    """Raises ValueError or RequestError for values that no server writes; their types are right already."""
+    own_name, tenant = (record.id, record.tenant) if isinstance(record, ApiKey) else (record.name, record.name)
+    check_tenant_name(tenant)
+    is_right = (
+        own_name == name
+        and (isinstance(record, Tenant) or _HEX.match(record.digest) is not None)
+        and all(field.name in found for field in fields(record))  # a default would open more than was meant
+        and all(0 <= limit <= MAX_LIMIT for limit in limits_of(record.quota).values())
     )
-
-
-def _quota(found: Mapping[str, Any]) -> Quota:
-    known = {name: limit for name, limit in found.items() if name in _LIMITS}  # a newer server may know more
-    _check(all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_LIMIT for n in known.values()))
-    return Quota(**known) if known else NO_LIMITS
-
-
-def _time(value: Any) -> float:
-    _check(isinstance(value, int | float) and math.isfinite(value))
-    return float(value)
-
-
-def _check(is_right: bool) -> None:
     if not is_right:
         raise ValueError

@@ -10,32 +10,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lora_serve.core.config import AccountingConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.usage.figures import Batch, UsageFigures, UsageKey, UsageRow, add_to, coarser
 from lora_serve.tenancy.usage.journal import UsageJournal, rows_of
 
+if TYPE_CHECKING:  # it needs the optional package `redis`
+    from lora_serve.tenancy.usage.exchange import UsageExchange
+
 DAY = 86_400
 MAX_PENDING = 20_000  # rows that wait to be written; beyond that they are added up
 SETTLING = 600.0  # seconds of uptime until the clock is believed: a machine that just booted may not have set it yet
 _log = logging.getLogger(__name__)
-
-
-class Exchange(Protocol):
-    """Where replicas tell one another their usage. Blocking; raises AdapterUnavailableError."""
-
-    def publish(self, journal: UsageJournal) -> None:
-        """Bring what changed in this replica's journal."""
-
-    def rows_of_others(self, start: int, end: int, tenant: str | None) -> list[UsageRow]:
-        """What the other replicas published of the buckets from `start` up to, not including, `end`; `tenant` None:
-        everybody's.
-        """
-
-    def close(self) -> None:
-        """Give back what is held."""
 
 
 class Meter:
@@ -44,7 +32,7 @@ class Meter:
     def __init__(
         self,
         journal: UsageJournal | None,
-        exchange: Exchange | None = None,
+        exchange: UsageExchange | None = None,
         config: AccountingConfig | None = None,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] = time.monotonic,

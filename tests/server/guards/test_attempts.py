@@ -13,9 +13,8 @@ import pytest
 from lora_serve.core.config import AttemptLimits, ServerConfig
 from lora_serve.core.settings import load_settings
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.audit.flood import MAX_REFUSED
 from lora_serve.tenancy.audit.journal import AuditJournal
-from lora_serve.tenancy.audit.log import AuditLog
+from lora_serve.tenancy.audit.log import MAX_REFUSED, AuditLog
 from tests.server.conftest import ADMIN
 from tests.server.tenants import tenancy_of
 

@@ -14,9 +14,8 @@ import redis
 
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.tenancy.audit.exchange import AuditExchange
-from lora_serve.tenancy.audit.flood import MAX_REFUSED, RefusedActs
 from lora_serve.tenancy.audit.journal import Act, AuditJournal, AuditLine
-from lora_serve.tenancy.audit.log import AuditLog
+from lora_serve.tenancy.audit.log import MAX_REFUSED, AuditLog, RefusedActs
 from tests.redis_server import RedisServer
 from tests.tenancy.quotas.limited import Clock
 

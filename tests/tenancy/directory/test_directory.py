@@ -16,7 +16,7 @@ from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AuthenticationError, ConflictError, NotFoundError
 from lora_serve.core.tenant import Quota, Role, Tenant
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import KeyTable
 from lora_serve.tenancy.directory import edits
 from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.directory.opening import open_directory

@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule, r
 from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.core.errors import AuthenticationError, ConflictError, NotFoundError
 from lora_serve.core.tenant import Role
-from lora_serve.tenancy.authentication.key_table import KeyTable
+from lora_serve.tenancy.authentication.authenticator import KeyTable
 from lora_serve.tenancy.directory.directory import Directory
 from tests.tiers import num_examples
 

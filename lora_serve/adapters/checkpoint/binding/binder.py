@@ -16,8 +16,7 @@ from lora_serve.adapters.checkpoint.binding.bound import (
     BoundTokens,
 )
 from lora_serve.adapters.checkpoint.binding.expert_binder import FoundExperts, bind_experts
-from lora_serve.adapters.checkpoint.binding.label_heads import labels_in
-from lora_serve.adapters.checkpoint.binding.resizing import check_resized, ends_of, resized_to
+from lora_serve.adapters.checkpoint.binding.resizing import check_resized, ends_of, labels_in, resized_to
 from lora_serve.adapters.checkpoint.binding.tensor_names import TensorPlace, place_of
 from lora_serve.adapters.checkpoint.patterns.rank_rules import ranks_and_scales
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter, BoundConversion, Conversions
-from lora_serve.adapters.checkpoint.binding.saved_modules import bind_saved_modules
+from lora_serve.adapters.checkpoint.binding.resizing import labels_in
+from lora_serve.adapters.checkpoint.binding.tensor_names import TensorPlace, place_of
 from lora_serve.adapters.checkpoint.methods import Method
 from lora_serve.adapters.checkpoint.methods.compression import too_large
 from lora_serve.adapters.checkpoint.peft_config import OTHER_METHODS, PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
-from lora_serve.adapters.checkpoint.targets import targeted
+from lora_serve.adapters.checkpoint.targets import saved_whole, targeted
 from lora_serve.core.errors import InvalidAdapterError
-from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.core.model_spec import LinearShape, ModelSpec, Shape
 
 _Names = dict[str, dict[str, str]]  # module ("": the whole model) -> role -> tensor
 
@@ -22,7 +24,7 @@ def bind_method(
 ) -> BoundAdapter:
     """Every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
     method = OTHER_METHODS[config.peft_type]
-    own = bind_saved_modules(config, tensors, spec)
+    own = _bind_saved_modules(config, tensors, spec)
     targets = {path: spec.linears[path] for path in sorted(targeted(config, tuple(spec.linears)))}
     plan = method.plan(config.method, targets)
     names, reasons = _sort(method, own.rest, targets)
@@ -59,3 +61,45 @@ def _sort(
         else:
             names[module][match["role"]] = name
     return names, reasons
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedModules:
+    """`parameters`: module -> parameter -> tensor. `rest`: the tensors that are something else."""
+
+    parameters: Mapping[str, Mapping[str, str]]
+    num_labels: int
+    rest: Mapping[str, TensorInfo]
+    reasons: tuple[str, ...]
+
+
+def _bind_saved_modules(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> _SavedModules:
+    """Every parameter of the modules that the config names; what is missing or has a wrong shape is a reason."""
+    whole = saved_whole(config, spec.modules)
+    places = {place: name for name in tensors if (place := place_of(name)) is not None and place.module in whole}
+    num_labels = labels_in(places, tensors, spec)
+    wanted = dict(_wanted(whole, num_labels, spec))
+    found = {place: name for place, name in places.items() if place in wanted}
+    reasons = [
+        f"{place.module}.{place.parameter} is trained, but the file does not hold it"
+        for place in wanted.keys() - found.keys()
+    ]
+    reasons += [
+        f"tensor {name!r} has shape {list(tensors[name].shape)}, but its module asks for {list(wanted[place])}"
+        for place, name in found.items()
+        if tensors[name].shape != wanted[place]
+    ]
+    parameters: dict[str, dict[str, str]] = {}
+    for place, name in found.items():
+        parameters.setdefault(place.module, {})[place.parameter] = name
+    taken = frozenset(found.values())
+    rest = {name: info for name, info in tensors.items() if name not in taken}
+    return _SavedModules(parameters, num_labels, rest, tuple(reasons))
+
+
+def _wanted(whole: frozenset[str], num_labels: int, spec: ModelSpec) -> Iterator[tuple[TensorPlace, Shape]]:
+    label_layer = "" if spec.pooling is None else spec.pooling.label_layer
+    for module in sorted(whole):
+        for parameter, shape in spec.modules[module].items():
+            is_own = num_labels and module == label_layer
+            yield TensorPlace(module, "parameter", parameter), (num_labels, *shape[1:]) if is_own else shape

@@ -1,4 +1,5 @@
-"""Adapters of a resized vocabulary (`resize_token_embeddings` before the training): sizes and what they must bring.
+"""Adapters of a resized vocabulary (`resize_token_embeddings` before the training), or with labels of their own: sizes,
+and what they must bring.
 
 PEFT saves the whole embedding and output head of such a model beside the adapter, unless it is told not to. What the
 base model does not have, rows for tokens of its own, must then come from the file: transformers would make them up.
@@ -14,6 +15,7 @@ from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.checkpoint.safetensors_header import TensorInfo
 from lora_serve.core.model_spec import ModelSpec
 
+MAX_LABELS = 65536  # the logits of a whole step become as wide as its largest head
 MAX_GROWTH = 65536  # rows beyond the base's: the logits of a whole step become as wide as its largest vocabulary
 
 
@@ -75,3 +77,21 @@ def _missing(bound: BoundAdapter, spec: ModelSpec, module: str) -> str | None:
         f"the file holds no row of {module} for the new tokens {min(new)} to {max(new)}: save the adapter with "
         "save_embedding_layers=True"
     )
+
+
+def labels_in(places: Mapping[TensorPlace, str], tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> int:
+    """How many labels the adapter's own label layer has; 0: it has none."""
+    if spec.pooling is None or not spec.pooling.label_layer:
+        return 0
+    name = places.get(TensorPlace(spec.pooling.label_layer, "parameter", "weight"))
+    shape = tensors[name].shape if name is not None else ()
+    return shape[0] if shape else 0
+
+
+def check_head(bound: BoundAdapter, spec: ModelSpec) -> Iterator[str]:
+    """Reasons why an adapter's answers would come from a head that is no trained one, or none that can be served."""
+    if bound.num_labels > MAX_LABELS:
+        yield f"its head has {bound.num_labels} labels, more than {MAX_LABELS}"
+    for module in () if spec.pooling is None else spec.pooling.untrained:
+        if spec.modules.get(module, {}).keys() - bound.parameters.get(module, {}).keys():
+            yield f"the base model's checkpoint has no weights for {module}, so the adapter must bring them whole"

@@ -16,33 +16,17 @@ from typing import Any
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, wide
 from lora_serve.adapters.checkpoint.methods.settings import Settings
-from lora_serve.adapters.checkpoint.peft_fields import show
+from lora_serve.adapters.checkpoint.peft_fields import show, words
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "ADALORA"
 # The schedule of the pruning, start values, and settings inherited from LoRA that PEFT's AdaLoRA layers never read.
-HARMLESS = frozenset(
-    [
-        "alpha_pattern",
-        "beta1",
-        "beta2",
-        "deltaT",
-        "fan_in_fan_out",
-        "init_lora_weights",
-        "lora_dropout",
-        "megatron_core",
-        "orth_reg_weight",
-        "qalora_group_size",
-        "r",
-        "target_r",
-        "tfinal",
-        "tinit",
-        "total_step",
-        "use_rslora",
-    ]
+HARMLESS = words(
+    "alpha_pattern beta1 beta2 deltaT fan_in_fan_out init_lora_weights lora_dropout megatron_core "
+    "orth_reg_weight qalora_group_size r target_r tfinal tinit total_step use_rslora"
 )
-UNDERSTOOD = frozenset(["init_r", "lora_alpha", "rank_pattern"])
+UNDERSTOOD = words("init_r lora_alpha rank_pattern")
 ROLES = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>lora_[ABE])(?:\.default)?\Z")
 _PATTERN_KEY = re.compile(r"(?P<module>.+)\.lora_E(?:\.default)?\Z")
 

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Shapes, misfits
 from lora_serve.adapters.checkpoint.methods.settings import Settings
 from lora_serve.adapters.checkpoint.patterns.patterns import Pattern, match_names
+from lora_serve.adapters.checkpoint.peft_fields import words
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "IA3"
-HARMLESS = frozenset(["fan_in_fan_out", "init_ia3_weights"])
-UNDERSTOOD = frozenset(["feedforward_modules"])
+HARMLESS = words("fan_in_fan_out init_ia3_weights")
+UNDERSTOOD = words("feedforward_modules")
 ROLES = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>ia3_l)(?:\.default)?\Z")
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, misfits, rounded, split, wide
-from lora_serve.adapters.checkpoint.methods.patterned import PATTERN_KEYS, PatternedPlan, plan, read
-from lora_serve.adapters.checkpoint.methods.settings import Settings
+from lora_serve.adapters.checkpoint.methods.settings import PATTERN_KEYS, PatternedPlan, Settings, plan, read
 from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.peft_fields import words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
 PEFT_TYPE = "LOHA"
-HARMLESS = frozenset(["init_weights", "module_dropout", "rank_dropout", "use_effective_conv2d"])
+HARMLESS = words("init_weights module_dropout rank_dropout use_effective_conv2d")
 UNDERSTOOD = PATTERN_KEYS
 ROLES = re.compile(  # t: convolutions
     r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<role>hada_w[12]_[ab]|hada_t[12])(?:\.default)?\Z"

@@ -15,24 +15,16 @@ from typing import Any
 import numpy as np
 
 from lora_serve.adapters.checkpoint.methods.factors import Array, Arrays, Factors, Shapes, rounded, split, wide
-from lora_serve.adapters.checkpoint.methods.patterned import PATTERN_KEYS, PatternedPlan, plan, read
-from lora_serve.adapters.checkpoint.methods.settings import Settings
+from lora_serve.adapters.checkpoint.methods.settings import PATTERN_KEYS, PatternedPlan, Settings, plan, read
 from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
+from lora_serve.adapters.checkpoint.peft_fields import words
 
 __all__ = ["HARMLESS", "PEFT_TYPE", "ROLES", "UNDERSTOOD", "bind", "factors", "parse", "plan"]
 
 PEFT_TYPE = "LOKR"
 # How the layer was cut in two (decompose_*) is read from the tensors' shapes.
-HARMLESS = frozenset(
-    [
-        "decompose_both",
-        "decompose_factor",
-        "init_weights",
-        "module_dropout",
-        "rank_dropout",
-        "rank_dropout_scale",
-        "use_effective_conv2d",
-    ]
+HARMLESS = words(
+    "decompose_both decompose_factor init_weights module_dropout rank_dropout rank_dropout_scale use_effective_conv2d"
 )
 UNDERSTOOD = PATTERN_KEYS
 ROLES = re.compile(  # t2: convolutions

@@ -1,30 +1,20 @@
-"""One method's own settings out of a parsed adapter_config.json, by allow-list."""
+"""A method's own settings out of a parsed adapter_config.json, by allow-list."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.adapters.checkpoint.peft_fields import MAX_PATTERNS, Fields, show
+from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules, ranks_and_scales
+from lora_serve.adapters.checkpoint.peft_fields import MAX_PATTERNS, Fields, show, words
+from lora_serve.core.model_spec import LinearShape
 
 # Keys that every method has: which modules are meant and what else was saved. `peft_config` reads them.
-SHARED = frozenset(
-    [
-        "auto_mapping",
-        "base_model_name_or_path",
-        "bias",
-        "exclude_modules",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "modules_to_save",
-        "peft_type",
-        "peft_version",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    ]
+SHARED = words(
+    "auto_mapping base_model_name_or_path bias exclude_modules inference_mode layers_pattern "
+    "layers_to_transform modules_to_save peft_type peft_version revision runtime_config target_modules "
+    "task_type"
 )
 
 
@@ -46,3 +36,26 @@ class Settings(Fields):
             return tuple(value)
         self.reasons.append(f"{key} must list names or be a regex (got {show(value)})")
         return ()
+
+
+# The rank and alpha settings that LoHa and LoKr share (peft/tuners/lycoris_utils.py), which are LoRA's by meaning.
+PATTERN_KEYS = words("alpha alpha_pattern r rank_pattern")
+
+
+@dataclass(frozen=True, slots=True)
+class PatternedPlan:
+    """module -> (rank, alpha / rank)."""
+
+    modules: Mapping[str, tuple[int, float]]
+
+
+def read(settings: Settings) -> RankRules:
+    """As LoRA's, under `alpha` instead of `lora_alpha`. Raises InvalidAdapterError with every reason found."""
+    rules = RankRules(settings.rank("r"), settings.number("alpha"), settings.rank_pattern(), settings.alpha_pattern())
+    settings.finish()
+    return rules
+
+
+def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> PatternedPlan:
+    """Match the patterns once for all modules. Raises InvalidAdapterError (see patterns.py)."""
+    return PatternedPlan(ranks_and_scales(config, tuple(targets)))

@@ -3,7 +3,7 @@ https://arxiv.org/abs/2310.11454).
 
 delta_W = diag(lambda_b) B[:out] diag(lambda_d) A[:, :in], with lambda_d [r], lambda_b [out], A [r, largest in] and
 B [largest out, r]: a LoRA of rank r whose A is lambda_d * A[:, :in] and whose B is lambda_b * B[:out], at scale 1.
-A and B are saved once for the model, or not at all (save_projection false): see tensors.py.
+A and B are saved once for the model, or not at all (save_projection false): see weights/conversion.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 
 from lora_serve.adapters.checkpoint.methods.factors import Arrays, Factors, Shapes, misfits, rounded, wide
 from lora_serve.adapters.checkpoint.methods.settings import Settings
+from lora_serve.adapters.checkpoint.peft_fields import words
 from lora_serve.core.model_spec import LinearShape
 
 PEFT_TYPE = "VERA"
-HARMLESS = frozenset(["d_initial", "fan_in_fan_out", "init_weights", "vera_dropout"])
-UNDERSTOOD = frozenset(["projection_prng_key", "r", "save_projection"])
+HARMLESS = words("d_initial fan_in_fan_out init_weights vera_dropout")
+UNDERSTOOD = words("projection_prng_key r save_projection")
 ROLES = re.compile(
     r"(?:base_model\.(?=vera_[AB])|(?:base_model\.model\.)?(?P<module>.+)\.(?=vera_lambda))"
     r"(?P<role>vera_[AB]|vera_lambda_[bd])(?:\.default)?\Z"

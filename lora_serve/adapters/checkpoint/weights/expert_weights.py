@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.adapters.checkpoint.binding.bound import BoundExperts, BoundLinear
-from lora_serve.adapters.checkpoint.weights.host_tensors import bits_of
 from lora_serve.adapters.checkpoint.weights.saved import SavedDelta, SavedLinear
+from lora_serve.adapters.checkpoint.weights.weights_file import bits_of
 
 
 def stack_experts(bound: BoundExperts, read: Callable[[BoundLinear], SavedLinear]) -> SavedDelta:

@@ -20,7 +20,6 @@ from lora_serve.adapters.checkpoint.binding.bound import (
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.weights.conversion import convert
 from lora_serve.adapters.checkpoint.weights.expert_weights import stack_experts
-from lora_serve.adapters.checkpoint.weights.host_tensors import HOST_DTYPES, copy_of
 from lora_serve.adapters.checkpoint.weights.saved import (
     SavedAdapter,
     SavedDelta,
@@ -28,7 +27,7 @@ from lora_serve.adapters.checkpoint.weights.saved import (
     SavedLinear,
     SavedTokens,
 )
-from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, open_weights
+from lora_serve.adapters.checkpoint.weights.weights_file import HOST_DTYPES, WeightsFile, copy_of, open_weights
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.model_spec import ModelSpec

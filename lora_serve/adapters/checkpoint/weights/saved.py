@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+from lora_serve.adapters.dummy import DUMMY_RANK, dummy_adapter_ref
+from lora_serve.core.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +85,13 @@ class SavedAdapter:
         embeddings = [embedding.b.shape[0] for embedding in self.embeddings.values()]
         deltas = [delta.a.shape[1] for table in self.deltas.values() for delta in table.values()]
         return max([*linears, *embeddings, *deltas], default=0)
+
+
+def dummy_adapter(spec: ModelSpec) -> SavedAdapter:
+    """The adapter of zeros (`adapters/dummy.py`): A [rank, in] and B [rank, out] for every linear layer."""
+    ref = dummy_adapter_ref(spec)
+    linears = {
+        name: SavedLinear(torch.zeros(DUMMY_RANK, shape.in_features), torch.zeros(DUMMY_RANK, shape.out_features), 1.0)
+        for name, shape in spec.linears.items()
+    }
+    return SavedAdapter(ref.digest, ref.name, linears)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.weights.host_tensors import bits_of
-from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, open_weights
+from lora_serve.adapters.checkpoint.weights.weights_file import WeightsFile, bits_of, open_weights
 from lora_serve.core.errors import InvalidAdapterError
 
 _ALL_BUT_SIGN = {2: 0x7FFF, 4: 0x7FFFFFFF}  # by bytes
