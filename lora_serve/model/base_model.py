@@ -20,9 +20,9 @@ from transformers.modeling_utils import AttentionInterface
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.attention import Attention, AttentionSettings, create_attention
 from lora_serve.model.fusion.fuse import fuse
-from lora_serve.model.fusion.parts import AttentionSettings, FusionParts
+from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.loading.completeness import check_nothing_missing
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
@@ -90,18 +90,9 @@ class BaseModel(AdaptedModel[StepInputs]):
         layer = layer_index(module)
         key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
+        settings = self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
         self._cache.write(layer, key_rows, value_rows, step.cache_positions)
-        out = self._attention(
-            layer,
-            query[0].transpose(0, 1),
-            key_rows,
-            value_rows,
-            step,
-            scale=scale,
-            window=sliding_window,
-            softcap=softcap,
-        )
+        out = self._attention(layer, query[0].transpose(0, 1), key_rows, value_rows, step, settings)
         return out[None], None
 
 

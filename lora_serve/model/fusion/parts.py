@@ -7,20 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from lora_serve.model.attention import Attention
+from lora_serve.model.attention import Attention, AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step.step_context import StepContext, StepInputs
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSettings:
-    """The arguments with which a layer's own code calls attention."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
 
 
 @dataclass(frozen=True, slots=True)

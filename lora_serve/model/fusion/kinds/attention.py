@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lora_serve.model.attention import Attention
+from lora_serve.model.attention import Attention, AttentionSettings
 from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.parts import AttentionSettings, FusionParts
+from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_linear import LoraLinear
@@ -62,16 +62,7 @@ class FusedRotaryAttention:
             q, k = self.query_norm.forward(q), self.key_norm.forward(k)
         cos, sin = (table[0].contiguous() for table in position_embeddings)
         self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
-        out = self.attention(
-            self.layer,
-            q,
-            k,
-            v,
-            step,
-            scale=self.settings.scale,
-            window=self.settings.window,
-            softcap=self.settings.softcap,
-        )
+        out = self.attention(self.layer, q, k, v, step, self.settings)
         found: Tensor = self.output(out.flatten(1)[None])
         return found, None
 
