@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lora_serve.adapters.loading.loader import LoadFinished
@@ -68,31 +69,23 @@ class Runner(Protocol):
         """Runs a prompt with the base model and with the adapter in a slot; no block is held afterwards."""
 
 
+@dataclass(eq=False)
 class Engine:
     """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        scheduler: Scheduler,
-        residency: AdapterResidency[Any],
-        blocks: BlockManager,
-        memory: MemoryGuard,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._runner = runner
-        self.scheduler = scheduler
-        self.residency = residency
-        self._blocks = blocks
-        self._memory = memory
-        self._commands: list[Command] = []  # that wait for something
-        self._done: list[tuple[Command, SmokeTestResult | LoraServeError | None]] = []  # answered after slots load
-        self._answers: list[tuple[Command, Answer]] = []  # that nobody took yet
-        self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
-        self._num_smoke_tests = 0
-        self._num_steps = 0
-        self._step_seconds = 0.0
+    _runner: Runner
+    scheduler: Scheduler
+    residency: AdapterResidency[Any]
+    _blocks: BlockManager
+    _memory: MemoryGuard
+    _clock: Callable[[], float] = time.monotonic
+    _commands: list[Command] = field(default_factory=list)  # that wait for something
+    _done: list[tuple[Command, SmokeTestResult | LoraServeError | None]] = field(default_factory=list)  # see _load_slots
+    _answers: list[tuple[Command, Answer]] = field(default_factory=list)  # not taken yet
+    _recent: deque[BatchInfo] = field(default_factory=lambda: deque(maxlen=_NUM_RECENT_BATCHES))
+    _num_smoke_tests: int = 0
+    _num_steps: int = 0
+    _step_seconds: float = 0.0
 
     @property
     def is_busy(self) -> bool:

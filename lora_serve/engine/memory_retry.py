@@ -49,10 +49,7 @@ def halves_of_row(row: Row) -> tuple[Row, Row]:
     middle = len(row.token_ids) // 2
     targets = row.prompt_targets
     first = replace(
-        row,
-        token_ids=row.token_ids[:middle],
-        sample=None,
-        prompt_targets=None if targets is None else targets[:middle],
+        row, token_ids=row.token_ids[:middle], sample=None, prompt_targets=None if targets is None else targets[:middle]
     )
     second = replace(
         row,

@@ -111,11 +111,7 @@ def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
 
 
 def _spec(
-    config: ModelConfig,
-    module: PreTrainedModel,
-    observation: Observation,
-    dtype: torch.dtype,
-    device: torch.device,
+    config: ModelConfig, module: PreTrainedModel, observation: Observation, dtype: torch.dtype, device: torch.device
 ) -> ModelSpec:
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)

@@ -162,12 +162,7 @@ class AdapterResidency(Generic[V]):
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
         try:
             evicted = self.host.put(
-                message.digest,
-                message.adapter,
-                adapter.num_bytes,
-                adapter.tenant,
-                message.seconds,
-                self._reluctance,
+                message.digest, message.adapter, adapter.num_bytes, adapter.tenant, message.seconds, self._reluctance
             )
         except AdapterUnavailableError as error:
             return error

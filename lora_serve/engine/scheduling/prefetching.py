@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,14 +15,14 @@ PREFETCH_WINDOW = 64  # waiting sequences whose adapters are asked for before th
 _MAX_PLACED = 2  # adapters put into free slots before their turn, in one step
 
 
+@dataclass(slots=True)
 class AdapterPrefetcher:
     """Prefetches once per change (`is_due`): a request came or went, or an adapter arrived."""
 
-    def __init__(self, policy: Policy, cold_start: ColdStart, residency: AdapterResidency[Any]) -> None:
-        self._policy = policy
-        self._cold_start = cold_start
-        self._residency = residency
-        self.is_due = False
+    _policy: Policy
+    _cold_start: ColdStart
+    _residency: AdapterResidency[Any]
+    is_due: bool = False
 
     def prefetch(self, rows: StepRows, now: float) -> None:
         """Looks at the next requests in the queue. `rows`: the step's, which needs its memory for itself."""

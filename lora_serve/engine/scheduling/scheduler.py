@@ -9,11 +9,7 @@ from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.config import EngineConfig
-from lora_serve.core.errors import (
-    AdapterUnavailableError,
-    LoraServeError,
-    RequestTimeoutError,
-)
+from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.adapters.cold_start import ColdStart

@@ -44,6 +44,14 @@ class LinearDelta:
         return LinearDelta(a, b, self.scale, gain, shift)
 
 
+COLUMN_TYPES = {
+    **dict.fromkeys(("a", "b", "gain", "shift"), torch.int64),  # addresses
+    "rank": torch.int32,
+    "scale": torch.float32,
+    "is_bfloat16": torch.int32,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class SlotColumns:
     """An adapter in the slot tables' form: one number per linear layer and table, [num_modules] each.
@@ -64,16 +72,10 @@ class SlotColumns:
     def of(deltas: Sequence[LinearDelta | None]) -> SlotColumns:
         """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: the layer is not adapted."""
         rows = [_NOTHING if delta is None else _row(delta) for delta in deltas]
-        a, b, gain, shift, rank, scale, is_bfloat16 = zip(*rows, strict=True)
+        columns = zip(*rows, strict=True)
+        types = COLUMN_TYPES.values()
         return SlotColumns(
-            tuple(deltas),
-            a=torch.tensor(a, dtype=torch.int64),
-            b=torch.tensor(b, dtype=torch.int64),
-            gain=torch.tensor(gain, dtype=torch.int64),
-            shift=torch.tensor(shift, dtype=torch.int64),
-            rank=torch.tensor(rank, dtype=torch.int32),
-            scale=torch.tensor(scale, dtype=torch.float32),
-            is_bfloat16=torch.tensor(is_bfloat16, dtype=torch.int32),
+            tuple(deltas), *(torch.tensor(column, dtype=dtype) for column, dtype in zip(columns, types, strict=True))
         )
 
 

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.errors import (
-    InternalError,
-    InvalidRequestError,
-    LoraServeError,
-    NumericalError,
-)
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache

@@ -33,15 +33,14 @@ class _Layout:
     bounds: list[tuple[int, int]]  # packed tokens start .. end of each row
 
 
+@dataclass(frozen=True, slots=True)
 class StepPacker:
     """Packs the rows of a step; rows of one token first."""
 
-    def __init__(self, cache: KVCache, slots: LoraSlots, vocab_size: int, device: torch.device) -> None:
-        """`vocab_size`: of the base model."""
-        self._cache = cache
-        self._slots = slots
-        self._base_size = vocab_size
-        self._device = device
+    _cache: KVCache
+    _slots: LoraSlots
+    _base_size: int  # the base model's vocabulary
+    _device: torch.device
 
     def pack(self, rows: Sequence[Row]) -> tuple[StepInputs, list[LogitSpan]]:
         """The step's tensors, and where each row's logits will lie."""
