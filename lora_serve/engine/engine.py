@@ -24,6 +24,7 @@ from lora_serve.core.messages import (
     CallFailed,
     Command,
     Event,
+    Evict,
     Pin,
     Prefetch,
     Reply,
@@ -45,6 +46,8 @@ from lora_serve.engine.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 _NUM_RECENT_BATCHES = 64
+
+Outcome = SmokeTestResult | LoraServeError | None
 
 
 class Runner(Protocol):
@@ -80,7 +83,7 @@ class Engine:
     _memory: MemoryGuard
     _clock: Callable[[], float] = time.monotonic
     _commands: list[Command] = field(default_factory=list)  # that wait for something
-    _done: list[tuple[Command, SmokeTestResult | LoraServeError | None]] = field(default_factory=list)  # see _load_slots
+    _done: list[tuple[Command, Outcome]] = field(default_factory=list)  # answered once the slots are loaded
     _answers: list[tuple[Command, Answer]] = field(default_factory=list)  # not taken yet
     _recent: deque[BatchInfo] = field(default_factory=lambda: deque(maxlen=_NUM_RECENT_BATCHES))
     _num_smoke_tests: int = 0
@@ -257,7 +260,7 @@ class Engine:
             wanted = message.command.adapter.digest if isinstance(message.command, Prefetch | Pin) else ""
             self._answer(message, failed.get(wanted, outcome))
 
-    def _answer(self, command: Command, outcome: SmokeTestResult | LoraServeError | None) -> None:
+    def _answer(self, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, LoraServeError):
             self._answers.append((command, CallFailed(command.call_id, outcome)))
         else:
@@ -266,29 +269,27 @@ class Engine:
     def _execute(self, message: Command) -> bool:
         """Tries a command; True once it is done, or never will be."""
         command = message.command
-        outcome: SmokeTestResult | LoraServeError | None = None
+        outcome: Outcome = None
+        is_done = True
         try:
-            if isinstance(command, Prefetch) and command.to == "host":
-                is_done = self.residency.prefetch_to_host(command.adapter)
-            elif isinstance(command, Prefetch | Pin):
-                is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
-            elif isinstance(command, SmokeTest):
-                outcome = self._smoke_test(command)
-                is_done = outcome is not None
-            elif isinstance(command, Unpin):
-                self.residency.unpin(command.digest)
-                is_done = True
-            elif isinstance(command, SetTenantBudgets):
-                self.residency.set_budgets(command.budgets)
-                is_done = True
-            elif isinstance(command, Resize):
-                self.residency.resize(command)
-                is_done = True
-            elif isinstance(command, Tune):
-                self.scheduler.batcher.tune(command)
-                is_done = True
-            else:
-                is_done = self.residency.evict(command.digest, forget=command.forget)
+            match command:
+                case Prefetch(to="host"):
+                    is_done = self.residency.prefetch_to_host(command.adapter)
+                case Prefetch() | Pin():
+                    is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
+                case SmokeTest():
+                    outcome = self._smoke_test(command)
+                    is_done = outcome is not None
+                case Unpin():
+                    self.residency.unpin(command.digest)
+                case SetTenantBudgets():
+                    self.residency.set_budgets(command.budgets)
+                case Resize():
+                    self.residency.resize(command)
+                case Tune():
+                    self.scheduler.batcher.tune(command)
+                case Evict():
+                    is_done = self.residency.evict(command.digest, forget=command.forget)
         except LoraServeError as refusal:
             is_done, outcome = True, refusal
         if is_done:
