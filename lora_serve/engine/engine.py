@@ -40,8 +40,7 @@ from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.memory_retry import run_in_parts
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard, run_in_parts
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -202,7 +201,6 @@ class Engine:
         return failed
 
     def _move(self, moves: BlockMoves) -> float:
-        """Copies KV blocks and returns the seconds that it took."""
         if not moves:
             return 0.0
         start = time.perf_counter()

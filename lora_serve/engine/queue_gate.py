@@ -36,13 +36,11 @@ class WaitingLine:
         self._seen_at = now
 
     def add(self, num_tokens: int, now: float) -> None:
-        """Counts one more waiting request with so many prompt tokens."""
         self._forget(now)
         self.num_requests += 1
         self.num_tokens += num_tokens
 
     def remove(self, num_tokens: int, now: float) -> None:
-        """Counts one waiting request less."""
         self._forget(now)
         self.num_requests -= 1
         self.num_tokens -= num_tokens

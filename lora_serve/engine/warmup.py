@@ -31,8 +31,6 @@ _WAYS_OF_SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class WarmupShape:
-    """Prompts that are sent at the same time."""
-
     num_rows: int
     num_tokens: int  # of each prompt
     has_adapter: bool  # every second row uses it, the first among them

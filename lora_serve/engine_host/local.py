@@ -19,7 +19,7 @@ from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
-from lora_serve.model.system.threads import use_one_core
+from lora_serve.model.system.process import use_one_core
 
 
 class LocalEngine:
@@ -63,7 +63,7 @@ class LocalEngine:
 
 
 def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:
-    """On a thread whose team of threads ends with it (`model/system/threads.py`). Raises ModelError, ConfigError."""
+    """On a thread whose team of threads ends with it (`model/system/process.py`). Raises ModelError, ConfigError."""
     with _without_collections(), ThreadPoolExecutor(1, "build") as thread:
         return thread.submit(build_model, model, engine, adapters.max_loras, adapters.device_bytes).result()
 

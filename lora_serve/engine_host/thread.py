@@ -15,7 +15,7 @@ from lora_serve.engine_host.base import EngineHost, HostedModel
 from lora_serve.engine_host.local import LocalEngine, build_parts
 from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.logs import timed
-from lora_serve.model.system.threads import use_one_core
+from lora_serve.model.system.process import use_one_core
 
 __all__ = ["ThreadHost", "open_host", "use_one_core"]
 

@@ -24,8 +24,7 @@ from lora_serve.model.attention import Attention, AttentionSettings, create_atte
 from lora_serve.model.fusion.fuse import fuse
 from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.completeness import check_nothing_missing
-from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
+from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, check_nothing_missing, load_frozen, path_of
 from lora_serve.model.loading.observation import Observation, layer_index, observe
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel

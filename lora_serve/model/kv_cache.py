@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BlockMoves
-from lora_serve.model.system.allocator import advise_huge_pages
+from lora_serve.model.system.process import advise_huge_pages
 from lora_serve.model.system.transfer import to_device
 
 

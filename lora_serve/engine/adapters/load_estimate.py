@@ -32,7 +32,6 @@ class LoadEstimate:
         self._means = (x, y, xx, xy)
 
     def seconds(self, num_bytes: int) -> float:
-        """The expected time of one load."""
         if self._means is None:
             return UNKNOWN_SECONDS
         x, y, xx, xy = self._means

@@ -38,7 +38,6 @@ class BlockManager:
         return len(self._by_key)
 
     def num_needed(self, num_tokens: int) -> int:
-        """The number of blocks that `num_tokens` tokens fill."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int, *, is_filled: bool = False) -> list[int]:
@@ -76,11 +75,8 @@ class BlockManager:
                     self._free.move_to_end(block, last=False)  # nobody can find it: it goes before those of use
 
     def take_fresh(self) -> tuple[int, ...]:
-        """The blocks allocated since the last call."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
-
-    # -- known blocks ------------------------------------------------------------------------------------------
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of a chain of keys."""
@@ -123,7 +119,6 @@ class BlockManager:
                 self._forget_key(key)
 
     def forget_all(self) -> None:
-        """Drops all keys."""
         for key in list(self._by_key):
             self._forget_key(key)
 

@@ -111,11 +111,9 @@ class Policy:
         return (sequence.request.priority, sequence.sequence_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Adds a sequence that begins to wait."""
         self._queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence that runs or has ended."""
         self._queue.remove(sequence)
 
     def order(self, now: float) -> Iterator[Sequence]:

@@ -20,12 +20,11 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.scheduling.answers import finish_of, pooled_events, token_events
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
 from lora_serve.engine.scheduling.slot_turns import SlotTurns
 from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.sequence import Sequence, finish_of, pooled_events, token_events
 
 
 class Scheduler:
@@ -101,7 +100,6 @@ class Scheduler:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests that have not ended."""
         return tuple(self._by_request)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
@@ -161,7 +159,6 @@ class Scheduler:
         return events
 
     def _schedule_running(self, rows: StepRows) -> None:
-        """Adds rows of running sequences, in turn."""
         for sequence in sorted(self.running, key=lambda s: s.turn):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):

@@ -95,7 +95,6 @@ class HostAdapter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of host memory."""
         changes = sum(change.num_bytes for table in self.changes.values() for change in table)
         return changes + sum(delta.num_bytes for delta in self.deltas.values())
 

@@ -109,7 +109,6 @@ class SlotTables:
         return self.a.shape[1]
 
     def widened(self, num_slots: int) -> SlotTables:
-        """A copy with room for more slots."""
         wide = SlotTables.empty(len(self.a), num_slots)
         for table in fields(self):
             getattr(wide, table.name)[:, : self.num_slots] = getattr(self, table.name)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from lora_serve.model.system.threads import openmp_path
+from lora_serve.model.system.process import openmp_path
 
 _FLAGS = (
     *("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast"),

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from lora_serve.model.system.threads import openmp, use_one_core
+from lora_serve.model.system.process import openmp, use_one_core
 
 
 def test_a_thread_that_stands_aside_computes_on_one_core_and_others_as_before() -> None:

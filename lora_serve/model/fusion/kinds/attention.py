@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lora_serve.model.attention import Attention, AttentionSettings
-from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.parts import FusionParts
+from lora_serve.model.fusion.parts import FusionParts, JoinedLinears
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_linear import LoraLinear
