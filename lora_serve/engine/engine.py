@@ -309,7 +309,7 @@ class Engine:
             )
         except LoraServeError:
             raise
-        except Exception:  # nobody else's rows are in this pass
+        except Exception:  # no other rows are in this pass
             _log.exception("%s could not be tried", ref.label)
             raise InternalError("The adapter could not be tried.") from None
         finally:

@@ -94,7 +94,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
-        self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, of those that have somebody waiting
+        self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
     def num_requests(self) -> int:

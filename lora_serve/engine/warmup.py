@@ -48,7 +48,7 @@ class WarmupStage:
 
 
 def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: AdapterRef) -> list[WarmupStage]:
-    """The plan as requests; `adapter` changes nothing and may be used by anybody.
+    """The plan as requests; `adapter` changes nothing and may be used by every tenant.
 
     mode "off": none; "auto": a few shapes at the ends of what may occur; "full": the product of all powers of two. A
     classifier whose labels only adapters bring cannot run before one of them is there.

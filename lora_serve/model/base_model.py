@@ -46,7 +46,7 @@ class BaseModel(AdaptedModel[StepInputs]):
         implementation = f"lora_serve_{next(_names)}"
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
-        self._settings: dict[int, AttentionSettings] = {}  # by layer, as its own code asked at its last run
+        self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and layers.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 

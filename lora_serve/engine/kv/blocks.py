@@ -51,7 +51,7 @@ class BlockManager:
             self._num_users[block] = 1
             if block in self._key_of:
                 self._forget_key(self._key_of[block])
-        if is_filled:  # one of them may have been fresh for somebody who was preempted before the step began
+        if is_filled:  # one may have been fresh for a sequence that was preempted before the step
             self._fresh = [block for block in self._fresh if block not in blocks]
         else:
             self._fresh.extend(blocks)
@@ -72,7 +72,9 @@ class BlockManager:
             if self._num_users[block] == 0:
                 self._free[block] = None
                 if block not in self._key_of:
-                    self._free.move_to_end(block, last=False)  # nobody can find it: it goes before those of use
+                    self._free.move_to_end(
+                        block, last=False
+                    )  # it cannot be found: it is given away before those that can
 
     def take_fresh(self) -> tuple[int, ...]:
         fresh, self._fresh = tuple(self._fresh), []

@@ -20,7 +20,7 @@ from lora_serve.engine.policies.base import AgedQueue
 from lora_serve.engine.sequence import Sequence
 
 _PROMPT_WEIGHT, _OUTPUT_WEIGHT = 1, 2
-_HEADS = 8  # of an account's queue that are asked whether they wait for a slot
+_HEADS = 8  # of an account's queue that are looked at for one that waits for a slot
 _MAX_IDLE = 1024  # accounts that are remembered though they do not wait
 
 
@@ -60,7 +60,7 @@ class Policy(base.Policy):
         self._last_counter = 0.0  # of the account that was the last to wait
         self._now = 0.0  # of the last order
         self._needy: frozenset[str] | None = None  # accounts that wait for a slot; None: not looked up in this step
-        self._shares: _Shares | None = None  # None: not counted since somebody came or went
+        self._shares: _Shares | None = None  # None: not counted since a sequence came or went
 
     def add(self, sequence: Sequence) -> None:
         self._shares = None

@@ -31,7 +31,7 @@ class AdapterPrefetcher:
         num_placed, has_room = 0, True
         for sequence in islice(self._policy.prefetch_order(now), PREFETCH_WINDOW):
             self._cold_start.fall_back_if_due(sequence, now)
-            if has_room:  # nobody further back overtakes whoever the host has no room for
+            if has_room:  # a later request must not take room that an earlier one waits for
                 has_room = self._cold_start.ask(sequence)
             for ref in sequence.refs:
                 can_place = num_placed < _MAX_PLACED and rows.has_memory_for(ref)

@@ -217,7 +217,7 @@ class Scheduler:
         return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
 
     def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
-        """Preempts whom the policy names until there is room; False: that was not enough."""
+        """Preempts the policy's victims until there is room; False: that was not enough."""
         while not self._has_room(newcomer, limits):
             victim = self._policy.victim(self.running, newcomer)
             if victim is None:
@@ -246,7 +246,7 @@ class Scheduler:
         missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
         while missing > self._blocks.num_free:
             victim = self._policy.victim(self.running, None)
-            assert victim is not None, "when memory is short, the policy names somebody"
+            assert victim is not None, "when memory is short, the policy names a victim"
             self._preempt(victim, rows)
             if victim is sequence:
                 return False

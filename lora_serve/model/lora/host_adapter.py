@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.lora.changes import Change
+from lora_serve.model.lora.changes import Change, TensorFields
 
 
 @dataclass(frozen=True, slots=True)
-class LinearDelta:
+class LinearDelta(TensorFields):
     """y [n, out] = gain * y + shift + scale * (x [n, in] A^T) B of one linear layer; None stands for one, or zero.
 
     gain is DoRA's magnitude over norm, shift the sum of trained biases.
@@ -32,16 +32,6 @@ class LinearDelta:
     @property
     def rank(self) -> int:
         return 0 if self.a is None else self.a.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.nbytes for t in (self.a, self.b, self.gain, self.shift) if t is not None)
-
-    def to(self, device: torch.device) -> LinearDelta:
-        """The delta with its tensors on a device; on the CPU the same tensors."""
-        moved = (None if t is None else t.to(device) for t in (self.a, self.b, self.gain, self.shift))
-        a, b, gain, shift = moved
-        return LinearDelta(a, b, self.scale, gain, shift)
 
 
 COLUMN_TYPES = {

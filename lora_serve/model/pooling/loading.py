@@ -180,7 +180,7 @@ def _watched_rows(num_rows: int, is_ragged: bool) -> list[PoolingRow]:
 
 
 def _check_complete(found: FrozenModule, config: ModelConfig) -> None:
-    """A head may be missing: adapters bring theirs. A pooler may be, where nobody looks at it."""
+    """A head may be missing, as adapters bring theirs; so may a pooler whose result is not used."""
     prefix = found.module.base_model_prefix + "."
     has_head = backbone_of(found.module) is not found.module
     missing = [
