@@ -14,7 +14,7 @@ from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memory_load
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import PoolingParams, SamplingParams
+from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.folding import fold
@@ -41,13 +41,11 @@ class ActivationProbe:
     block_size: int
     max_tokens: int  # of a step
 
-    def learn(self, adapter: RowAdapter | None) -> ActivationModel:
-        """Measures with and without `adapter`, one that is in a slot; None: without only."""
-        adapters = () if adapter is None else (adapter,)
+    def learn(self, adapter: RowAdapter) -> ActivationModel:
+        """Measures with and without `adapter`, one that is in a slot."""
+        adapters = (adapter,)
         most = _CUDA_TOKENS if self.device.type == "cuda" else _CPU_TOKENS
         num_tokens = max(2, min(most, self.max_tokens, self.spec.max_model_len))
-        if self.spec.pooling is not None:
-            return self._of_pooling(num_tokens, adapters)
         keys = max(2, min(_KEYS, self.spec.max_model_len))
         few = min(num_tokens, max(2, keys // 2))
         self._peak(self._row(0, 1, 1))  # what is allocated once and kept
@@ -61,24 +59,16 @@ class ActivationProbe:
         per_token = (tokens - fixed) / num_tokens
         per_chunk_key = (chunk - fixed) / keys
         explained = fixed + per_token * few + per_chunk_key * keys
-        return _with_margin(
-            ActivationModel(
-                fixed,
-                per_token,
-                (logits - fixed) / _LOGIT_ROWS,
-                with_adapter - fixed,
-                (decode - fixed) / (_DECODE_ROWS * keys),
-                per_chunk_key,
-                (scores - explained) / (few * keys),
-            )
+        coefficients = (
+            fixed,
+            per_token,
+            (logits - fixed) / _LOGIT_ROWS,
+            with_adapter - fixed,
+            (decode - fixed) / (_DECODE_ROWS * keys),
+            per_chunk_key,
+            (scores - explained) / (few * keys),
         )
-
-    def _of_pooling(self, num_tokens: int, adapters: tuple[RowAdapter, ...]) -> ActivationModel:
-        """The model of pooling: a pooled row has all its tokens at once, and reads no cache."""
-        one, many = (Row(0, (0,) * n, 0, (), adapters, None, None, pool=PoolingParams()) for n in (1, num_tokens))
-        self._peak(one)
-        fixed, tokens = self._peak(one), self._peak(many)
-        return _with_margin(ActivationModel(fixed, (tokens - fixed) / num_tokens))
+        return ActivationModel(*(max(0.0, _MARGIN * coefficient) for coefficient in coefficients))
 
     def _row(self, sequence_id: int, count: int, keys: int, adapters: tuple[RowAdapter, ...] = ()) -> Row:
         """A row of the last `count` of `keys` tokens."""
@@ -88,10 +78,6 @@ class ActivationProbe:
     def _peak(self, *rows: Row) -> int:
         assert memory_load(rows).num_tokens > 0
         return peak_bytes(self.device, lambda: self.run(Batch(rows, (self.block,))))
-
-
-def _with_margin(model: ActivationModel) -> ActivationModel:
-    return ActivationModel(*(max(0.0, _MARGIN * getattr(model, name)) for name in ActivationModel.__dataclass_fields__))
 
 
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
