@@ -35,7 +35,7 @@ class FusedRotaryAttention:
     A step with a row whose adapter changes a norm runs the layer's own code.
     """
 
-    own_code: Callable[..., Any]
+    own_forward: Callable[..., Any]
     layer: int
     joined: JoinedLinears
     output: LoraLinear
@@ -54,7 +54,7 @@ class FusedRotaryAttention:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
         step, size = self.context.step, self.cache.shape.head_dim
         if step.changes_any(self.changes):
-            return self.own_code(hidden_states, position_embeddings, *arguments, **keywords)
+            return self.own_forward(hidden_states, position_embeddings, *arguments, **keywords)
         y = self.joined(hidden_states[0])
         q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
         if self.query_norm is not None and self.key_norm is not None:
