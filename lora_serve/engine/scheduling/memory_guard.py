@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowOutput
@@ -16,6 +16,7 @@ _STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of me
 _GROWTH = 1.25
 
 
+@dataclass(eq=False)
 class MemoryGuard:
     """Keeps weights + KV pool + resident adapters + activations(step) <= limit.
 
@@ -23,15 +24,14 @@ class MemoryGuard:
     the one that failed, and a quarter more after every few successful ones, until they are as large again.
     """
 
-    def __init__(self, plan: MemoryPlan, slots: SlotTable) -> None:
-        self._plan = plan
-        self._slots = slots
-        self._max_tokens: int | None = None
-        self._failed_tokens = 0
-        self._num_well = 0
-        self._num_out_of_memory = 0
-        self._last = 0
-        self._largest = 0
+    _plan: MemoryPlan
+    _slots: SlotTable
+    _max_tokens: int | None = None
+    _failed_tokens: int = 0
+    _num_well: int = 0
+    _num_out_of_memory: int = 0
+    _last: int = 0
+    _largest: int = 0
 
     def max_tokens(self, configured: int) -> int:
         """The most tokens of the next step."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
@@ -27,40 +27,30 @@ from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
 from lora_serve.engine.sequence import Sequence, finish_of, pooled_events, token_events
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps slots."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        blocks: BlockManager,
-        prefix_cache: PrefixCache,
-        residency: AdapterResidency[Any],
-        policy: Policy,
-        batcher: Batcher,
-        eos_token_ids: tuple[int, ...],
-        max_model_len: int,
-        memory: MemoryGuard,
-        swapping: Swapping,
-    ) -> None:
-        self._blocks = blocks
-        self.prefix_cache = prefix_cache
-        self._residency = residency
-        self._cold_start = ColdStart(residency)
-        self._policy = policy
-        self.batcher = batcher
-        self._eos_token_ids = eos_token_ids
-        self._max_model_len = max_model_len
-        self._memory = memory
-        self.swapping = swapping
-        self._random = random.Random(config.seed)
-        self._num_added = 0
-        self._by_request: dict[str, Sequence] = {}
-        self.waiting: list[Sequence] = []  # in no order: that is the policy's
-        self.running: list[Sequence] = []  # in order of admission: the last is the youngest
-        self.num_preemptions = 0
-        self._prefetcher = AdapterPrefetcher(policy, self._cold_start, residency)
-        self._scheduled_at = -math.inf
+    _random: random.Random
+    _blocks: BlockManager
+    prefix_cache: PrefixCache
+    _residency: AdapterResidency[Any]
+    _policy: Policy
+    batcher: Batcher
+    _eos_token_ids: tuple[int, ...]
+    _max_model_len: int
+    _memory: MemoryGuard
+    swapping: Swapping
+    waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
+    running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
+    num_preemptions: int = 0
+    _num_added: int = 0
+    _by_request: dict[str, Sequence] = field(default_factory=dict)
+    _scheduled_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._cold_start = ColdStart(self._residency)
+        self._prefetcher = AdapterPrefetcher(self._policy, self._cold_start, self._residency)
 
     # -- coming and going --------------------------------------------------------------------------------------
 
