@@ -37,7 +37,7 @@ from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
 from lora_serve.engine_host.adapter_source import AdapterSource
 from lora_serve.model.build import build_model
-from lora_serve.simulate.costs import LearnedSteps
+from lora_serve.simulate.profiles import LearnedSteps
 
 MAX_ROWS = 16
 MAX_MODEL_LEN = 512

@@ -31,8 +31,7 @@ from lora_serve.commands.bench.sending import open_session
 from lora_serve.commands.server_process import ServerProcess
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.profiles import Profile, read_profile
-from lora_serve.simulate.report import percentiles
-from lora_serve.simulate.scenario import Scenario
+from lora_serve.simulate.scenario import Scenario, percentiles
 from lora_serve.simulate.traces import TraceRow, read_trace
 from lora_serve.simulate.workload import Arrival, WorkloadConfig
 

@@ -36,7 +36,7 @@ from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.redaction import redaction_for
 from lora_serve.logs.streams import divert_streams
-from lora_serve.model.system.allocator import return_freed_memory
+from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.client_faults import on_loop_error
 from lora_serve.server.sockets.exposure import check_exposure

@@ -24,7 +24,7 @@ from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
 from lora_serve.engine.warmup import warmup_stages
 from lora_serve.logs import timed
-from lora_serve.model.system.allocator import return_freed_memory
+from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.openai.warm_up import answer_warm_up_text
 from lora_serve.server.services import Services
 from lora_serve.server.tenant_budgets import budgets_of

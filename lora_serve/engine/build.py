@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +69,7 @@ def build_engine(
     guard = MemoryGuard(memory, residency.slots)
     swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
     scheduler = Scheduler(
-        engine_config,
+        random.Random(engine_config.seed),
         blocks,
         prefix_cache,
         residency,

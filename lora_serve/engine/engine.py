@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lora_serve.adapters.loading.loader import LoadFinished
@@ -23,6 +24,7 @@ from lora_serve.core.messages import (
     CallFailed,
     Command,
     Event,
+    Evict,
     Pin,
     Prefetch,
     Reply,
@@ -38,12 +40,13 @@ from lora_serve.core.stats import BatchInfo, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.kv.blocks import BlockManager
-from lora_serve.engine.memory_retry import run_in_parts
-from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.memory_guard import MemoryGuard, run_in_parts
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 _NUM_RECENT_BATCHES = 64
+
+Outcome = SmokeTestResult | LoraServeError | None
 
 
 class Runner(Protocol):
@@ -68,31 +71,23 @@ class Runner(Protocol):
         """Runs a prompt with the base model and with the adapter in a slot; no block is held afterwards."""
 
 
+@dataclass(eq=False)
 class Engine:
     """Tables, scheduler and runner together. Not thread-safe: `loop.py` is its only caller."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        scheduler: Scheduler,
-        residency: AdapterResidency[Any],
-        blocks: BlockManager,
-        memory: MemoryGuard,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._runner = runner
-        self.scheduler = scheduler
-        self.residency = residency
-        self._blocks = blocks
-        self._memory = memory
-        self._commands: list[Command] = []  # that wait for something
-        self._done: list[tuple[Command, SmokeTestResult | LoraServeError | None]] = []  # answered after slots load
-        self._answers: list[tuple[Command, Answer]] = []  # that nobody took yet
-        self._recent: deque[BatchInfo] = deque(maxlen=_NUM_RECENT_BATCHES)
-        self._num_smoke_tests = 0
-        self._num_steps = 0
-        self._step_seconds = 0.0
+    _runner: Runner
+    scheduler: Scheduler
+    residency: AdapterResidency[Any]
+    _blocks: BlockManager
+    _memory: MemoryGuard
+    _clock: Callable[[], float] = time.monotonic
+    _commands: list[Command] = field(default_factory=list)  # that wait for something
+    _done: list[tuple[Command, Outcome]] = field(default_factory=list)  # answered once the slots are loaded
+    _answers: list[tuple[Command, Answer]] = field(default_factory=list)  # not taken yet
+    _recent: deque[BatchInfo] = field(default_factory=lambda: deque(maxlen=_NUM_RECENT_BATCHES))
+    _num_smoke_tests: int = 0
+    _num_steps: int = 0
+    _step_seconds: float = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -206,7 +201,6 @@ class Engine:
         return failed
 
     def _move(self, moves: BlockMoves) -> float:
-        """Copies KV blocks and returns the seconds that it took."""
         if not moves:
             return 0.0
         start = time.perf_counter()
@@ -264,7 +258,7 @@ class Engine:
             wanted = message.command.adapter.digest if isinstance(message.command, Prefetch | Pin) else ""
             self._answer(message, failed.get(wanted, outcome))
 
-    def _answer(self, command: Command, outcome: SmokeTestResult | LoraServeError | None) -> None:
+    def _answer(self, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, LoraServeError):
             self._answers.append((command, CallFailed(command.call_id, outcome)))
         else:
@@ -273,29 +267,27 @@ class Engine:
     def _execute(self, message: Command) -> bool:
         """Tries a command; True once it is done, or never will be."""
         command = message.command
-        outcome: SmokeTestResult | LoraServeError | None = None
+        outcome: Outcome = None
+        is_done = True
         try:
-            if isinstance(command, Prefetch) and command.to == "host":
-                is_done = self.residency.prefetch_to_host(command.adapter)
-            elif isinstance(command, Prefetch | Pin):
-                is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
-            elif isinstance(command, SmokeTest):
-                outcome = self._smoke_test(command)
-                is_done = outcome is not None
-            elif isinstance(command, Unpin):
-                self.residency.unpin(command.digest)
-                is_done = True
-            elif isinstance(command, SetTenantBudgets):
-                self.residency.set_budgets(command.budgets)
-                is_done = True
-            elif isinstance(command, Resize):
-                self.residency.resize(command)
-                is_done = True
-            elif isinstance(command, Tune):
-                self.scheduler.batcher.tune(command)
-                is_done = True
-            else:
-                is_done = self.residency.evict(command.digest, forget=command.forget)
+            match command:
+                case Prefetch(to="host"):
+                    is_done = self.residency.prefetch_to_host(command.adapter)
+                case Prefetch() | Pin():
+                    is_done = self.residency.prefetch(command.adapter, pin=isinstance(command, Pin))
+                case SmokeTest():
+                    outcome = self._smoke_test(command)
+                    is_done = outcome is not None
+                case Unpin():
+                    self.residency.unpin(command.digest)
+                case SetTenantBudgets():
+                    self.residency.set_budgets(command.budgets)
+                case Resize():
+                    self.residency.resize(command)
+                case Tune():
+                    self.scheduler.batcher.tune(command)
+                case Evict():
+                    is_done = self.residency.evict(command.digest, forget=command.forget)
         except LoraServeError as refusal:
             is_done, outcome = True, refusal
         if is_done:
@@ -317,7 +309,7 @@ class Engine:
             )
         except LoraServeError:
             raise
-        except Exception:  # nobody else's rows are in this pass
+        except Exception:  # no other rows are in this pass
             _log.exception("%s could not be tried", ref.label)
             raise InternalError("The adapter could not be tried.") from None
         finally:

@@ -36,13 +36,11 @@ class WaitingLine:
         self._seen_at = now
 
     def add(self, num_tokens: int, now: float) -> None:
-        """Counts one more waiting request with so many prompt tokens."""
         self._forget(now)
         self.num_requests += 1
         self.num_tokens += num_tokens
 
     def remove(self, num_tokens: int, now: float) -> None:
-        """Counts one waiting request less."""
         self._forget(now)
         self.num_requests -= 1
         self.num_tokens -= num_tokens
@@ -96,7 +94,7 @@ class QueueGate:
         self._clock = clock
         self._waiting: dict[str, _Waiting] = {}  # by request id
         self._all = WaitingLine(clock())
-        self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, of those that have somebody waiting
+        self._lines: dict[str, WaitingLine] = {}  # by account and WaitingLimit, only those with waiting requests
 
     @property
     def num_requests(self) -> int:
@@ -118,10 +116,10 @@ class QueueGate:
         lines: Sequence[WaitingLimit] = (),
         on_start: OnStart | None = None,
     ) -> None:
-        """All of one answer's requests wait from now on, or none. Who entered before is not counted again.
+        """Lets all of one answer's requests wait, or none. Requests that wait already are not counted again.
 
-        `limited` False: whatever the limits are. `lines`: the caller's own. `on_start`: told when one of
-        them begins to be computed. Raises QueueFullError, TenantQueueFullError.
+        `limited` False: without a check. `lines`: the caller's own limits. `on_start`: called when one of them begins
+        to be computed. Raises QueueFullError, TenantQueueFullError.
         """
         now = self._clock()
         fresh = [request for request in requests if request.request_id not in self._waiting]
@@ -130,10 +128,12 @@ class QueueGate:
             self._check_all(len(fresh), num_tokens, now)
             limits = self._limits
             own = (_account(fresh[0]), limits.max_tenant_requests, limits.max_tenant_tokens)
-            for name, max_requests, max_tokens in (own, *((line.name, line.max_requests, None) for line in lines)):
-                self._check_line(name, max_requests, max_tokens, len(fresh), num_tokens, now)
+            for name, max_requests, max_tokens in (own, *((limit.name, limit.max_requests, None) for limit in lines)):
+                if (line := self._lines.get(name)) is not None:
+                    excess = _excess(line, len(fresh), num_tokens, max_requests, max_tokens)
+                    self._check_line(line, max_requests, max_tokens, excess, now)
         for request in fresh:
-            names, num_tokens = (_account(request), *(line.name for line in lines)), len(request.prompt_token_ids)
+            names, num_tokens = (_account(request), *(limit.name for limit in lines)), len(request.prompt_token_ids)
             self._waiting[request.request_id] = _Waiting(names, num_tokens, on_start)
             self._all.add(num_tokens, now)
             for name in names:
@@ -161,10 +161,7 @@ class QueueGate:
 
     @contextmanager
     def entered(
-        self,
-        requests: Sequence[InferenceRequest],
-        lines: Sequence[WaitingLimit] = (),
-        on_start: OnStart | None = None,
+        self, requests: Sequence[InferenceRequest], lines: Sequence[WaitingLimit] = (), on_start: OnStart | None = None
     ) -> Iterator[None]:
         """Calls `enter` now, and `leave` at the end of the block for the requests that still wait then."""
         self.enter(requests, lines=lines, on_start=on_start)
@@ -177,39 +174,26 @@ class QueueGate:
     def _check_all(self, num_requests: int, num_tokens: int, now: float) -> None:
         limits, line = self._limits, self._all
         excess = _excess(line, num_requests, num_tokens, limits.max_requests, limits.max_tokens)
-        if excess == (0, 0):
-            return
-        reason = "queue_requests" if excess[0] else "queue_tokens"
-        raise QueueFullError(
-            f"The queue is full ({line.num_requests} requests with {line.num_tokens} prompt tokens wait); try again "
-            "after the seconds in Retry-After.",
-            line.seconds_until_left(*excess, now),
-            reason,
-        )
+        if any(excess):
+            raise QueueFullError(
+                f"The queue is full ({line.num_requests} requests with {line.num_tokens} prompt tokens wait); try "
+                "again after the seconds in Retry-After.",
+                line.seconds_until_left(*excess, now),
+                "queue_requests" if excess[0] else "queue_tokens",
+            )
 
     def _check_line(
-        self,
-        name: str,
-        max_requests: int | None,
-        max_tokens: int | None,
-        num_requests: int,
-        num_tokens: int,
-        now: float,
+        self, line: WaitingLine, max_requests: int | None, max_tokens: int | None, excess: tuple[int, int], now: float
     ) -> None:
-        line = self._lines.get(name)
-        if line is None:
-            return
-        excess = _excess(line, num_requests, num_tokens, max_requests, max_tokens)
-        if excess == (0, 0):
-            return
-        raise TenantQueueFullError(
-            f"{line.num_requests} of your requests with {line.num_tokens} prompt tokens wait already; try again after "
-            "the seconds in Retry-After.",
-            line.seconds_until_left(*excess, now),
-            "tenant_requests" if excess[0] else "tenant_tokens",
-            requests=None if max_requests is None else (max_requests, max(0, max_requests - line.num_requests)),
-            tokens=None if max_tokens is None else (max_tokens, max(0, max_tokens - line.num_tokens)),
-        )
+        if any(excess):
+            raise TenantQueueFullError(
+                f"{line.num_requests} of your requests with {line.num_tokens} prompt tokens wait already; try again "
+                "after the seconds in Retry-After.",
+                line.seconds_until_left(*excess, now),
+                "tenant_requests" if excess[0] else "tenant_tokens",
+                requests=None if max_requests is None else (max_requests, max(0, max_requests - line.num_requests)),
+                tokens=None if max_tokens is None else (max_tokens, max(0, max_tokens - line.num_tokens)),
+            )
 
 
 def _account(request: InferenceRequest) -> str:

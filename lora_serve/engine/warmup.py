@@ -31,8 +31,6 @@ _WAYS_OF_SAMPLING = (
 
 @dataclass(frozen=True, slots=True)
 class WarmupShape:
-    """Prompts that are sent at the same time."""
-
     num_rows: int
     num_tokens: int  # of each prompt
     has_adapter: bool  # every second row uses it, the first among them
@@ -50,7 +48,7 @@ class WarmupStage:
 
 
 def warmup_stages(mode: str, spec: ModelSpec, config: EngineConfig, adapter: AdapterRef) -> list[WarmupStage]:
-    """The plan as requests; `adapter` changes nothing and may be used by anybody.
+    """The plan as requests; `adapter` changes nothing and may be used by every tenant.
 
     mode "off": none; "auto": a few shapes at the ends of what may occur; "full": the product of all powers of two. A
     classifier whose labels only adapters bring cannot run before one of them is there.

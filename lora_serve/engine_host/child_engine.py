@@ -19,7 +19,7 @@ from lora_serve.logs.handler import LogHandler, flush_log
 from lora_serve.logs.redaction import Redaction
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.loading.transformers_import import import_transformers
-from lora_serve.model.system.allocator import return_freed_memory
+from lora_serve.model.system.process import return_freed_memory
 
 REFUSED = 2  # exit code: a setting or the model is wrong
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Backends of the model: packages whose files are the implementations of one seam, chosen by name or by preference.
 
 A file of such a package has, beside its class,
-    PREFERENCE          "auto" takes the file of the highest number that can serve; 0: only when named
+    PREFERENCE          "auto" takes the file of the highest number that can serve; 0: after all others
     why_not(subject)    why it cannot serve; None: it can
 """
 
@@ -24,7 +24,7 @@ def load_backend(package: ModuleType, name: str, flag: str, subject: object) -> 
     """The module of file `name`; "auto": the preferred one that can serve `subject`. Raises ConfigError."""
     if name == "auto":
         modules = [importlib.import_module(f"{package.__name__}.{each}") for each in backend_names(package)]
-        able = [module for module in modules if module.PREFERENCE and module.why_not(subject) is None]
+        able = [module for module in modules if module.why_not(subject) is None]
         return max(able, key=lambda module: module.PREFERENCE)
     module = importlib.import_module(f"{package.__name__}.{name}")
     if (reason := module.why_not(subject)) is not None:

@@ -20,12 +20,11 @@ from transformers.modeling_utils import AttentionInterface
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ModelError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.model.attention import Attention, create_attention
+from lora_serve.model.attention import Attention, AttentionSettings, create_attention
 from lora_serve.model.fusion.fuse import fuse
-from lora_serve.model.fusion.parts import AttentionSettings, FusionParts
+from lora_serve.model.fusion.parts import FusionParts
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.loading.completeness import check_nothing_missing
-from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
+from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, check_nothing_missing, load_frozen, path_of
 from lora_serve.model.loading.observation import Observation, layer_index, observe
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
@@ -47,7 +46,7 @@ class BaseModel(AdaptedModel[StepInputs]):
         implementation = f"lora_serve_{next(_names)}"
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
-        self._settings: dict[int, AttentionSettings] = {}  # by layer, as its own code asked at its last run
+        self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
         if config.fuse_layers and layers.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 
@@ -90,18 +89,9 @@ class BaseModel(AdaptedModel[StepInputs]):
         layer = layer_index(module)
         key_rows, value_rows = key[0].transpose(0, 1), value[0].transpose(0, 1)
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
+        settings = self._settings[layer] = AttentionSettings(scale, sliding_window, softcap)
         self._cache.write(layer, key_rows, value_rows, step.cache_positions)
-        out = self._attention(
-            layer,
-            query[0].transpose(0, 1),
-            key_rows,
-            value_rows,
-            step,
-            scale=scale,
-            window=sliding_window,
-            softcap=softcap,
-        )
+        out = self._attention(layer, query[0].transpose(0, 1), key_rows, value_rows, step, settings)
         return out[None], None
 
 
@@ -120,11 +110,7 @@ def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
 
 
 def _spec(
-    config: ModelConfig,
-    module: PreTrainedModel,
-    observation: Observation,
-    dtype: torch.dtype,
-    device: torch.device,
+    config: ModelConfig, module: PreTrainedModel, observation: Observation, dtype: torch.dtype, device: torch.device
 ) -> ModelSpec:
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)

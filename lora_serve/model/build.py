@@ -26,7 +26,7 @@ from lora_serve.model.pooling.plan import PoolingPlan, plan_pooling
 from lora_serve.model.pooling.runner import PoolingModel, PoolingRunner
 from lora_serve.model.runner.decode_graphs import CudaGraph, DecodeGraphs, graph_pool
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.system.allocator import keep_freed_memory, return_freed_memory
+from lora_serve.model.system.process import keep_freed_memory, return_freed_memory
 
 _SMOKE_TEST_ROWS = 3  # see ModelRunner.smoke_test
 

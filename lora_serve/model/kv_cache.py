@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import BlockMoves
-from lora_serve.model.system.allocator import advise_huge_pages
+from lora_serve.model.system.process import advise_huge_pages
 from lora_serve.model.system.transfer import to_device
 
 
@@ -41,7 +41,7 @@ class KVCache:
         self._num_spare = num_spare
         self.block_size = block_size
         self.device = device
-        self.num_resizes = 0  # whoever keeps a pool's address looks whether it is still the same pool
+        self.num_resizes = 0  # tells users of the pool's address that it is another pool
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int, num_host_blocks: int = 0) -> None:

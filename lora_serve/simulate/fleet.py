@@ -1,17 +1,128 @@
-"""Replicas behind a router, and the requests that come to them."""
+"""Replicas behind a router, each with its own engine and the loop of `engine/loop.py` in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from lora_serve.core.config import EngineConfig
-from lora_serve.core.messages import StepEvent
+from lora_serve.adapters.loading.loader import LoadFinished
+from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import AdapterConfig, EngineConfig
+from lora_serve.core.errors import CapacityError
+from lora_serve.core.messages import ErrorEvent, Event, StepEvent
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import InferenceRequest
+from lora_serve.engine.build import build_engine
+from lora_serve.engine.queue_gate import QueueGate
+from lora_serve.simulate.figures import Recorder
 from lora_serve.simulate.profiles import Profile
-from lora_serve.simulate.recorder import Recorder
-from lora_serve.simulate.replica import Replica
 from lora_serve.simulate.routers import create_router
-from lora_serve.simulate.runner import Timeline
+from lora_serve.simulate.runner import SimulatedLoader, SimulatedRunner, Timeline, VirtualClock
 from lora_serve.simulate.workload import Arrival
+
+Message = InferenceRequest | LoadFinished[AdapterRef]
+_TICK = 1e-3  # seconds: a deadline that is not acted on is not tried again at once
+
+
+class Replica:
+    """One server. Messages wait until its step ends; `emit` gets its events when the step is over, not before."""
+
+    def __init__(
+        self,
+        index: int,
+        profile: Profile,
+        config: EngineConfig,
+        timeline: Timeline,
+        emit: Callable[[Replica, list[StepEvent]], None],
+    ) -> None:
+        self.index = index
+        self._timeline = timeline
+        self._emit = emit
+        self._clock = VirtualClock()
+        self._gate = QueueGate(config.queue, lambda: timeline.now)
+        self._mailbox: deque[Message] = deque()
+        self._is_stepping = False
+        self._num_turns = 0
+        self.runner = SimulatedRunner(profile, self._clock)
+        self.loader = SimulatedLoader(profile, self._clock, timeline, self.post)
+        spec = ModelSpec(profile.name, "Simulated", 2, profile.max_model_len, (), 1, {}, 0, "bfloat16", "none")
+        adapters = adapter_config(profile)
+        self.engine = build_engine(
+            self.runner, spec, profile.num_blocks, config, adapters, self.loader.submit, self._clock
+        )
+
+    def post(self, message: Message) -> None:
+        """Takes in a request, which may be refused at the door, or the end of a load."""
+        if isinstance(message, InferenceRequest):
+            try:
+                self._gate.enter((message,))
+            except CapacityError as refusal:
+                self._emit(self, [ErrorEvent(message.request_id, refusal)])
+                return
+        self._mailbox.append(message)
+        if not self._is_stepping:
+            self._turn()
+
+    def holds(self, digest: str) -> bool:
+        return self.engine.residency.is_here(digest)
+
+    def _turn(self) -> None:
+        """Drains the mailbox and steps; the rest is done when the step is over."""
+        self._num_turns += 1
+        self._clock.now = self._timeline.now
+        events: list[StepEvent] = []
+        while self._mailbox:
+            events += self._take(self._mailbox.popleft())
+        did_run, new = self.engine.step()
+        events += new
+        self._is_stepping = True
+        self._timeline.at(self._clock.now, lambda: self._end(events, did_run))
+
+    def _take(self, message: Message) -> list[Event]:
+        if isinstance(message, InferenceRequest):
+            return self.engine.scheduler.add(message)
+        return self.engine.load_finished(message)
+
+    def _end(self, events: list[StepEvent], did_run: bool) -> None:
+        self._is_stepping = False
+        for event in events:
+            self._gate.leave(event.request_id)  # only its first event finds it there
+        self._emit(self, events)
+        if did_run or self._mailbox:
+            self._turn()
+        else:
+            self._sleep()
+
+    def _sleep(self) -> None:
+        """Sleeps until a message comes, or something is due without one."""
+        deadline = self.engine.scheduler.next_deadline(self._timeline.now)
+        if deadline is not None and deadline < math.inf:
+            number = self._num_turns
+            self._timeline.at(max(deadline, self._timeline.now + _TICK), lambda: self._wake(number))
+
+    def _wake(self, number: int) -> None:
+        if number == self._num_turns and not self._is_stepping:
+            self._turn()
+
+
+def adapter_config(profile: Profile, **changes: Any) -> AdapterConfig:
+    """The tiers' limits; the stores of weights do not matter here."""
+    return AdapterConfig(
+        store=Path(),
+        roots=(),
+        redis_url=None,
+        max_loras=profile.max_loras,
+        max_lora_rank=profile.adapter_rank,
+        device_bytes=None,
+        host_bytes=profile.host_bytes,
+        max_cpu_loras=None,
+        max_upload_bytes=0,
+        load_threads=profile.load_threads,
+        **changes,
+    )
 
 
 class StalledError(Exception):

@@ -33,13 +33,11 @@ class Timeline:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Plans an action, not in the past."""
         assert time >= self.now, "the past is over"
         heapq.heappush(self._heap, (time, self._num_planned, action))
         self._num_planned += 1
 
     def run(self) -> None:
-        """Runs until nothing is planned any more."""
         while self._heap:
             self.now, _, action = heapq.heappop(self._heap)
             action()

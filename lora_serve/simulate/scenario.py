@@ -1,16 +1,127 @@
-"""The parameters of one run of the simulator."""
+"""One run of the simulator: its parameters, its figures, and several runs as a table."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lora_serve.core.config import BatchLimits, EngineConfig, QueueLimits
+from lora_serve.simulate.figures import Fairness, Outcome, fairness_of
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.profiles import Profile
-from lora_serve.simulate.report import Summary, summarise
 from lora_serve.simulate.traces import TraceRow
 from lora_serve.simulate.workload import Arrival, WorkloadConfig, make_arrivals
+
+_SHARES = (50, 90, 99)
+_COLUMNS = (
+    "policy", "router", "TTFT p50 s", "TTFT p99 s", "ITL p50 ms", "ITL p99 ms", "output tokens/s", "slot hits",
+    "host loads", "busiest replica", "max service gap", "Jain", "failed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one policy behind one router. Latencies leave the warm-up out; counts are of the whole run."""
+
+    policy: str
+    router: str
+    num_requests: int
+    num_failed: int
+    errors: dict[str, int]
+    seconds: float  # of virtual time, to the last end
+    ttft: dict[str, float]  # seconds: p50, p90, p99
+    itl: dict[str, float]
+    e2e: dict[str, float]
+    ttft_by_group: dict[str, dict[str, float]]
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    slot_hit_rate: float  # requests whose adapter was on the device when they came
+    host_hit_rate: float  # of the others, those whose adapter was in host memory
+    num_slot_loads: int
+    num_host_loads: int
+    num_remote_loads: int  # of the loads into host memory, those from the shared store
+    num_preemptions: int
+    num_steps: int
+    prefix_hit_rate: float  # of the prompts' tokens
+    busiest_replica: float  # its requests, times the mean's
+    fairness: Fairness = field(default_factory=Fairness)
+
+
+def summarise(fleet: Fleet, policy: str, router: str, num_warm: int = 0) -> Summary:
+    """The figures of a fleet that has run."""
+    outcomes = sorted(fleet.recorder.outcomes, key=lambda outcome: outcome.index)
+    counted = [outcome for outcome in outcomes if outcome.index >= num_warm]
+    first = [(outcome.group, outcome.first_token - outcome.arrival) for outcome in counted if outcome.first_token]
+    tiers = [replica.engine.residency.tiers() for replica in fleet.replicas]
+    device, host = ([tier[name] for tier in tiers] for name in ("device", "host"))
+    caches = [replica.engine.scheduler.prefix_cache for replica in fleet.replicas]
+    span = _span(outcomes)
+    return Summary(
+        policy=policy,
+        router=router,
+        num_requests=len(outcomes),
+        num_failed=sum(outcome.error is not None for outcome in outcomes),
+        errors=dict(sorted(Counter(outcome.error for outcome in outcomes if outcome.error).items())),
+        seconds=span,
+        ttft=percentiles([seconds for _, seconds in first]),
+        itl=percentiles(fleet.recorder.gaps),
+        e2e=percentiles([outcome.end - outcome.arrival for outcome in counted if outcome.error is None]),
+        ttft_by_group={
+            group: percentiles([seconds for other, seconds in first if other == group])
+            for group in sorted({group for group, _ in first})
+        },
+        output_tokens_per_s=sum(outcome.num_output for outcome in outcomes) / span,
+        prompt_tokens_per_s=sum(outcome.num_prompt for outcome in outcomes if outcome.first_token) / span,
+        slot_hit_rate=_share(sum(tier.hits for tier in device), sum(tier.misses for tier in device)),
+        host_hit_rate=_share(sum(tier.hits for tier in host), sum(tier.misses for tier in host)),
+        num_slot_loads=sum(tier.loads for tier in device),
+        num_host_loads=sum(tier.loads for tier in host),
+        num_remote_loads=sum(replica.loader.num_remote for replica in fleet.replicas),
+        num_preemptions=sum(replica.engine.scheduler.num_preemptions for replica in fleet.replicas),
+        num_steps=sum(replica.runner.num_steps for replica in fleet.replicas),
+        prefix_hit_rate=sum(cache.num_hits for cache in caches) / max(1, sum(cache.num_queries for cache in caches)),
+        busiest_replica=max(fleet.num_sent) * len(fleet.num_sent) / max(1, len(outcomes)),
+        fairness=fairness_of(fleet.recorder.meters),
+    )
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    rows = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_row, summaries)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles by nearest rank; zeros if there are no times."""
+    ordered = sorted(seconds) or [0.0]
+    return {f"p{share}": ordered[int(share / 100 * (len(ordered) - 1) + 0.5)] for share in _SHARES}
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
+    return (
+        summary.policy,
+        summary.router,
+        f"{summary.ttft['p50']:.3f}",
+        f"{summary.ttft['p99']:.3f}",
+        f"{1e3 * summary.itl['p50']:.1f}",
+        f"{1e3 * summary.itl['p99']:.1f}",
+        f"{summary.output_tokens_per_s:.0f}",
+        f"{100 * summary.slot_hit_rate:.1f} %",
+        f"{summary.num_host_loads}",
+        f"{summary.busiest_replica:.2f}",
+        f"{summary.fairness.max_service_gap:.0f}" if summary.fairness.num_windows else "-",
+        f"{summary.fairness.jain:.3f}" if summary.fairness.num_windows else "-",
+        f"{summary.num_failed}",
+    )
+
+
+def _share(part: int, rest: int) -> float:
+    return part / (part + rest) if part + rest else 0.0
+
+
+def _span(outcomes: Sequence[Outcome]) -> float:
+    first = min((outcome.arrival for outcome in outcomes), default=0.0)
+    return max(1e-9, max((outcome.end for outcome in outcomes), default=0.0) - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +139,6 @@ class Scenario:
     enable_prefix_caching: bool = True
 
     def engine_config(self, policy: str) -> EngineConfig:
-        """The configuration of every replica."""
         profile = self.profile
         return EngineConfig(
             batch=BatchLimits(profile.max_num_seqs, profile.max_num_batched_tokens, self.batch_wait),
@@ -50,7 +160,6 @@ class Scenario:
         )  # fmt: skip
 
     def run(self, arrivals: Sequence[Arrival], policy: str, router: str) -> Summary:
-        """Simulates one policy behind one router."""
         num_warm = int(self.warm_share * len(arrivals))
         fleet = Fleet(self.profile, self.engine_config(policy), router, self.num_replicas, num_warm)
         fleet.run(arrivals)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.model.attention import Attention, create_attention, varlen
+from lora_serve.model.attention import Attention, AttentionSettings, create_attention, varlen
 from lora_serve.model.kv_cache import KVCache
 from tests.model.tiny import filled_cache, step_of
 
@@ -122,7 +122,7 @@ def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int |
         [blocks[p // 4] * 4 + p % 4 for context, tokens, blocks in ROWS for p in range(context, context + tokens)]
     )
     scale = 1 / math.sqrt(8)
-    found = attention(0, query, keys[places], values[places], step, scale=scale, window=window, softcap=softcap)
+    found = attention(0, query, keys[places], values[places], step, AttentionSettings(scale, window, softcap))
     assert torch.allclose(found.double(), expected(cache, query, scale, window, softcap), atol=1e-5)
 
 
@@ -159,7 +159,9 @@ def test_decode_over_several_chunks_is_that_of_sdpa(length: int, window: int | N
     paged = varlen.Backend(cache, older_varlen)._paged
     assert paged is not None
     found = paged(0, query, step.decode, 0.3, window, None)
-    assert torch.allclose(found, create_attention("sdpa", cache).decode(0, query, step, 0.3, window, None), atol=1e-5)  # type: ignore[attr-defined]
+    assert torch.allclose(
+        found, create_attention("sdpa", cache).decode(0, query, step, AttentionSettings(0.3, window)), atol=1e-5
+    )  # type: ignore[attr-defined]
 
 
 def test_keys_that_are_no_numbers_stay_with_their_row() -> None:

@@ -15,7 +15,7 @@ from lora_serve.engine.warmup import WarmupStage, generating_shapes, pooling_sha
 from tests.engine.world import EOS, World, adapter
 
 DUMMY = adapter("warm-up")
-SHORT_SEGMENT = 32  # tokens, of model/step/device_tokens.py, which needs torch
+SHORT_SEGMENT = 32  # tokens, of model/step/step_context.py, which needs torch
 
 
 def spec(max_model_len: int = 512, pooling: PoolingSpec | None = None, device: str = "cpu") -> ModelSpec:

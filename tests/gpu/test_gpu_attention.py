@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.model.attention import create_attention, varlen
+from lora_serve.model.attention import AttentionSettings, create_attention, varlen
 from tests.model.tiny import filled_cache, step_of
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +43,7 @@ def test_auto_is_varlen_and_agrees_with_sdpa(
     backend = create_attention("auto", cache)
     assert isinstance(backend, varlen.Backend)
     found, wanted = (
-        one(0, query, keys[places], values[places], step_of(rows, CUDA), scale=0.1, window=window, softcap=softcap)
+        one(0, query, keys[places], values[places], step_of(rows, CUDA), AttentionSettings(0.1, window, softcap))
         for one in (backend, create_attention("sdpa", cache))
     )
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-3

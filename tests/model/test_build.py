@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_model_whose_window_were_ignored_is_refused(mistral: Path, monkeypatch: 
 
     def windowless(name: str, cache: Any) -> Any:
         attention = create(name, cache)
-        return lambda *arguments, **named: attention(*arguments, **{**named, "window": None})
+        return lambda *arguments: attention(*arguments[:-1], replace(arguments[-1], window=None))
 
     monkeypatch.setattr(base_model, "create_attention", windowless)
     with pytest.raises(ModelError, match=r"cannot be served exactly.*differ by"):

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_serve.core.batch import StepLoad
-from lora_serve.simulate.costs import TransferTime
+from lora_serve.simulate.figures import Outcome
 from lora_serve.simulate.fleet import Fleet
-from lora_serve.simulate.profiles import Profile
-from lora_serve.simulate.recorder import Outcome
+from lora_serve.simulate.profiles import Profile, TransferTime
 from lora_serve.simulate.scenario import Scenario
 from lora_serve.simulate.traces import TraceRow
 from lora_serve.simulate.workload import Arrival, WorkloadConfig

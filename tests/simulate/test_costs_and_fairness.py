@@ -9,9 +9,8 @@ import pytest
 
 from lora_serve.core.batch import StepLoad
 from lora_serve.core.errors import ConfigError
-from lora_serve.simulate.costs import LearnedSteps, RooflineSteps
-from lora_serve.simulate.fairness import FairnessMeter, fairness_of, jain_index
-from lora_serve.simulate.profiles import profile_names, read_profile
+from lora_serve.simulate.figures import FairnessMeter, fairness_of, jain_index
+from lora_serve.simulate.profiles import LearnedSteps, RooflineSteps, profile_names, read_profile
 from tests.simulate.small_fleet import rows, scenario
 
 

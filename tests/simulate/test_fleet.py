@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lora_serve.engine.policies import policy_names
-from lora_serve.simulate.fleet import Fleet, StalledError
-from lora_serve.simulate.replica import Replica
+from lora_serve.simulate.fleet import Fleet, Replica, StalledError
 from lora_serve.simulate.routers import router_names
 from tests.simulate.small_fleet import outcomes, rows, run, scenario
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lora_serve.simulate.report import Summary
 from lora_serve.simulate.routers import create_router, router_names
+from lora_serve.simulate.scenario import Summary
 from tests.simulate.small_fleet import rows, scenario
 
 LENGTHS = rows((40, 6), (10, 3), (70, 4))

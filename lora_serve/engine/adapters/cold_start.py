@@ -32,8 +32,6 @@ class ColdStart:
         self._residency = residency
         self._answers: dict[str, _Answer] = {}
 
-    # -- coming and going --------------------------------------------------------------------------------------
-
     def join(self, sequence: Sequence, now: float) -> LoraServeError | None:
         """Takes in a new request; returns its error if it may not even wait."""
         self._answers.setdefault(_answer_id(sequence), _Answer()).num_sequences += 1
@@ -50,14 +48,11 @@ class ColdStart:
             answer.fell_back = sequence.fell_back
 
     def leave(self, sequence: Sequence) -> None:
-        """Forgets a request that has ended."""
         self._want(sequence, ())
         answer = self._answers[_answer_id(sequence)]
         answer.num_sequences -= 1
         if answer.num_sequences == 0:
             del self._answers[_answer_id(sequence)]
-
-    # -- waiting -----------------------------------------------------------------------------------------------
 
     def ends_at(self, sequence: Sequence) -> float | None:
         """The end of the request's cold timeout, in seconds of time.monotonic(); None if nothing has to happen then."""
@@ -130,8 +125,6 @@ class ColdStart:
         message = f"The {what} {names} {verb} still being loaded; try again."
         return AdapterUnavailableError(message, retry_after=self._residency.retry_after(cold))
 
-    # ----------------------------------------------------------------------------------------------------------
-
     def _fall_back(self, sequence: Sequence, fallback: tuple[AdapterUse, ...], now: float) -> None:
         """Replaces the request's adapters by its fallback's; nothing computed so far belongs to these."""
         self._answer(sequence).fell_back = True
@@ -142,7 +135,6 @@ class ColdStart:
         self.is_cold(sequence, now)
 
     def _want(self, sequence: Sequence, refs: tuple[AdapterRef, ...]) -> None:
-        """Makes `refs` the adapters that the request wants."""
         before = {ref.digest: ref for ref in sequence.wanted}
         after = {ref.digest: ref for ref in refs}
         for digest, ref in after.items():

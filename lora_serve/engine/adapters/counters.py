@@ -85,7 +85,6 @@ class CacheCounters:
         self._adapters.pop(digest, None)
 
     def adapters(self) -> dict[str, AdapterCounters]:
-        """The counters by digest."""
         return {digest: own.frozen() for digest, own in self._adapters.items()}
 
     def _of(self, digest: str) -> _AdapterCounts:

@@ -32,7 +32,6 @@ class LoadEstimate:
         self._means = (x, y, xx, xy)
 
     def seconds(self, num_bytes: int) -> float:
-        """The expected time of one load."""
         if self._means is None:
             return UNKNOWN_SECONDS
         x, y, xx, xy = self._means
@@ -53,7 +52,7 @@ class LoadEstimate:
         """
         wanted = {adapter.digest: adapter for adapter in adapters}
         loads = list(in_flight.values())
-        if wanted.keys() <= in_flight.keys():  # whatever was asked for later does not stand before them
+        if wanted.keys() <= in_flight.keys():  # later loads do not delay them
             last = max((list(in_flight).index(digest) for digest in wanted), default=-1)
             loads = loads[: last + 1]
         total = sum(self._left(adapter, now - since) for adapter, since in loads)

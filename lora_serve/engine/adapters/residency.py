@@ -82,13 +82,11 @@ class AdapterResidency(Generic[V]):
         return digest in self._protected
 
     def unwant(self, digest: str) -> None:
-        """Counts one request less that needs the adapter."""
         self._wanted[digest] -= 1
         if self._wanted[digest] <= 0:
             del self._wanted[digest]
 
     def is_here(self, digest: str) -> bool:
-        """True if the adapter is on the device or in host memory."""
         return digest in self.slots or digest in self.host
 
     def must_evict(self, adapters: Sequence[AdapterRef]) -> bool:
@@ -117,7 +115,6 @@ class AdapterResidency(Generic[V]):
         return ()
 
     def release(self, slot: SlotRef) -> None:
-        """Gives back a slot whose row has ended."""
         if self.slots.release(slot):
             reason = EvictionReason.CORRUPT if self.slots.is_empty(slot.digest) else EvictionReason.SHRUNK
             self._drop(self.slots.remove(slot.digest), reason)
@@ -162,12 +159,7 @@ class AdapterResidency(Generic[V]):
             return message.error or AdapterUnavailableError(f"The weights of {adapter.label} cannot be loaded now.")
         try:
             evicted = self.host.put(
-                message.digest,
-                message.adapter,
-                adapter.num_bytes,
-                adapter.tenant,
-                message.seconds,
-                self._reluctance,
+                message.digest, message.adapter, adapter.num_bytes, adapter.tenant, message.seconds, self._reluctance
             )
         except AdapterUnavailableError as error:
             return error
@@ -178,7 +170,6 @@ class AdapterResidency(Generic[V]):
         return None
 
     def copied(self, slot: SlotRef, seconds: float) -> None:
-        """Notes that the runner has copied an adapter into the slot."""
         self._counters.copied(slot.digest, seconds)
 
     def not_copied(self, slot: SlotRef) -> None:
@@ -214,7 +205,6 @@ class AdapterResidency(Generic[V]):
         return value
 
     def unpin(self, digest: str) -> None:
-        """Allows the adapter's eviction again."""
         if digest in self.slots:
             self._set_pinned(digest, False)
 
@@ -262,11 +252,9 @@ class AdapterResidency(Generic[V]):
         return tuple(self._in_flight)
 
     def counters(self) -> dict[str, AdapterCounters]:
-        """The counters by digest."""
         return self._counters.adapters()
 
     def tiers(self) -> dict[str, TierStats]:
-        """The figures of both tiers."""
         return {
             "device": self._counters.device.frozen(len(self.slots), self.slots.num_bytes, self.slots.max_bytes),
             "host": self._counters.host.frozen(len(self.host), self.host.num_bytes, self.host.max_bytes),

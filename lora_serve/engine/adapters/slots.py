@@ -75,7 +75,6 @@ class SlotTable:
         return self._residents.num_bytes
 
     def acquire(self, digest: str) -> SlotRef:
-        """Counts one more row on a resident adapter."""
         entry = self._entries[digest]
         entry.num_rows += 1
         self._evictable.discard(digest)
@@ -222,7 +221,6 @@ class SlotTable:
         return self._plan_departures()
 
     def is_pinned(self, digest: str) -> bool:
-        """True if the adapter is resident and pinned."""
         return digest in self._entries and self._entries[digest].is_pinned
 
     def num_rows(self, digest: str) -> int:
@@ -230,7 +228,6 @@ class SlotTable:
         return self._entries[digest].num_rows if digest in self._entries else 0
 
     def infos(self) -> Iterator[SlotInfo]:
-        """The slots in use, by index."""
         for entry in sorted(self._entries.values(), key=lambda entry: entry.slot.index):
             slot, adapter = entry.slot, entry.adapter
             yield SlotInfo(
@@ -264,7 +261,6 @@ class SlotTable:
             )
 
     def _note(self, digest: str) -> None:
-        """Updates the set of evictable adapters after a change of rows or pin."""
         (self._evictable.add if self._entries[digest].is_evictable else self._evictable.discard)(digest)
 
     def _new_slot(self, digest: str) -> SlotRef:

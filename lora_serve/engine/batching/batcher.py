@@ -24,8 +24,6 @@ _ONLY = frozenset((0,))  # the bucket of all, where there are no buckets
 
 @dataclass(slots=True)
 class _Gathered:
-    """The waiting requests of one bucket, counted."""
-
     num_rows: int = 0
     num_tokens: int = 0
     first: float = math.inf  # when the first of them could run
@@ -41,8 +39,6 @@ class Batcher:
         self.controller = LatencyController(cost)
         self.is_bucketed = bucket_of is not None
         self.bucket_of = bucket_of or (lambda sequence: 0)
-
-    # -- when ----------------------------------------------------------------------------------------------------
 
     def open_buckets(
         self, waiting: Iterable[Sequence], limits: StepLimits, num_running: int, budget: int, now: float
@@ -107,8 +103,6 @@ class Batcher:
             or gathered.num_tokens >= budget
         )
 
-    # -- how large -----------------------------------------------------------------------------------------------
-
     def step_limits(self, running: list[Sequence], num_waiting: int = 0) -> StepLimits:
         """The limits of the next step, in which all `running` requests have a row."""
         is_sized = self.limits.itl_target is not None or self.limits.prompt_stretch is not None
@@ -119,19 +113,15 @@ class Batcher:
         """Sets new limits, all or none. Raises InvalidRequestError for limits that contradict one another."""
         self.limits = command.applied_to(self.limits)
 
-    # -- what has been measured ----------------------------------------------------------------------------------
-
     def observe_step(self, load: StepLoad, seconds: float) -> None:
         """Learns from a step of this load that took `seconds`."""
         self.controller.observe_step(load, seconds, self.limits)
         self.cost.observe(load, seconds)
 
     def observe_first_token(self, seconds: float) -> None:
-        """Learns from a first token that came `seconds` after its request could run."""
         self.controller.observe_first_token(seconds, self.limits)
 
     def observe_token(self, seconds: float) -> None:
-        """Learns from a token that came `seconds` after the same request's last one."""
         self.controller.observe_token(seconds, self.limits)
 
     def stats(self, running: list[Sequence]) -> BatcherStats:

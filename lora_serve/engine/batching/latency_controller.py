@@ -58,8 +58,6 @@ _MIX_FORGETTING = 0.998
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most rows and tokens of the next step."""
-
     max_rows: int
     max_tokens: int
 
@@ -88,10 +86,7 @@ class LatencyController:
         self._mean_gaps = 1.0
         self._mix = [1.0, 0.0, 0.0]  # forgetting sums of rows, adapters and KV read
 
-    # -- what has been measured --------------------------------------------------------------------------------
-
     def observe_first_token(self, seconds: float, limits: BatchLimits) -> None:
-        """Learns from a first token that came `seconds` after its request could run."""
         self.ttft.add(seconds)
         if limits.ttft_target is not None:
             is_late = seconds > _AIM * limits.ttft_target
@@ -99,7 +94,6 @@ class LatencyController:
             self._window_share = min(1.0, max(0.0, self._window_share))
 
     def observe_token(self, seconds: float, limits: BatchLimits) -> None:
-        """Learns from a token that came `seconds` after the same request's last one."""
         self.itl.add(seconds)
         if limits.itl_target is not None:
             self._num_gaps += 1
@@ -121,8 +115,6 @@ class LatencyController:
         if (late > LATE_SHARE and predicted * _UNRELATED >= target) or (late <= LATE_SHARE and is_binding):
             share = self._step_share * math.exp(_RATE * weight * (LATE_SHARE - late))
             self._step_share = min(_MAX_SHARE, max(_MIN_SHARE, share))
-
-    # -- what is decided ---------------------------------------------------------------------------------------
 
     def step_limits(self, limits: BatchLimits, running: Running) -> StepLimits:
         """Rows and tokens that keep the inter-token target; without one the maxima. Running rows keep their token."""

@@ -30,7 +30,6 @@ class _Equations:
         self.vector = [0.0] * size
 
     def add(self, x: Vector, target: float) -> None:
-        """Adds the equation x . c = target."""
         self.matrix = [
             [_FORGETTING * a + value * b for a, b in zip(row, x, strict=True)]
             for row, value in zip(self.matrix, x, strict=True)
@@ -82,7 +81,6 @@ class StepCost:
         self._fit()
 
     def seconds(self, load: StepLoad) -> float:
-        """The predicted time of a step."""
         return self._predict(_features(load))
 
     @property

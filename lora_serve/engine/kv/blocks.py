@@ -38,7 +38,6 @@ class BlockManager:
         return len(self._by_key)
 
     def num_needed(self, num_tokens: int) -> int:
-        """The number of blocks that `num_tokens` tokens fill."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int, *, is_filled: bool = False) -> list[int]:
@@ -52,7 +51,7 @@ class BlockManager:
             self._num_users[block] = 1
             if block in self._key_of:
                 self._forget_key(self._key_of[block])
-        if is_filled:  # one of them may have been fresh for somebody who was preempted before the step began
+        if is_filled:  # one may have been fresh for a sequence that was preempted before the step
             self._fresh = [block for block in self._fresh if block not in blocks]
         else:
             self._fresh.extend(blocks)
@@ -73,14 +72,13 @@ class BlockManager:
             if self._num_users[block] == 0:
                 self._free[block] = None
                 if block not in self._key_of:
-                    self._free.move_to_end(block, last=False)  # nobody can find it: it goes before those of use
+                    self._free.move_to_end(
+                        block, last=False
+                    )  # it cannot be found: it is given away before those that can
 
     def take_fresh(self) -> tuple[int, ...]:
-        """The blocks allocated since the last call."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
-
-    # -- known blocks ------------------------------------------------------------------------------------------
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of a chain of keys."""
@@ -123,7 +121,6 @@ class BlockManager:
                 self._forget_key(key)
 
     def forget_all(self) -> None:
-        """Drops all keys."""
         for key in list(self._by_key):
             self._forget_key(key)
 

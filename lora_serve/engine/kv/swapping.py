@@ -9,6 +9,7 @@ memory come first.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from lora_serve.core.batch import BlockCopy, BlockMoves
 from lora_serve.core.stats import SwapStats
@@ -78,18 +79,17 @@ def _copies(due: dict[int, int]) -> tuple[BlockCopy, ...]:
 _WEIGHT = 0.1  # of the newest copies
 
 
+@dataclass(eq=False)
 class Swapping:
     """Connects preempted sequences with the table of host blocks."""
 
-    def __init__(self, space: SwapSpace, blocks: BlockManager, cost: StepCost, seconds_per_block: float) -> None:
-        """`seconds_per_block`: the measured time of one copy, as far as it is known at start."""
-        self._space = space
-        self._blocks = blocks
-        self._cost = cost
-        self._seconds_per_block = seconds_per_block
-        self._returning: list[Sequence] = []  # their blocks are on the way back
-        self._num_swapped = 0
-        self._num_recomputed = 0
+    _space: SwapSpace
+    _blocks: BlockManager
+    _cost: StepCost
+    _seconds_per_block: float  # of one copy; measured at start, then learned
+    _returning: list[Sequence] = field(default_factory=list)  # their blocks are on the way back
+    _num_swapped: int = 0
+    _num_recomputed: int = 0
 
     def swap_out(self, sequence: Sequence) -> None:
         """Keeps the blocks of a preempted sequence that are cheaper to copy than to compute.

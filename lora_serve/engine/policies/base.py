@@ -81,8 +81,8 @@ def _nowhere(adapter: AdapterRef) -> bool:
 class PolicyView:
     """The facts that a policy may look at."""
 
-    max_wait: float = 10.0  # seconds after which nobody may overtake a sequence any more
-    weights: tuple[tuple[str, float], ...] = ()  # shares of accounts; 1 for whoever is not named
+    max_wait: float = 10.0  # seconds after which a sequence may no longer be overtaken
+    weights: tuple[tuple[str, float], ...] = ()  # shares of accounts; 1 for those not named
     cost: StepCost = field(default_factory=StepCost)
     is_on_device: Callable[[AdapterRef], bool] = _nowhere
     is_on_host: Callable[[AdapterRef], bool] = _nowhere  # or on the device
@@ -111,11 +111,9 @@ class Policy:
         return (sequence.request.priority, sequence.sequence_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Adds a sequence that begins to wait."""
         self._queue.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence that runs or has ended."""
         self._queue.remove(sequence)
 
     def order(self, now: float) -> Iterator[Sequence]:

@@ -12,7 +12,7 @@ from lora_serve.core.errors import CapacityError, LoraServeError, RequestTimeout
 from lora_serve.engine.policies import base
 from lora_serve.engine.sequence import Sequence
 
-_ENOUGH_STEPS = 64  # observed before an estimate refuses anybody
+_ENOUGH_STEPS = 64  # observed before an estimate refuses a request
 _MAX_RETRY_AFTER = 30.0  # seconds
 
 

@@ -20,7 +20,7 @@ from lora_serve.engine.policies.base import AgedQueue
 from lora_serve.engine.sequence import Sequence
 
 _PROMPT_WEIGHT, _OUTPUT_WEIGHT = 1, 2
-_HEADS = 8  # of an account's queue that are asked whether they wait for a slot
+_HEADS = 8  # of an account's queue that are looked at for one that waits for a slot
 _MAX_IDLE = 1024  # accounts that are remembered though they do not wait
 
 
@@ -60,9 +60,7 @@ class Policy(base.Policy):
         self._last_counter = 0.0  # of the account that was the last to wait
         self._now = 0.0  # of the last order
         self._needy: frozenset[str] | None = None  # accounts that wait for a slot; None: not looked up in this step
-        self._shares: _Shares | None = None  # None: not counted since somebody came or went
-
-    # -- the queue ---------------------------------------------------------------------------------------------
+        self._shares: _Shares | None = None  # None: not counted since a sequence came or went
 
     def add(self, sequence: Sequence) -> None:
         self._shares = None
@@ -117,8 +115,6 @@ class Policy(base.Policy):
         since = [(max(account.last_begun, account.queue.waits_since), name) for name, account in self._waiting.items()]
         return [name for begun, name in sorted(since) if now - begun >= self.view.max_wait]
 
-    # -- slots -------------------------------------------------------------------------------------------------
-
     def may_take_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """False if the account has its share of the slots in use and one that has less waits for a slot."""
         if self._shares is None:
@@ -140,8 +136,6 @@ class Policy(base.Policy):
         heads = islice(account.queue.order(self._now), _HEADS)
         refs = chain.from_iterable(sequence.refs for sequence in heads)
         return any(self.view.is_on_host(ref) and not self.view.is_on_device(ref) for ref in refs)
-
-    # -- rows --------------------------------------------------------------------------------------------------
 
     def victim(self, running: list[Sequence], newcomer: Sequence | None) -> Sequence | None:
         """Takes rows back from a flood that came first.
@@ -171,8 +165,6 @@ class Policy(base.Policy):
             ),
             None,
         )
-
-    # -- accounts ----------------------------------------------------------------------------------------------
 
     def _account(self, name: str) -> _Account:
         if name not in self._accounts:

@@ -1,10 +1,13 @@
-"""The check that a step fits the device's memory before it is composed; in plain numbers."""
+"""The device's memory: steps are checked before they are composed, and run in parts if memory is short all the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowOutput
+from lora_serve.core.errors import DeviceMemoryError
 from lora_serve.core.memory import MemoryLoad, MemoryPlan
 from lora_serve.core.stats import MemoryStats
 from lora_serve.engine.adapters.slots import SlotTable
@@ -13,6 +16,7 @@ _STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of me
 _GROWTH = 1.25
 
 
+@dataclass(eq=False)
 class MemoryGuard:
     """Keeps weights + KV pool + resident adapters + activations(step) <= limit.
 
@@ -20,15 +24,14 @@ class MemoryGuard:
     the one that failed, and a quarter more after every few successful ones, until they are as large again.
     """
 
-    def __init__(self, plan: MemoryPlan, slots: SlotTable) -> None:
-        self._plan = plan
-        self._slots = slots
-        self._max_tokens: int | None = None
-        self._failed_tokens = 0
-        self._num_well = 0
-        self._num_out_of_memory = 0
-        self._last = 0
-        self._largest = 0
+    _plan: MemoryPlan
+    _slots: SlotTable
+    _max_tokens: int | None = None
+    _failed_tokens: int = 0
+    _num_well: int = 0
+    _num_out_of_memory: int = 0
+    _last: int = 0
+    _largest: int = 0
 
     def max_tokens(self, configured: int) -> int:
         """The most tokens of the next step."""
@@ -79,3 +82,52 @@ class MemoryGuard:
 
     def _taken(self) -> int:
         return self._plan.weight_bytes + self._plan.kv_bytes + self._slots.num_bytes
+
+
+Run = Callable[[Batch], list[RowOutput]]
+
+
+def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:
+    """Calls `run`, in halves of the rows, then of a row's tokens, wherever it raises DeviceMemoryError.
+
+    Returns one output per row. A row that does not fit even alone and token by token gets the error; so does a pooling
+    row, as it cannot be cut. Raises whatever else `run` raises.
+    """
+    try:
+        return run(batch)
+    except DeviceMemoryError as error:
+        failure = error
+    if len(batch.rows) > 1:
+        return [output for half in halves_of_rows(batch) for output in run_in_parts(run, half)]
+    (row,) = batch.rows
+    if len(row.token_ids) == 1 or row.pool is not None:
+        return [RowOutput(row.sequence_id, None, error=failure)]
+    first, second = halves_of_row(row)
+    before = run_in_parts(run, Batch((first,), batch.fresh_blocks))[0]
+    if before.error is not None:
+        return [before]
+    after = run_in_parts(run, Batch((second,), ()))[0]
+    return [replace(after, prompt_logprobs=before.prompt_logprobs + after.prompt_logprobs)]
+
+
+def halves_of_rows(batch: Batch) -> tuple[Batch, Batch]:
+    """Two batches of half the rows; the first zeroes the fresh blocks of both, and moves were made before."""
+    middle = len(batch.rows) // 2
+    first, second = batch.rows[:middle], batch.rows[middle:]
+    return Batch(first, batch.fresh_blocks, BlockMoves()), Batch(second, (), BlockMoves())
+
+
+def halves_of_row(row: Row) -> tuple[Row, Row]:
+    """Two chunks of a row of several tokens; only the second one samples."""
+    middle = len(row.token_ids) // 2
+    targets = row.prompt_targets
+    first = replace(
+        row, token_ids=row.token_ids[:middle], sample=None, prompt_targets=None if targets is None else targets[:middle]
+    )
+    second = replace(
+        row,
+        token_ids=row.token_ids[middle:],
+        start=row.start + middle,
+        prompt_targets=None if targets is None else targets[middle:],
+    )
+    return first, second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,14 +15,14 @@ PREFETCH_WINDOW = 64  # waiting sequences whose adapters are asked for before th
 _MAX_PLACED = 2  # adapters put into free slots before their turn, in one step
 
 
+@dataclass(slots=True)
 class AdapterPrefetcher:
     """Prefetches once per change (`is_due`): a request came or went, or an adapter arrived."""
 
-    def __init__(self, policy: Policy, cold_start: ColdStart, residency: AdapterResidency[Any]) -> None:
-        self._policy = policy
-        self._cold_start = cold_start
-        self._residency = residency
-        self.is_due = False
+    _policy: Policy
+    _cold_start: ColdStart
+    _residency: AdapterResidency[Any]
+    is_due: bool = False
 
     def prefetch(self, rows: StepRows, now: float) -> None:
         """Looks at the next requests in the queue. `rows`: the step's, which needs its memory for itself."""
@@ -30,7 +31,7 @@ class AdapterPrefetcher:
         num_placed, has_room = 0, True
         for sequence in islice(self._policy.prefetch_order(now), PREFETCH_WINDOW):
             self._cold_start.fall_back_if_due(sequence, now)
-            if has_room:  # nobody further back overtakes whoever the host has no room for
+            if has_room:  # a later request must not take room that an earlier one waits for
                 has_room = self._cold_start.ask(sequence)
             for ref in sequence.refs:
                 can_place = num_placed < _MAX_PLACED and rows.has_memory_for(ref)

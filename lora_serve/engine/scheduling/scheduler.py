@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput
-from lora_serve.core.config import EngineConfig
-from lora_serve.core.errors import (
-    AdapterUnavailableError,
-    LoraServeError,
-    RequestTimeoutError,
-)
+from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.adapters.cold_start import ColdStart
@@ -24,48 +20,37 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.scheduling.answers import finish_of, pooled_events, token_events
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
 from lora_serve.engine.scheduling.slot_turns import SlotTurns
 from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.sequence import Sequence, finish_of, pooled_events, token_events
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Owns every sequence. `waiting` ones hold nothing of the device, `running` ones blocks and perhaps slots."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        blocks: BlockManager,
-        prefix_cache: PrefixCache,
-        residency: AdapterResidency[Any],
-        policy: Policy,
-        batcher: Batcher,
-        eos_token_ids: tuple[int, ...],
-        max_model_len: int,
-        memory: MemoryGuard,
-        swapping: Swapping,
-    ) -> None:
-        self._blocks = blocks
-        self.prefix_cache = prefix_cache
-        self._residency = residency
-        self._cold_start = ColdStart(residency)
-        self._policy = policy
-        self.batcher = batcher
-        self._eos_token_ids = eos_token_ids
-        self._max_model_len = max_model_len
-        self._memory = memory
-        self.swapping = swapping
-        self._random = random.Random(config.seed)
-        self._num_added = 0
-        self._by_request: dict[str, Sequence] = {}
-        self.waiting: list[Sequence] = []  # in no order: that is the policy's
-        self.running: list[Sequence] = []  # in order of admission: the last is the youngest
-        self.num_preemptions = 0
-        self._prefetcher = AdapterPrefetcher(policy, self._cold_start, residency)
-        self._scheduled_at = -math.inf
+    _random: random.Random
+    _blocks: BlockManager
+    prefix_cache: PrefixCache
+    _residency: AdapterResidency[Any]
+    _policy: Policy
+    batcher: Batcher
+    _eos_token_ids: tuple[int, ...]
+    _max_model_len: int
+    _memory: MemoryGuard
+    swapping: Swapping
+    waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
+    running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
+    num_preemptions: int = 0
+    _num_added: int = 0
+    _by_request: dict[str, Sequence] = field(default_factory=dict)
+    _scheduled_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._cold_start = ColdStart(self._residency)
+        self._prefetcher = AdapterPrefetcher(self._policy, self._cold_start, self._residency)
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -105,7 +90,6 @@ class Scheduler:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of all requests that have not ended."""
         return tuple(self._by_request)
 
     def fail_all(self, error: LoraServeError) -> list[Event]:
@@ -165,7 +149,6 @@ class Scheduler:
         return events
 
     def _schedule_running(self, rows: StepRows) -> None:
-        """Adds rows of running sequences, in turn."""
         for sequence in sorted(self.running, key=lambda s: s.turn):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
@@ -224,7 +207,7 @@ class Scheduler:
         return not self.running or (has_place and self.prefix_cache.has_room(newcomer))
 
     def _make_way(self, newcomer: Sequence, limits: StepLimits, rows: StepRows) -> bool:
-        """Preempts whom the policy names until there is room; False: that was not enough."""
+        """Preempts the policy's victims until there is room; False: that was not enough."""
         while not self._has_room(newcomer, limits):
             victim = self._policy.victim(self.running, newcomer)
             if victim is None:
@@ -253,7 +236,7 @@ class Scheduler:
         missing = self._blocks.num_needed(sequence.num_computed + count) - len(sequence.blocks)
         while missing > self._blocks.num_free:
             victim = self._policy.victim(self.running, None)
-            assert victim is not None, "when memory is short, the policy names somebody"
+            assert victim is not None, "when memory is short, the policy names a victim"
             self._preempt(victim, rows)
             if victim is sequence:
                 return False

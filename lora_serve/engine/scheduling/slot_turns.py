@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.engine.adapters.residency import AdapterResidency
@@ -10,6 +11,7 @@ from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.sequence import Sequence
 
 
+@dataclass(slots=True)
 class SlotTurns:
     """Requests whose adapters are resident overtake a request that waits for a slot, up to a bound.
 
@@ -19,22 +21,13 @@ class SlotTurns:
     All other rows go on. The request therefore waits at most as many steps as those rows have left.
     """
 
-    def __init__(
-        self,
-        residency: AdapterResidency[Any],
-        policy: Policy,
-        running: list[Sequence],
-        max_passes: int,
-        horizon: float,
-    ) -> None:
-        """`running`: the scheduler's own list, as it changes. `horizon`: seconds of time.monotonic()."""
-        self._residency = residency
-        self._policy = policy
-        self._running = running
-        self._max_passes = max_passes
-        self._horizon = horizon
-        self._passed: list[Sequence] = []
-        self._leaving: frozenset[str] | None = None  # None: nothing is owed
+    _residency: AdapterResidency[Any]
+    _policy: Policy
+    _running: list[Sequence]  # the scheduler's own list, as it changes
+    _max_passes: int
+    _horizon: float  # seconds of time.monotonic()
+    _passed: list[Sequence] = field(default_factory=list)
+    _leaving: frozenset[str] | None = None  # adapters that the reserved slots hold; None: none are reserved
 
     def allows(self, sequence: Sequence) -> bool:
         """True if the sequence may try to get its slots."""

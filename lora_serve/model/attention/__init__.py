@@ -7,6 +7,7 @@ every file. The contract tests run over all files (tests/contracts/test_attentio
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -16,28 +17,30 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step.step_context import StepInputs
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """The constants of a layer's attention: scores become scale * q k, with `softcap` c also c * tanh(score / c).
+
+    With `window` w a token sees itself and the w - 1 before it.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
 class Attention(Protocol):
     """The class that a file of this folder provides as `Backend`."""
 
     def __init__(self, cache: KVCache) -> None: ...
 
     def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        step: StepInputs,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         """Causal attention of each row over its own cached tokens; K and V of the step are already cached.
 
         query [num_tokens, num_heads, head_dim]; key, value [num_tokens, num_kv_heads, head_dim];
-        returns [num_tokens, num_heads, head_dim]. With `window` w a token sees itself and the w - 1 before it.
-        With `softcap` c scores become c * tanh(score / c).
+        returns [num_tokens, num_heads, head_dim].
         """
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.native import compiler
 from lora_serve.model.step.step_context import StepInputs
@@ -58,16 +59,7 @@ class Backend:
         self.cache = cache
 
     def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        step: StepInputs,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
         pieces = self.pieces(step, num_heads)
@@ -77,8 +69,8 @@ class Backend:
         self._attend(
             query.data_ptr(), query.stride(0), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(),
             query.dtype == torch.bfloat16, num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
-            pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens, scale,
-            window or 0, softcap or 0.0,
+            pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens,
+            settings.scale, settings.window or 0, settings.softcap or 0.0,
         )  # fmt: skip
         return out
 

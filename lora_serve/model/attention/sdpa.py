@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step.step_context import PrefillRow, StepInputs
 
@@ -27,33 +28,22 @@ class Backend:
         self.cache = cache
 
     def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        step: StepInputs,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         out = torch.empty_like(query)
         rows = step.decode.num_rows
         if rows:
-            out[:rows] = self.decode(layer, query[:rows], step, scale, window, softcap)
+            out[:rows] = self.decode(layer, query[:rows], step, settings)
         for row in step.prefill:
             here = slice(row.start, row.end)
             if row.context == 0:
                 keys, values = key[here], value[here]
             else:
                 keys, values = self._gather_row(layer, row)
-            out[here] = _prefill(query[here], keys, values, row.context, scale, window, softcap)
+            out[here] = _prefill(query[here], keys, values, row.context, settings)
         return out
 
-    def decode(
-        self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
+    def decode(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
         pool_k, pool_v = self.cache.layer(layer)
         rows, num_heads, head_dim = query.shape
@@ -62,11 +52,13 @@ class Backend:
         flat = table.reshape(-1)
         keys = pool_k.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
         values = pool_v.index_select(0, flat).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        window = settings.window
         mask: Tensor | None = step.prepared.get(window)
         if mask is None:
             mask = step.prepared[window] = _decode_mask(step.decode.lengths, keys.shape[2], window, query.dtype)
         folded = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return attend_masked(folded, keys, values, mask, scale, softcap).reshape(rows, num_heads, head_dim)
+        found = attend_masked(folded, keys, values, mask, settings.scale, settings.softcap)
+        return found.reshape(rows, num_heads, head_dim)
 
     def _gather_row(self, layer: int, row: PrefillRow) -> tuple[Tensor, Tensor]:
         """K and V of one row from its blocks, each [context + tokens, num_kv_heads, head_dim]."""
@@ -88,11 +80,10 @@ def _decode_mask(lengths: Tensor, num_keys: int, window: int | None, dtype: torc
     return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
 
 
-def _prefill(
-    query: Tensor, keys: Tensor, values: Tensor, context: int, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+def _prefill(query: Tensor, keys: Tensor, values: Tensor, context: int, settings: AttentionSettings) -> Tensor:
     """query [tokens, num_heads, head_dim] over keys, values [context + tokens, num_kv_heads, head_dim]."""
     tokens, num_heads, _ = query.shape
+    scale, window, softcap = settings.scale, settings.window, settings.softcap
     group = num_heads // keys.shape[1]
     q = query.transpose(0, 1)[None]  # [1, num_heads, tokens, head_dim]
     k = keys.transpose(0, 1).repeat_interleave(group, dim=0)[None]

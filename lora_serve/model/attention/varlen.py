@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.attention import sdpa
+from lora_serve.model.attention import AttentionSettings, sdpa
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInputs
 from lora_serve.model.system.transfer import columns_to_device
@@ -71,38 +71,27 @@ class Backend:
         self._paged = paged_decode.PagedDecode(cache) if paged_decode.can_serve(device) else None
 
     def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        step: StepInputs,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         out = torch.empty_like(query)
         rows = step.decode.num_rows
         if rows:
-            out[:rows] = self._decode(layer, query[:rows], step, scale, window, softcap)
+            out[:rows] = self._decode(layer, query[:rows], step, settings)
         if step.prefill:
-            can = softcap is None and self._fits and (window is None or self._features.windows)
+            can = settings.softcap is None and self._fits and (settings.window is None or self._features.windows)
             attend = self._prefill if can else self._prefill_elsewhere
-            out[rows:] = attend(layer, query, key, value, step, scale, window, softcap)
+            out[rows:] = attend(layer, query, key, value, step, settings)
         return out
 
-    def _decode(
-        self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
+    def _decode(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         """query [rows, num_heads, head_dim] -> the same shape."""
-        if self._reads_pages and softcap is None:
-            return self._decode_pages(layer, query, step, scale, window)
+        if self._reads_pages and settings.softcap is None:
+            return self._decode_pages(layer, query, step, settings)
         if self._paged is not None:
-            return self._paged(layer, query, step.decode, scale, window, softcap)
-        return self._sdpa.decode(layer, query, step, scale, window, softcap)
+            return self._paged(layer, query, step.decode, settings.scale, settings.window, settings.softcap)
+        return self._sdpa.decode(layer, query, step, settings)
 
-    def _decode_pages(self, layer: int, query: Tensor, step: StepInputs, scale: float, window: int | None) -> Tensor:
+    def _decode_pages(self, layer: int, query: Tensor, step: StepInputs, settings: AttentionSettings) -> Tensor:
         plan = step.prepared.get(_DECODE)
         if plan is None:
             plan = step.prepared[_DECODE] = _pages_of(step)
@@ -110,19 +99,11 @@ class Backend:
         pool_k, pool_v = self.cache.layer(layer)
         longest = table.shape[1] * self.cache.block_size
         return self._call(
-            query, pool_k, pool_v, rows, rows * longest, 1, longest, scale, window, block_table=table, seqused_k=lengths
+            query, pool_k, pool_v, rows, rows * longest, 1, longest, settings, block_table=table, seqused_k=lengths
         )
 
     def _prefill(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        step: StepInputs,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         """Attention of the rows of several tokens: [their tokens, num_heads, head_dim]."""
         plan = step.prepared.get(_PREFILL)
@@ -138,23 +119,15 @@ class Backend:
             group = query.shape[1] // keys.shape[1]
             keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         return self._call(
-            query[start:], keys, values, plan.query_ends, plan.key_ends, plan.max_query, plan.max_keys, scale, window
+            query[start:], keys, values, plan.query_ends, plan.key_ends, plan.max_query, plan.max_keys, settings
         )
 
     def _prefill_elsewhere(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        step: StepInputs,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
         rows = step.decode
         alone = replace(step, decode=DecodeRows(0, rows.block_table[:0], rows.lengths[:0]))
-        out = self._sdpa(layer, query, key, value, alone, scale=scale, window=window, softcap=softcap)
+        out = self._sdpa(layer, query, key, value, alone, settings)
         return out[rows.num_rows :]
 
     def _call(
@@ -166,13 +139,11 @@ class Backend:
         key_ends: Tensor,
         max_query: int,
         max_keys: int,
-        scale: float,
-        window: int | None,
+        settings: AttentionSettings,
         **pages: Tensor,
     ) -> Tensor:
-        """Causal attention: the last query sees the last key. A window of w is the token itself and the w - 1 before
-        it.
-        """
+        """Causal attention: the last query sees the last key."""
+        window = settings.window
         given: dict[str, Any] = dict(pages)
         if self._features.windows:
             given["window_size"] = (-1 if window is None else window - 1, 0)
@@ -181,7 +152,7 @@ class Backend:
         if self._features.groups:
             given["enable_gqa"] = True
         found: Tensor = self._varlen(
-            query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=scale, **given
+            query.contiguous(), keys, values, query_ends, key_ends, max_query, max_keys, scale=settings.scale, **given
         )
         return found
 
@@ -195,7 +166,9 @@ class Backend:
         ends = torch.arange(2, dtype=torch.int32, device=device)
         query = torch.zeros(1, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
         try:
-            self._call(query, pool, pool, ends, ends, 1, 1, 1.0, None, block_table=one[None], seqused_k=one)
+            self._call(
+                query, pool, pool, ends, ends, 1, 1, AttentionSettings(1.0), block_table=one[None], seqused_k=one
+            )
         except RuntimeError:
             return False
         return True

@@ -48,12 +48,7 @@ def _fuse_stage(
 
 
 def _proven(
-    parts: FusionParts,
-    module: nn.Module,
-    kind: Any,
-    calls: list[Call],
-    step: StepInputs,
-    cached: tuple[Tensor, Tensor],
+    parts: FusionParts, module: nn.Module, kind: Any, calls: list[Call], step: StepInputs, cached: tuple[Tensor, Tensor]
 ) -> Callable[..., Any] | None:
     """The first replacement that agrees with all calls; None if there is none."""
     candidates: list[Callable[..., Any]] = kind.candidates(module, parts)

@@ -29,8 +29,7 @@ class AdaptedModel(Generic[Step]):
         self._wrap_linears(loaded, self.kernel, slots)
         for path, site in loaded.observation.sites.items():
             if path not in self._linears:
-                is_input = path == self.spec.input_embedding
-                hook = ChangedModule(site, slots.changes_of(path), self.context, reads_token_ids=is_input)
+                hook = ChangedModule(site, slots.changes_of(path), self.context, path == self.spec.input_embedding)
                 self.module.get_submodule(path).register_forward_hook(hook)
 
     def linear(self, path: str) -> FrozenLinear:

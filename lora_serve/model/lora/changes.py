@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,21 +33,31 @@ class Change(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingDelta:
+class TensorFields:
+    """The base of dataclasses whose memory is that of their tensors."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def to(self, device: torch.device) -> Self:
+        """The same with its tensors on a device; where they are there already, the same tensors."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingDelta(TensorFields):
     """y = gain * y + scale * A[token] B (gain None: one)."""
 
     a: Tensor  # [num_embeddings, rank]
     b: Tensor  # [rank, embedding_dim]
     scale: float
     gain: Tensor | None = None  # [embedding_dim], DoRA's magnitude / norm
-
-    @property
-    def num_bytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes + (0 if self.gain is None else self.gain.nbytes)
-
-    def to(self, device: torch.device) -> EmbeddingDelta:
-        gain = None if self.gain is None else self.gain.to(device)
-        return EmbeddingDelta(self.a.to(device), self.b.to(device), self.scale, gain)
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
@@ -57,18 +67,11 @@ class EmbeddingDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRows:
+class TokenRows(TensorFields):
     """An embedding's own rows for some tokens: y = rows[j] where the token is token_ids[j]."""
 
     token_ids: Tensor  # [num_rows] int64, ascending
     rows: Tensor  # [num_rows, embedding_dim]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.token_ids.nbytes + self.rows.nbytes
-
-    def to(self, device: torch.device) -> TokenRows:
-        return TokenRows(self.token_ids.to(device), self.rows.to(device))
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
@@ -80,7 +83,7 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadRows:
+class HeadRows(TensorFields):
     """The output head's own rows for some tokens: y[token_ids[j]] = x rows[j]^T."""
 
     token_ids: Tensor  # [num_rows] int64
@@ -90,9 +93,6 @@ class HeadRows:
     @property
     def num_bytes(self) -> int:
         return 0 if self.is_shared else self.token_ids.nbytes + self.rows.nbytes
-
-    def to(self, device: torch.device) -> HeadRows:
-        return HeadRows(self.token_ids.to(device), self.rows.to(device), self.is_shared)
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
@@ -237,18 +237,11 @@ class ReplacedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class InputGain:
+class InputGain(TensorFields):
     """y = W (gain * x) + bias, from y = W x + bias: (IA)^3 of a feed-forward layer; a `Change`."""
 
     base: FrozenLinear
     gain: Tensor  # [in_features]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.gain.nbytes
-
-    def to(self, device: torch.device) -> InputGain:
-        return InputGain(self.base, self.gain.to(device))
 
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_serve.model.lora.changes import Change
+from lora_serve.model.lora.changes import Change, TensorFields
 
 
 @dataclass(frozen=True, slots=True)
-class LinearDelta:
+class LinearDelta(TensorFields):
     """y [n, out] = gain * y + shift + scale * (x [n, in] A^T) B of one linear layer; None stands for one, or zero.
 
     gain is DoRA's magnitude over norm, shift the sum of trained biases.
@@ -33,15 +33,13 @@ class LinearDelta:
     def rank(self) -> int:
         return 0 if self.a is None else self.a.shape[0]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.nbytes for t in (self.a, self.b, self.gain, self.shift) if t is not None)
 
-    def to(self, device: torch.device) -> LinearDelta:
-        """The delta with its tensors on a device; on the CPU the same tensors."""
-        moved = (None if t is None else t.to(device) for t in (self.a, self.b, self.gain, self.shift))
-        a, b, gain, shift = moved
-        return LinearDelta(a, b, self.scale, gain, shift)
+COLUMN_TYPES = {
+    **dict.fromkeys(("a", "b", "gain", "shift"), torch.int64),  # addresses
+    "rank": torch.int32,
+    "scale": torch.float32,
+    "is_bfloat16": torch.int32,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +62,10 @@ class SlotColumns:
     def of(deltas: Sequence[LinearDelta | None]) -> SlotColumns:
         """`deltas`: one per linear layer, in the order of `ModelSpec.linears`; None: the layer is not adapted."""
         rows = [_NOTHING if delta is None else _row(delta) for delta in deltas]
-        a, b, gain, shift, rank, scale, is_bfloat16 = zip(*rows, strict=True)
+        columns = zip(*rows, strict=True)
+        types = COLUMN_TYPES.values()
         return SlotColumns(
-            tuple(deltas),
-            a=torch.tensor(a, dtype=torch.int64),
-            b=torch.tensor(b, dtype=torch.int64),
-            gain=torch.tensor(gain, dtype=torch.int64),
-            shift=torch.tensor(shift, dtype=torch.int64),
-            rank=torch.tensor(rank, dtype=torch.int32),
-            scale=torch.tensor(scale, dtype=torch.float32),
-            is_bfloat16=torch.tensor(is_bfloat16, dtype=torch.int32),
+            tuple(deltas), *(torch.tensor(column, dtype=dtype) for column, dtype in zip(columns, types, strict=True))
         )
 
 
@@ -93,7 +85,6 @@ class HostAdapter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of host memory."""
         changes = sum(change.num_bytes for table in self.changes.values() for change in table)
         return changes + sum(delta.num_bytes for delta in self.deltas.values())
 

@@ -105,7 +105,7 @@ def _difference(a: Tensor, b: Tensor, a0: Tensor, b0: Tensor) -> tuple[Tensor, T
     """b^T a - b0^T a0 as two factors of rank 2 r whose parts do not cancel one another.
 
     [a; a0] and [b; -b0] are the same, but each is as large as the weight and they differ by what was learned; rounded
-    to bfloat16 by whoever stores or computes in it, that would drown. So: QR of both, SVD of the small core.
+    to bfloat16 for storage or computation, that would be lost. So: QR of both, SVD of the small core.
     """
     rank = 2 * a.shape[0]
     q_in, r_in = torch.linalg.qr(torch.cat([a, a0]).t())

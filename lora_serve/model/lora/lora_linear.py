@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,22 +82,14 @@ class LoraLinear(nn.Module):
                 change.apply(y[here], (x[here],), segment.scale)
 
 
+@dataclass(frozen=True, slots=True)
 class ChangedModule:
     """A forward hook for norms, embeddings, routers and experts: corrects the outputs of rows with changes."""
 
-    def __init__(
-        self,
-        site: Site,
-        changes: Mapping[int, tuple[Change, ...]],
-        context: StepContext[Any],
-        *,
-        reads_token_ids: bool = False,
-    ) -> None:
-        """`changes`: by slot, kept up to date by `LoraSlots`. `reads_token_ids`: the module is the input embedding."""
-        self._site = site
-        self._changes = changes
-        self._context = context
-        self._reads_token_ids = reads_token_ids
+    _site: Site
+    _changes: Mapping[int, tuple[Change, ...]]  # by slot, kept up to date by `LoraSlots`
+    _context: StepContext[Any]
+    _reads_token_ids: bool  # the module is the input embedding
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         if not self._changes:

@@ -16,7 +16,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.errors import InternalError
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.changes import Change
-from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, moved_deltas
+from lora_serve.model.lora.host_adapter import COLUMN_TYPES, HostAdapter, LinearDelta, SlotColumns, moved_deltas
 
 
 class CopyStream:
@@ -102,24 +102,13 @@ class SlotTables:
 
     @staticmethod
     def empty(num_modules: int, num_slots: int) -> SlotTables:
-        shape = (num_modules, num_slots)
-        a, b, gain, shift = (torch.zeros(shape, dtype=torch.int64) for _ in range(4))
-        return SlotTables(
-            a,
-            b,
-            gain,
-            shift,
-            rank=torch.zeros(shape, dtype=torch.int32),
-            scale=torch.zeros(shape, dtype=torch.float32),
-            is_bfloat16=torch.zeros(shape, dtype=torch.int32),
-        )
+        return SlotTables(*(torch.zeros(num_modules, num_slots, dtype=dtype) for dtype in COLUMN_TYPES.values()))
 
     @property
     def num_slots(self) -> int:
         return self.a.shape[1]
 
     def widened(self, num_slots: int) -> SlotTables:
-        """A copy with room for more slots."""
         wide = SlotTables.empty(len(self.a), num_slots)
         for table in fields(self):
             getattr(wide, table.name)[:, : self.num_slots] = getattr(self, table.name)
@@ -142,11 +131,7 @@ class LoraSlots:
     """
 
     def __init__(
-        self,
-        linears: Mapping[str, LinearShape],
-        num_slots: int,
-        device: torch.device,
-        stream: CopyStream | None = None,
+        self, linears: Mapping[str, LinearShape], num_slots: int, device: torch.device, stream: CopyStream | None = None
     ) -> None:
         """`num_slots`: room at the start; a slot beyond it makes more. `stream`: None where nothing is copied."""
         self.module_index = {name: index for index, name in enumerate(linears)}

@@ -3,21 +3,88 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
-from lora_serve.core.batch import BlockCopy, BlockMoves, RowAdapter, SlotRef
+from lora_serve.core.batch import BlockCopy
+from lora_serve.core.batch import BlockMoves
+from lora_serve.core.batch import RowAdapter
+from lora_serve.core.batch import SlotRef
+import torch
+from lora_serve.core.batch import Batch
+from lora_serve.core.batch import Row
+from lora_serve.core.batch import RowOutput
+from lora_serve.core.batch import SampleInput
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
-from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan
+from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memory_load
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import SamplingParams
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.folding import fold
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.memory.activation_probe import ActivationProbe
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.system.device_memory import free_memory, peak_meter
+from lora_serve.model.system.device_memory import free_memory, peak_bytes, peak_meter
+
+_MARGIN = 1.1
+_CPU_TOKENS, _CUDA_TOKENS = 64, 1024  # of the largest probe
+_KEYS = 1024
+_LOGIT_ROWS = 16
+_DECODE_ROWS = 4
+_SAMPLED = SampleInput(SamplingParams(temperature=0.7, top_p=0.9, top_k=8, logprobs=1), 0, 0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationProbe:
+    """`block`: an unused KV block, which every probe row reads and writes over and over."""
+
+    run: Callable[[Batch], list[RowOutput]]
+    spec: ModelSpec
+    device: torch.device
+    block: int
+    block_size: int
+    max_tokens: int  # of a step
+
+    def learn(self, adapter: RowAdapter) -> ActivationModel:
+        """Measures with and without `adapter`, one that is in a slot."""
+        adapters = (adapter,)
+        most = _CUDA_TOKENS if self.device.type == "cuda" else _CPU_TOKENS
+        num_tokens = max(2, min(most, self.max_tokens, self.spec.max_model_len))
+        keys = max(2, min(_KEYS, self.spec.max_model_len))
+        few = min(num_tokens, max(2, keys // 2))
+        self._peak(self._row(0, 1, 1))  # what is allocated once and kept
+        fixed = self._peak(self._row(0, 1, 1))
+        with_adapter = self._peak(self._row(0, 1, 1, adapters))
+        tokens = self._peak(self._row(0, num_tokens, num_tokens, adapters))
+        logits = self._peak(*(self._row(i, 1, 1) for i in range(_LOGIT_ROWS)))
+        decode = self._peak(*(self._row(i, 1, keys) for i in range(_DECODE_ROWS)))
+        chunk = self._peak(self._row(0, 2, keys))
+        scores = self._peak(self._row(0, few, keys))
+        per_token = (tokens - fixed) / num_tokens
+        per_chunk_key = (chunk - fixed) / keys
+        explained = fixed + per_token * few + per_chunk_key * keys
+        coefficients = (
+            fixed,
+            per_token,
+            (logits - fixed) / _LOGIT_ROWS,
+            with_adapter - fixed,
+            (decode - fixed) / (_DECODE_ROWS * keys),
+            per_chunk_key,
+            (scores - explained) / (few * keys),
+        )
+        return ActivationModel(*(max(0.0, _MARGIN * coefficient) for coefficient in coefficients))
+
+    def _row(self, sequence_id: int, count: int, keys: int, adapters: tuple[RowAdapter, ...] = ()) -> Row:
+        """A row of the last `count` of `keys` tokens."""
+        table = (self.block,) * -(-keys // self.block_size)
+        return Row(sequence_id, (0,) * count, keys - count, table, adapters, _SAMPLED, None)
+
+    def _peak(self, *rows: Row) -> int:
+        assert memory_load(rows).num_tokens > 0
+        return peak_bytes(self.device, lambda: self.run(Batch(rows, (self.block,))))
+
 
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
 _CUDA_SWAP_SPACE = 4 * 2**30

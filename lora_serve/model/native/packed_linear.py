@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.native import compiler
-from lora_serve.model.system.allocator import advise_huge_pages
+from lora_serve.model.system.process import advise_huge_pages
 
 _SOURCE = Path(__file__).with_name("packed_linear.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64

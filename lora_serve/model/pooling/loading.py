@@ -20,12 +20,61 @@ from lora_serve.model.kv_cache import KVShape
 from lora_serve.model.loading.frozen_model import FrozenModule, LoadedModel, load_frozen, path_of
 from lora_serve.model.loading.observation import NUM_LOGITS, NUM_TOKENS, ModuleWatch, Observation, first_line
 from lora_serve.model.loading.quantization import resident_bytes
-from lora_serve.model.pooling.exactness import is_exact, plain_answers, probe_rows, tolerance
 from lora_serve.model.pooling.forward import PooledForward, backbone_of, takes_types
 from lora_serve.model.pooling.plan import PoolingPlan
 from lora_serve.model.pooling.ragged_attention import RaggedAttention
 from lora_serve.model.pooling.step import Layout, PoolingRow, PoolingStep
 from lora_serve.model.step.step_context import StepContext
+
+_LENGTHS = (21, 1, 13, 37, 5, 5)  # tokens; two groups of attention, rows of like and of unlike lengths
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest number of an answer
+
+
+def probe_rows(vocab_size: int, has_types: bool) -> tuple[PoolingRow, ...]:
+    """Prompts of arbitrary token ids, with second texts where the model knows them."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        PoolingRow(
+            tuple(torch.randint(vocab_size, (length,), generator=generator).tolist()),
+            tuple(int(i > length // 2) for i in range(length)) if has_types else (),
+        )
+        for length in _LENGTHS
+    )
+
+
+@torch.inference_mode()
+def plain_answers(
+    module: PreTrainedModel, plan: PoolingPlan, rows: Sequence[PoolingRow], device: torch.device
+) -> tuple[Tensor, ...]:
+    """The untouched model's answers, one row at a time: logits, or embeddings."""
+    return tuple(_plain_answer(module, plan, row, device) for row in rows)
+
+
+def _plain_answer(module: PreTrainedModel, plan: PoolingPlan, row: PoolingRow, device: torch.device) -> Tensor:
+    ids = torch.tensor([row.token_ids], device=device)
+    types = {"token_type_ids": torch.tensor([row.token_type_ids], device=device)} if row.token_type_ids else {}
+    output: Any = module(input_ids=ids, **types)
+    if plan.task is Task.CLASSIFY:
+        logits: Tensor = output.logits[0].float()
+        return logits
+    hidden: Tensor = output.last_hidden_state[0].float()
+    pooled: Tensor = {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(0), "max": hidden.amax(0)}[plan.pooling]
+    for step in plan.steps:
+        pooled = step(pooled)
+    return pooled
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The allowed error, as a part of an answer's largest number."""
+    return _TOLERANCE[dtype]
+
+
+def is_exact(answers: Tensor, expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """True if answers [num_rows, width] are within the tolerance of the expected ones."""
+    plain = torch.stack(list(expected))
+    worst = (answers - plain).abs().max() / plain.abs().max().clamp_min(1e-6)
+    return bool(worst <= tolerance(dtype))
+
 
 _names = itertools.count()
 
@@ -131,7 +180,7 @@ def _watched_rows(num_rows: int, is_ragged: bool) -> list[PoolingRow]:
 
 
 def _check_complete(found: FrozenModule, config: ModelConfig) -> None:
-    """A head may be missing: adapters bring theirs. A pooler may be, where nobody looks at it."""
+    """A head may be missing, as adapters bring theirs; so may a pooler whose result is not used."""
     prefix = found.module.base_model_prefix + "."
     has_head = backbone_of(found.module) is not found.module
     missing = [

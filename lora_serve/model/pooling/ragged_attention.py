@@ -92,7 +92,7 @@ def _mask(group: RowGroup, causal: bool, window: int | None, dtype: torch.dtype,
         visible = own[:, None, None] if visible is None else visible & own[:, None, None]
     if visible is None:
         return None
-    # behind a row's end a window may see nothing: such a token sees itself, and nobody looks at it
+    # behind a row's end a window may see nothing: such a token sees itself, and its result is not used
     visible = visible | (distance == 0) if window is not None else visible
     return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
 

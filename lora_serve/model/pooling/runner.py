@@ -15,8 +15,7 @@ from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.changes import ReplacedLinear
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.pooling.exactness import is_exact
-from lora_serve.model.pooling.loading import PoolingParts
+from lora_serve.model.pooling.loading import PoolingParts, is_exact
 from lora_serve.model.pooling.step import PoolingRow, PoolingStep
 from lora_serve.model.step.vocabularies import OutputWidths
 from lora_serve.model.system.device_memory import within_memory
@@ -40,7 +39,7 @@ class PoolingModel(AdaptedModel[PoolingStep]):
 
 
 class PoolingRunner:
-    """The runner that `engine/engine.py` speaks to, for models that answer with one vector."""
+    """Implements `engine.Runner` for models that answer with one vector."""
 
     def __init__(self, model: PoolingModel, slots: LoraSlots) -> None:
         self._model = model
@@ -51,15 +50,12 @@ class PoolingRunner:
         self._num_labels = len(pooling.labels)
 
     def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        """Puts an adapter's weights into a device slot."""
         self._slots.load(slot, adapter)
 
     def clear_slot(self, index: int) -> None:
-        """Frees a device slot's weights."""
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """Runs one forward pass; one output per row, in the batch's order. A row's own fault is in its `error`."""
         return within_memory(self._model.device, lambda: self._run(batch))
 
     def move_blocks(self, moves: BlockMoves) -> None:

@@ -20,7 +20,7 @@ from lora_serve.core.batch import Row
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.runner.row_buffers import RowBuffers
+from lora_serve.model.runner.packing import RowBuffers
 
 
 class CudaGraph:

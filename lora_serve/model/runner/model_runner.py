@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.errors import (
-    InternalError,
-    InvalidRequestError,
-    LoraServeError,
-    NumericalError,
-)
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
@@ -30,7 +25,9 @@ _LOGPROB_ROWS = 64  # positions whose full log-softmax is held at once
 
 
 class ModelRunner:
-    """The runner that `engine/engine.py` calls; it knows slots, blocks and rows, but no requests and no tenants."""
+    """Implements `engine.Runner` for models that generate; knows slots, blocks and rows, but no requests and no
+    tenants.
+    """
 
     def __init__(
         self,
@@ -49,22 +46,15 @@ class ModelRunner:
         self._packer = StepPacker(cache, slots, model.spec.vocab_size, device)
 
     def load_slot(self, slot: SlotRef, adapter: HostAdapter) -> None:
-        """Puts an adapter's weights into a device slot."""
         self._slots.load(slot, adapter)
 
     def clear_slot(self, index: int) -> None:
-        """Frees a device slot's weights."""
         self._slots.clear(index)
 
     def run(self, batch: Batch) -> list[RowOutput]:
-        """Runs one forward pass; one output per row, in the batch's order. A row's own fault is in its `error`.
-
-        Raises DeviceMemoryError, after freeing what the attempt had allocated.
-        """
         return within_memory(self._device, lambda: self._run(batch))
 
     def move_blocks(self, moves: BlockMoves) -> None:
-        """Copies KV blocks to host memory, then others back; done when it returns."""
         self._cache.move(moves)
 
     def _run(self, batch: Batch) -> list[RowOutput]:
@@ -110,7 +100,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_rows(self, rows: Sequence[Row]) -> dict[int, RowOutput]:
-        """Runs rows, those of one token first."""
         logits, spans = self._logits(rows)
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)

@@ -1,8 +1,8 @@
-"""The process's OpenMP team: only the engine's thread computes in parallel.
+"""The threads that compute: who has an OpenMP team.
 
 GNU's OpenMP waits at the end of a parallel loop by spinning only as long as all of its threads in the process fit the
 processor. One more team, even an idle one, and each wait is a sleep: on two cores a decode step took 1.4 times as long.
-A team belongs to the thread that ran a parallel loop, and ends with it.
+A team belongs to the thread that ran a parallel loop, and ends with it. So only the engine's thread has a team.
 """
 
 from __future__ import annotations

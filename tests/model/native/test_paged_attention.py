@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.attention.native import Backend
 from lora_serve.model.kv_cache import KVCache, KVShape
 from tests.model.tiny import CPU, step_of
@@ -50,7 +51,7 @@ class Case:
         query = torch.cat([self.query[first:end] for first, end in spans])
         scale = 1 / math.sqrt(self.size)
         return Backend(self.cache)(
-            0, query, query, query, step_of(rows), scale=scale, window=self.window, softcap=self.softcap
+            0, query, query, query, step_of(rows), AttentionSettings(scale, self.window, self.softcap)
         )
 
     def expected(self) -> torch.Tensor:

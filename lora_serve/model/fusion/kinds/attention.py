@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lora_serve.model.attention import Attention
-from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.parts import AttentionSettings, FusionParts
+from lora_serve.model.attention import Attention, AttentionSettings
+from lora_serve.model.fusion.parts import FusionParts, JoinedLinears
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_linear import LoraLinear
@@ -36,7 +35,7 @@ class FusedRotaryAttention:
     A step with a row whose adapter changes a norm runs the layer's own code.
     """
 
-    own_code: Callable[..., Any]
+    own_forward: Callable[..., Any]
     layer: int
     joined: JoinedLinears
     output: LoraLinear
@@ -55,23 +54,14 @@ class FusedRotaryAttention:
         """hidden_states [1, tokens, size] -> the same shape, and None."""
         step, size = self.context.step, self.cache.shape.head_dim
         if step.changes_any(self.changes):
-            return self.own_code(hidden_states, position_embeddings, *arguments, **keywords)
+            return self.own_forward(hidden_states, position_embeddings, *arguments, **keywords)
         y = self.joined(hidden_states[0])
         q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm.forward(q), self.key_norm.forward(k)
         cos, sin = (table[0].contiguous() for table in position_embeddings)
         self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
-        out = self.attention(
-            self.layer,
-            q,
-            k,
-            v,
-            step,
-            scale=self.settings.scale,
-            window=self.settings.window,
-            softcap=self.settings.softcap,
-        )
+        out = self.attention(self.layer, q, k, v, step, self.settings)
         found: Tensor = self.output(out.flatten(1)[None])
         return found, None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lora_serve.model.fusion.joined import JoinedLinears
-from lora_serve.model.fusion.parts import FusionParts
+from lora_serve.model.fusion.parts import FusionParts, JoinedLinears
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels

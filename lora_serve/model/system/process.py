@@ -1,6 +1,4 @@
-"""The C library's allocator: freed memory is kept while serving and given back after a start; huge pages for large
-tensors.
-"""
+"""Memory of the process: what its allocator keeps and gives back, and huge pages. Imports no torch."""
 
 from __future__ import annotations
 
