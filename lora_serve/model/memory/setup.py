@@ -6,16 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
-from lora_serve.core.batch import BlockCopy
-from lora_serve.core.batch import BlockMoves
-from lora_serve.core.batch import RowAdapter
-from lora_serve.core.batch import SlotRef
 import torch
-from lora_serve.core.batch import Batch
-from lora_serve.core.batch import Row
-from lora_serve.core.batch import RowOutput
-from lora_serve.core.batch import SampleInput
+
+from lora_serve.adapters.checkpoint.weights.saved import dummy_adapter
+from lora_serve.core.batch import Batch, BlockCopy, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.memory import ActivationModel, MemoryLoad, MemoryPlan, memory_load
