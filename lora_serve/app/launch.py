@@ -29,9 +29,9 @@ from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, drain, end_wit
 from lora_serve.app.tracing import opened_traces
 from lora_serve.app.warm_up import Preparation
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.base import EngineHost, HostedModel, host_module
-from lora_serve.engine_host.restarts import Restarts
-from lora_serve.engine_host.supervisor import Supervisor, load_patiently
+from lora_serve.engine_host.hosts import engine_host_module
+from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
+from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_patiently
 from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.redaction import redaction_for
@@ -95,7 +95,7 @@ async def run_server(
     # The GIL is given up ten times sooner than by default: beside loads without a rest, 99 of 100 small steps of 200
     # operators then took up to 118 ms instead of 524 (the median 70 either way; 2 busy cores).
     sys.setswitchinterval(0.0005)
-    module = host_module(settings.engine)
+    module = engine_host_module(settings.engine)
     module.use_one_core()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(8, "asyncio", initializer=module.use_one_core))
@@ -139,7 +139,7 @@ async def run_server(
             return await _run(services, settings, host, supervisor, listener, stop, tls, drained)
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, HostedModel], stop: asyncio.Event) -> HostedModel | None:
+async def _unless_stopped(work: Coroutine[Any, Any, LoadedEngine], stop: asyncio.Event) -> LoadedEngine | None:
     """Returns the work's result; None if the server was told to stop before that."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:

@@ -10,7 +10,7 @@ from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host.base import HostedModel
+from lora_serve.engine_host.hosts.base import LoadedEngine
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.lifecycle import Lifecycle
@@ -26,7 +26,7 @@ from lora_serve.text.tokenizer import TextModel
 def build_services(
     settings: Settings,
     *,
-    model: HostedModel,
+    model: LoadedEngine,
     text: TextModel,
     storage: AdapterStorage,
     sources: SourceTable,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from lora_serve.client.wire import FrameSplitter, frame_of, from_engine
 from lora_serve.core.errors import EngineLostError
-from lora_serve.core.messages import BlobMessage, Configure, FromEngine, FromLoop, LoadRefused, Ready, Stop, ToEngine
+from lora_serve.core.messages import Configure, FromEngine, LoadRefused, Ready, Stop, ToEngine
 from lora_serve.core.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class EngineProcess:
         self._reason = ""
         self._ready: asyncio.Future[ModelSpec] = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(_retrieve)
-        self._receive: Callable[[FromLoop | BlobMessage], None] = lambda message: None
+        self._receive: Callable[[list[FromEngine]], None] = lambda messages: None
         self.lost: asyncio.Task[str] = asyncio.create_task(self._watch(), name=f"engine process {child.pid}")
         connection.receive = self._take
 
@@ -74,7 +74,7 @@ class EngineProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    async def ready(self, receive: Callable[[FromLoop | BlobMessage], None]) -> ModelSpec:
+    async def ready(self, receive: Callable[[list[FromEngine]], None]) -> ModelSpec:
         """The engine's model, once it is loaded; from then on `receive` gets every message, on the event loop.
 
         Raises the error with which the engine refused the model (ModelError, ConfigError), EngineLostError.
@@ -104,13 +104,14 @@ class EngineProcess:
             self.kill("it did not stop in time")
             await self.lost
 
-    def _take(self, message: FromEngine) -> None:
-        if isinstance(message, Ready):
-            self._ready.set_result(message.spec)
-        elif isinstance(message, LoadRefused):
-            self._ready.set_exception(message.error)
-        else:
-            self._receive(message)
+    def _take(self, messages: list[FromEngine]) -> None:
+        match messages:
+            case [Ready(spec)]:
+                self._ready.set_result(spec)
+            case [LoadRefused(error)]:
+                self._ready.set_exception(error)
+            case _:
+                self._receive(messages)
 
     async def _watch(self) -> str:
         """Describes how the child ended, once it has and all its messages were read."""
@@ -134,7 +135,7 @@ class _Connection(asyncio.Protocol):
     """This process's end of the socket pair."""
 
     def __init__(self) -> None:
-        self.receive: Callable[[FromEngine], None] = lambda message: None
+        self.receive: Callable[[list[FromEngine]], None] = lambda messages: None
         self.closed = asyncio.Event()
         self._frames = FrameSplitter()
         self._transport: asyncio.Transport | None = None
@@ -146,8 +147,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand on every message that is complete. Bytes that are no message end the connection, and so the process."""
         for frame in self._frames.feed(data):
-            for message in from_engine(frame):
-                self.receive(message)
+            self.receive(from_engine(frame))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()

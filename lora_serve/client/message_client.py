@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 from lora_serve.core.errors import LoraServeError, NotReadyError
 from lora_serve.core.messages import (
     Abort,
     AdapterCommand,
-    CallFailed,
     Command,
     EngineCall,
     ErrorEvent,
     Event,
     FinishEvent,
-    FromLoop,
+    FromEngine,
     GetStats,
     Ping,
     Reply,
     ReplyValue,
+    RequestEvent,
     SmokeTestResult,
     StartedEvent,
     Submit,
@@ -93,20 +93,29 @@ class MessageClient(ABC):
         finally:
             del self._calls[call_id]
 
-    def _receive(self, message: FromLoop) -> None:
-        """Hand a message to whoever still waits for it; called on the event loop."""
-        if isinstance(message, Reply | CallFailed):
-            reply = self._calls.get(message.call_id)
-            if reply is None or reply.done():
-                return
-            if isinstance(message, Reply):
-                reply.set_result(message.value)
+    def _receive(self, messages: Sequence[FromEngine]) -> list[FromEngine]:
+        """Hand events and replies to whoever still waits for them, on the event loop. Returns all other messages."""
+        others: list[FromEngine] = []
+        for message in messages:
+            if isinstance(message, RequestEvent):
+                if isinstance(message, StartedEvent):
+                    self.gate.start(message.request_id)
+                elif (events := self._streams.get(message.request_id)) is not None:
+                    events.put_nowait(message)
+            elif isinstance(message, Reply):
+                self._reply(message)
             else:
-                reply.set_exception(message.error)
-        elif isinstance(message, StartedEvent):
-            self.gate.start(message.request_id)
-        elif (events := self._streams.get(message.request_id)) is not None:
-            events.put_nowait(message)
+                others.append(message)
+        return others
+
+    def _reply(self, message: Reply) -> None:
+        reply = self._calls.get(message.call_id)
+        if reply is None or reply.done():
+            return
+        if message.error is None:
+            reply.set_result(message.value)
+        else:
+            reply.set_exception(message.error)
 
     def _fail_all(self, error: Callable[[], LoraServeError]) -> int:
         """End every request and every call, each with an error of its own. Returns the number of requests."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from lora_serve.client.engine_process import EngineProcess
 from lora_serve.client.message_client import MessageClient
 from lora_serve.core.errors import ConfigError, EngineLostError, LoraServeError, ModelError, NotReadyError
 from lora_serve.core.messages import (
     AdapterCommand,
-    Answer,
     BlobMessage,
     Evict,
-    FromLoop,
+    FromEngine,
+    Reply,
     SmokeTestResult,
     Submit,
     ToEngine,
@@ -38,7 +38,7 @@ class ProcessEngineClient(MessageClient):
         spawn: Callable[[], Awaitable[EngineProcess]],
         gate: QueueGate,
         desired: DesiredState,
-        serve_blobs: Callable[[BlobMessage, Callable[[Answer], None]], None],
+        serve_blobs: Callable[[BlobMessage, Callable[[Reply], None]], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         """`serve_blobs`: called with what the engine's loaders need of the stores, and with where to send the answer.
@@ -138,7 +138,7 @@ class ProcessEngineClient(MessageClient):
     async def _ready(self, process: EngineProcess) -> ModelSpec:
         """The child's model; a child that nobody waits for any more is ended."""
         try:
-            return await process.ready(lambda message: self._take(process, message))
+            return await process.ready(lambda messages: self._take(process, messages))
         except BaseException:
             process.kill("it was not waited for")
             await asyncio.shield(process.lost)
@@ -160,12 +160,11 @@ class ProcessEngineClient(MessageClient):
             message = Submit(message.request.on_clock(process.clock_offset))
         process.send(message)
 
-    def _take(self, process: EngineProcess, message: FromLoop | BlobMessage) -> None:
+    def _take(self, process: EngineProcess, messages: Sequence[FromEngine]) -> None:
         """On the event loop. An answer about a blob goes to the engine that asked, and to no other."""
-        if isinstance(message, BlobMessage):
+        for message in self._receive(messages):
+            assert isinstance(message, BlobMessage), "a loaded engine says nothing else"
             self._serve_blobs(message, process.send)
-        else:
-            self._receive(message)
 
     def _lose(self, process: EngineProcess) -> None:
         """The child has ended: whoever waited for it is told now."""

@@ -43,7 +43,7 @@ class ThreadEngineClient(MessageClient):
         loop = asyncio.get_running_loop()
 
         def emit(messages: Sequence[FromLoop]) -> None:
-            loop.call_soon_threadsafe(self._receive_all, messages)
+            loop.call_soon_threadsafe(self._receive, messages)
 
         engine_loop = EngineLoop(self._engine, self._mailbox, emit, self._rebuild)
 
@@ -74,10 +74,6 @@ class ThreadEngineClient(MessageClient):
         if self._thread is None or not self._thread.is_alive():
             raise NotReadyError("The engine is not running.", retry_after=5)
         self._mailbox.put(message)
-
-    def _receive_all(self, messages: Sequence[FromLoop]) -> None:
-        for message in messages:
-            self._receive(message)
 
     def _lose(self) -> None:
         """The thread has ended; whoever it left without an answer gets an error."""

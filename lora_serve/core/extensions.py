@@ -1,4 +1,5 @@
-"""The values of settings whose choices are the files of a folder: policies, attention backends, LoRA kernels.
+"""The values of settings whose choices are the files of a folder: engine hosts, policies, attention backends,
+LoRA kernels.
 
 The folder is the list: a new file is a new value and is named nowhere else. Files are listed, not imported, as this
 floor knows nothing above it and `--help` must not load torch.
@@ -19,10 +20,12 @@ def names_in(folder: str) -> tuple[str, ...]:
 
 
 if TYPE_CHECKING:
+    EngineHostName: TypeAlias = str
     PolicyName: TypeAlias = str
     AttentionName: TypeAlias = str
     LoraKernelName: TypeAlias = str
 else:
+    EngineHostName = Literal[names_in("engine_host/hosts")]
     PolicyName = Literal[names_in("engine/policies")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]
     LoraKernelName = Literal[("auto", *names_in("model/lora/kernels"))]

@@ -1,7 +1,7 @@
 """The map of the system: every message between the server's event loop and an engine, in both directions.
 
 An engine in a thread gets and gives these very objects; an engine in a process gets and gives them as MessagePack, each
-as [class name, field, ...] (`client/wire.py`). A call has an id, which its `Reply` or `CallFailed` names. Files are
+as [class name, field, ...] (`client/wire.py`). A call has an id, which its `Reply` names. Files are
 named by paths; no tensor and no other Python object crosses.
 """
 
@@ -26,9 +26,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Call(Message, frozen=True):
-    """The base of every message that is answered by a `Reply` or a `CallFailed` of the same id."""
+    """The base of every message that is answered by a `Reply` of the same id."""
 
     call_id: int  # unique among the calls of one side
+
+
+class RequestEvent(Message, frozen=True):
+    """The base of everything that a step says of a request."""
+
+    request_id: str
 
 
 # -- commands about adapters ---------------------------------------------------------------------------------------
@@ -221,49 +227,42 @@ class Timings:
     prefill: float  # from the first scheduled chunk to the first token
 
 
-class StartedEvent(Message, frozen=True):
+class StartedEvent(RequestEvent, frozen=True):
     """The request has left the queue: its first tokens are in a step. Between engine and client only."""
 
-    request_id: str
 
-
-class PromptEvent(Message, frozen=True):
+class PromptEvent(RequestEvent, frozen=True):
     """The prompt is computed; always the first event of a request that is not refused."""
 
-    request_id: str
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # one per prompt token, the first is None
     num_cached_tokens: int = 0  # prompt tokens whose K and V were found, not computed
     fell_back: bool = False  # the request's `fallback` answers, not its `adapters`
 
 
-class TokenEvent(Message, frozen=True):
+class TokenEvent(RequestEvent, frozen=True):
     """One generated token."""
 
-    request_id: str
     token_id: int
     logprobs: TokenLogprobs | None
 
 
-class PooledEvent(Message, frozen=True):
+class PooledEvent(RequestEvent, frozen=True):
     """The vector of a request with `pooling`: an embedding, normalised if the model says so, or labels' logits."""
 
-    request_id: str
     values: bytes  # float32, little-endian
 
 
-class FinishEvent(Message, frozen=True):
+class FinishEvent(RequestEvent, frozen=True):
     """The sequence ended well; `stop_token_id` is the end-of-text or stop id that ended it, if one did."""
 
-    request_id: str
     reason: FinishReason
     stop_token_id: int | None = None
 
 
-class ErrorEvent(Message, frozen=True):
+class ErrorEvent(RequestEvent, frozen=True):
     """The sequence ended badly; nothing follows."""
 
-    request_id: str
     error: LoraServeError
 
 
@@ -325,25 +324,18 @@ ReplyValue = None | SmokeTestResult | AdapterSize | BlobFolder | EngineStats
 
 
 class Reply(Message, frozen=True):
-    """The call is done."""
+    """The call is done, or has failed with a LoraServeError or an OSError; other exceptions become InternalErrors."""
 
     call_id: int
     value: ReplyValue = None
+    error: Exception | None = None  # None: it is done
 
 
-class CallFailed(Message, frozen=True):
-    """The call failed with a LoraServeError or an OSError; another exception crosses as an InternalError."""
-
-    call_id: int
-    error: Exception
-
-
-Answer = Reply | CallFailed
 Event = PromptEvent | TokenEvent | PooledEvent | FinishEvent | ErrorEvent  # what a caller of `infer` gets
 StepEvent = Event | StartedEvent  # what a step gives
 ToLoop = Submit | Abort | Command | GetStats | Ping | Stop  # into the engine loop's mailbox
-FromLoop = StepEvent | Answer
+FromLoop = StepEvent | Reply
 EngineCall = Command | GetStats | Ping | Convert | Validate
 BlobMessage = OpenBlob | CloseBlob | KeepBeside
-ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Answer
+ToEngine = ToLoop | EngineCall | Configure | ForgetStaged | WarmUpDone | Reply
 FromEngine = FromLoop | BlobMessage | Ready | LoadRefused

@@ -20,8 +20,6 @@ from lora_serve.core.errors import (
 )
 from lora_serve.core.messages import (
     AdapterCommand,
-    Answer,
-    CallFailed,
     Command,
     Event,
     Evict,
@@ -83,7 +81,7 @@ class Engine:
     _clock: Callable[[], float] = time.monotonic
     _commands: list[Command] = field(default_factory=list)  # that wait for something
     _done: list[tuple[Command, Outcome]] = field(default_factory=list)  # answered once the slots are loaded
-    _answers: list[tuple[Command, Answer]] = field(default_factory=list)  # not taken yet
+    _replies: list[tuple[Command, Reply]] = field(default_factory=list)  # not taken yet
     _recent: deque[BatchInfo] = field(default_factory=lambda: deque(maxlen=_NUM_RECENT_BATCHES))
     _num_smoke_tests: int = 0
     _num_steps: int = 0
@@ -125,20 +123,20 @@ class Engine:
         ]
         self._commands = [command for command in self._commands if command not in failed]
         for command in failed:
-            self._answer(command, error)
+            self._reply(command, error)
         return self.scheduler.fail_adapter(message.digest, error, self._clock())
 
     def command(self, command: Command) -> None:
-        """Takes in a command; its answer is among `take_answers` once it is done."""
+        """Takes in a command; its reply is among `take_replies` once it is done."""
         if isinstance(command.command, Unpin):
             self._withdraw_pins(command.command.digest)
         self._commands.append(command)
         self._load_slots()
 
-    def take_answers(self) -> list[tuple[Command, Answer]]:
-        """The commands that were answered since the last call, with their answers, in order."""
-        answers, self._answers = self._answers, []
-        return answers
+    def take_replies(self) -> list[tuple[Command, Reply]]:
+        """The commands that are done since the last call, with their replies, in order."""
+        replies, self._replies = self._replies, []
+        return replies
 
     def end_commands(self, error: LoraServeError, but: tuple[type[AdapterCommand], ...] = ()) -> list[Command]:
         """Answers every waiting command with `error`, `but` those of some kinds, which are returned."""
@@ -146,7 +144,7 @@ class Engine:
         self._commands, self._done = [], []
         for command in commands:
             if not isinstance(command.command, but):
-                self._answer(command, error)
+                self._reply(command, error)
         return [command for command in commands if isinstance(command.command, but)]
 
     def clear_slots(self) -> None:
@@ -247,7 +245,7 @@ class Engine:
         withdrawn = [c for c in self._commands if isinstance(c.command, Pin) and c.command.adapter.digest == digest]
         self._commands = [command for command in self._commands if command not in withdrawn]
         for command in withdrawn:
-            self._answer(command, ConflictError("The adapter was unpinned before it was on the device."))
+            self._reply(command, ConflictError("The adapter was unpinned before it was on the device."))
 
     def _load_slots(self) -> None:
         """Fills slots for the scheduled rows and for commands, which are answered once that is done."""
@@ -256,13 +254,13 @@ class Engine:
         done, self._done = self._done, []
         for message, outcome in done:
             wanted = message.command.adapter.digest if isinstance(message.command, Prefetch | Pin) else ""
-            self._answer(message, failed.get(wanted, outcome))
+            self._reply(message, failed.get(wanted, outcome))
 
-    def _answer(self, command: Command, outcome: Outcome) -> None:
+    def _reply(self, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, LoraServeError):
-            self._answers.append((command, CallFailed(command.call_id, outcome)))
+            self._replies.append((command, Reply(command.call_id, error=outcome)))
         else:
-            self._answers.append((command, Reply(command.call_id, outcome)))
+            self._replies.append((command, Reply(command.call_id, outcome)))
 
     def _execute(self, message: Command) -> bool:
         """Tries a command; True once it is done, or never will be."""

@@ -13,9 +13,7 @@ from lora_serve.core.errors import InternalError, NotReadyError
 from lora_serve.core.messages import (
     Abort,
     AdapterCommand,
-    Answer,
     Call,
-    CallFailed,
     Command,
     ErrorEvent,
     Evict,
@@ -70,7 +68,7 @@ class EngineLoop:
                 self._emit(messages)
         goodbye = NotReadyError("The server is shutting down.")
         self._engine.end_commands(goodbye)
-        self._emit([*self._answers(), *self._engine.scheduler.fail_all(goodbye)])
+        self._emit([*self._replies(), *self._engine.scheduler.fail_all(goodbye)])
 
     def _read_mail(self, is_busy: bool) -> list[FromLoop]:
         try:
@@ -83,7 +81,7 @@ class EngineLoop:
         """Returns whether anything ran. A bug ends all requests with an error, and the loop goes on."""
         try:
             is_busy, events = self._engine.step()
-            return is_busy, [*events, *self._answers()]
+            return is_busy, [*events, *self._replies()]
         except BaseException:
             _log.exception("the step failed")
             return False, self._recover()
@@ -109,7 +107,7 @@ class EngineLoop:
     def _take(self, message: Mail) -> list[FromLoop]:
         """Handle one message; a bug in that ends all requests, and the loop goes on."""
         try:
-            return [*self._handle(message), *self._answers()]
+            return [*self._handle(message), *self._replies()]
         except BaseException:
             _log.exception("a %s could not be handled", type(message).__name__)
         found = self._recover()
@@ -119,7 +117,7 @@ class EngineLoop:
         }:
             found.append(ErrorEvent(message.request.request_id, error))
         if isinstance(message, Call):
-            found.append(CallFailed(message.call_id, error))
+            found.append(Reply(message.call_id, error=error))
         return found
 
     def _handle(self, message: Mail) -> Sequence[FromLoop]:
@@ -141,16 +139,16 @@ class EngineLoop:
                 self._is_stopping = True
         return []
 
-    def _answers(self) -> list[Answer]:
-        """The answers to commands that are done now, which a rebuilt engine will be given again."""
-        found: list[Answer] = []
-        for command, answer in self._engine.take_answers():
-            if isinstance(answer, Reply):
+    def _replies(self) -> list[Reply]:
+        """The replies to commands that are done now, which are part of the desired state from now on."""
+        found: list[Reply] = []
+        for command, reply in self._engine.take_replies():
+            if reply.error is None:
                 self._desired.note(command.command)
             if command.call_id != _NO_CALL:
-                found.append(answer)
-            elif isinstance(answer, CallFailed):
-                _log.warning("a command could not be repeated: %s", answer.error)
+                found.append(reply)
+            elif reply.error is not None:
+                _log.warning("a command could not be repeated: %s", reply.error)
         return found
 
     # -- after a bug -------------------------------------------------------------------------------------------
@@ -166,17 +164,17 @@ class EngineLoop:
         old = self._engine
         request_ids = old.scheduler.request_ids
         leaving = old.end_commands(error, but=(Evict, Unpin))
-        answers = self._answers()
+        replies = self._replies()
         old.clear_slots()
         self._engine = self._rebuild()
         self._repeat(self._desired.limits())
         for command in leaving:
             self._engine.command(command)
-        answers += self._answers()
+        replies += self._replies()
         self._repeat(self._desired.residents())
-        answers += self._answers()
+        replies += self._replies()
         _log.warning("the engine's tables were built anew; %d requests ended", len(request_ids))
-        return [*answers, *(ErrorEvent(request_id, error) for request_id in request_ids)]
+        return [*replies, *(ErrorEvent(request_id, error) for request_id in request_ids)]
 
     def _repeat(self, commands: Iterable[AdapterCommand]) -> None:
         for command in commands:

@@ -20,7 +20,7 @@ from lora_serve.adapters.loading.loader import LOAD_TIMEOUT
 from lora_serve.adapters.loading.watchdog_pool import WatchdogPool
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import AdapterUnavailableError, LoadHangsError, LoraServeError, contained
-from lora_serve.core.messages import Answer, BlobFolder, BlobMessage, CallFailed, CloseBlob, OpenBlob, Reply
+from lora_serve.core.messages import BlobFolder, BlobMessage, CloseBlob, OpenBlob, Reply
 from lora_serve.engine_host.remote_blobs import SCRATCH_PREFIX
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class BlobServer:
         self._life = 0  # nobody waits for an earlier engine's calls
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(self, message: BlobMessage, send: Callable[[Answer], None]) -> None:
+    def run(self, message: BlobMessage, send: Callable[[Reply], None]) -> None:
         """Do what the message says, and `send` the answer if it is a call."""
         task = asyncio.get_running_loop().create_task(self._run(message, send, self._life))
         self._tasks.add(task)
@@ -61,7 +61,7 @@ class BlobServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._threads.close, _CLOSE_SECONDS, drop=False)
 
-    async def _run(self, message: BlobMessage, send: Callable[[Answer], None], life: int) -> None:
+    async def _run(self, message: BlobMessage, send: Callable[[Reply], None], life: int) -> None:
         if isinstance(message, CloseBlob):
             stack = self._open.pop(message.call_id, None)
             if stack is not None and life == self._life:
@@ -77,7 +77,7 @@ class BlobServer:
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("a blob could not be served to the engine")
-            send(CallFailed(message.call_id, error))
+            send(Reply(message.call_id, error=error))
 
     async def _opened(self, message: OpenBlob, life: int) -> BlobFolder:
         stack = ExitStack()

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from lora_serve.core.errors import LoraServeError
-from lora_serve.core.messages import CallFailed, Configure, LoadRefused, Ready, Reply, ToEngine, WarmUpDone
+from lora_serve.core.messages import Configure, LoadRefused, Ready, Reply, ToEngine, WarmUpDone
 from lora_serve.engine_host.channel import Channel, run_fatally
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
@@ -37,7 +37,7 @@ class ChildEngine:
 
     def take(self, message: ToEngine) -> None:
         """Handle a message. Before `Ready` was sent only answers about blobs come."""
-        if isinstance(message, Reply | CallFailed):
+        if isinstance(message, Reply):
             self._blobs.answered(message)
             return
         if isinstance(message, WarmUpDone):

@@ -63,7 +63,7 @@ class LocalEngine:
 
 
 def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:
-    """On a thread whose team of threads ends with it (`model/system/process.py`). Raises ModelError, ConfigError."""
+    """On a thread whose team of threads ends with it (`model/system/threads.py`). Raises ModelError, ConfigError."""
     with _without_collections(), ThreadPoolExecutor(1, "build") as thread:
         return thread.submit(build_model, model, engine, adapters.max_loras, adapters.device_bytes).result()
 

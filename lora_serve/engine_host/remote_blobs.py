@@ -14,13 +14,12 @@ from pathlib import Path
 from lora_serve.adapters.stores.files import scratch_folder
 from lora_serve.adapters.stores.tiered import VerifiedBlob
 from lora_serve.core.messages import (
-    Answer,
     BlobFolder,
     BlobMessage,
-    CallFailed,
     CloseBlob,
     KeepBeside,
     OpenBlob,
+    Reply,
     ReplyValue,
 )
 
@@ -55,15 +54,15 @@ class RemoteBlobs:
             (folder / name).write_bytes(content)
             self._call(KeepBeside(next(self._call_ids), digest, folder / name))
 
-    def answered(self, answer: Answer) -> None:
-        """Hand an answer to the thread that waits for it."""
-        call = self._calls.pop(answer.call_id, None)
+    def answered(self, reply: Reply) -> None:
+        """Hand a reply to the thread that waits for it."""
+        call = self._calls.pop(reply.call_id, None)
         if call is None:
             return
-        if isinstance(answer, CallFailed):
-            call.set_exception(answer.error)
+        if reply.error is None:
+            call.set_result(reply.value)
         else:
-            call.set_result(answer.value)
+            call.set_exception(reply.error)
 
     @contextmanager
     def _opened(self, digest: str, *, is_near: bool) -> Iterator[BlobFolder]:

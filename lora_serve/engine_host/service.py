@@ -15,8 +15,6 @@ from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import (
-    Answer,
-    CallFailed,
     Convert,
     ForgetStaged,
     FromEngine,
@@ -86,14 +84,13 @@ class EngineService:
         self._validating.shutdown(cancel_futures=True)
 
     def _validate(self, message: Convert | Validate) -> None:
-        answer: Answer
         try:
-            answer = contained(lambda: self._validated(message))
+            reply = contained(lambda: self._validated(message))
         except Exception as error:
             if not isinstance(error, LoraServeError | OSError):
                 _log.exception("an adapter could not be validated")
-            answer = CallFailed(message.call_id, error)
-        self._send([answer])
+            reply = Reply(message.call_id, error=error)
+        self._send([reply])
 
     def _validated(self, message: Convert | Validate) -> Reply:
         spec, validator = self._served.spec, self._served.validator

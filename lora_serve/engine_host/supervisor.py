@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from lora_serve.core.errors import EngineLostError, ModelError
-from lora_serve.engine_host.base import EngineHost, HostedModel
-from lora_serve.engine_host.restarts import Restarts
-from lora_serve.engine_host.watchdog import until_hung
+from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.server.lifecycle import Lifecycle
 
 _log = logging.getLogger(__name__)
-_GRACE = 1.0  # seconds in which the end of an engine shows after what it made fail
+WINDOW = 600.0  # seconds
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds; the first restart comes at once, each further one twice as late
+_GRACE = 1.0  # seconds in which the end of an engine shows after a failure that it caused
+_TICK = 1.0  # seconds
+_MAX_PAUSE = 5.0  # seconds between a reply to a ping and the next ping
+
+
+class Restarts:
+    """At most `limit` within WINDOW."""
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._times: deque[float] = deque()
+
+    def next_delay(self) -> float | None:
+        """Seconds to wait before one more, which is counted from now on; None: there were too many."""
+        now = self._clock()
+        while self._times and self._times[0] <= now - WINDOW:
+            self._times.popleft()
+        if len(self._times) >= self._limit:
+            return None
+        self._times.append(now)
+        number = len(self._times)
+        return 0.0 if number == 1 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 2))
 
 
 class Supervisor:
@@ -94,7 +119,7 @@ class Supervisor:
         await asyncio.Event().wait()
 
 
-async def load_patiently(host: EngineHost, restarts: Restarts) -> HostedModel:
+async def load_patiently(host: EngineHost, restarts: Restarts) -> LoadedEngine:
     """The model, though the engine may be lost while it loads. Raises ModelError, ConfigError."""
     while True:
         try:
@@ -105,6 +130,29 @@ async def load_patiently(host: EngineHost, restarts: Restarts) -> HostedModel:
                 raise ModelError(f"The engine cannot be started: {error}") from None
             _log.warning("%s It is started again in %.1f s.", error, delay)
             await asyncio.sleep(delay)
+
+
+async def until_hung(ping: Callable[[], Awaitable[None]], timeout: float) -> None:
+    """Returns once a question was not answered for `timeout` seconds; with 0 never. Raises what `ping` raises.
+
+    The seconds are counted one by one: if this process was stopped for a minute, that is one.
+    """
+    if timeout <= 0:
+        await asyncio.Event().wait()
+    tick = min(_TICK, timeout / 4)
+    while True:
+        question = asyncio.ensure_future(ping())
+        try:
+            for _ in range(math.ceil(timeout / tick)):
+                await asyncio.wait({question}, timeout=tick)
+                if question.done():
+                    break
+            else:
+                return
+            question.result()
+        finally:
+            question.cancel()
+        await asyncio.sleep(min(_MAX_PAUSE, timeout / 4))
 
 
 def _task(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

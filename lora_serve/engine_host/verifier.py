@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Protocol
 
 from lora_serve.adapters.registration.verification import StagedAdapter
 from lora_serve.client.base import EngineClient
+from lora_serve.client.process import ProcessEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.core.messages import AdapterSize, SmokeTest, SmokeTestResult
+from lora_serve.core.messages import (
+    AdapterSize,
+    Convert,
+    EngineCall,
+    ForgetStaged,
+    ReplyValue,
+    SmokeTest,
+    SmokeTestResult,
+    Validate,
+)
 
 _TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room in host memory
 
@@ -26,6 +37,37 @@ class WeightsValidator(Protocol):
 
     def forget(self) -> None:
         """Keep nothing at hand: an adapter was tried."""
+
+
+class RemoteValidator:
+    """See `WeightsValidator`: the engine's process reads the staged's folder, so both must see the same files."""
+
+    def __init__(self, client: ProcessEngineClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def convert(self, staged: StagedAdapter) -> None:
+        """See `AdapterVerifier.convert`."""
+        folder, digest = staged.folder.absolute(), staged.artifact.digest
+        self._call(lambda call_id: Convert(call_id, folder, digest, staged.max_rank, staged.budget.left))
+
+    def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
+        """See `AdapterVerifier.validate`."""
+        folder, digest, budget = staged.folder.absolute(), staged.artifact.digest, staged.budget
+        size = self._call(lambda call_id: Validate(call_id, folder, digest, staged.max_rank, allow_noop, budget.left))
+        assert isinstance(size, AdapterSize)
+        return size
+
+    def forget(self) -> None:
+        """See `WeightsValidator.forget`."""
+        self._loop.call_soon_threadsafe(self._client.tell, ForgetStaged())
+
+    def _call(self, message: Callable[[int], EngineCall]) -> ReplyValue:
+        """On a registry's thread. However long it takes: the engine's end, if it comes to that, ends the wait."""
+        try:
+            return asyncio.run_coroutine_threadsafe(self._client.call(message), self._loop).result()
+        except CancelledError:
+            raise AdapterUnavailableError("The server is shutting down.") from None
 
 
 class EngineVerifier:

@@ -27,7 +27,8 @@ from lora_serve.app import launch, listening, services
 from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
-from lora_serve.engine_host import local, thread
+from lora_serve.engine_host import local
+from lora_serve.engine_host.hosts import thread
 from lora_serve.model.build import ModelParts
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState

@@ -19,7 +19,6 @@ from lora_serve.core.messages import (
     Abort,
     AdapterSize,
     BlobFolder,
-    CallFailed,
     CloseBlob,
     Command,
     Convert,
@@ -69,7 +68,7 @@ from lora_serve.core.request import (
 )
 from lora_serve.core.settings import Settings
 from lora_serve.core.stats import AdapterCounters, EngineStats, EvictionReason
-from lora_serve.engine_host.process import configure_of
+from lora_serve.engine_host.hosts.process import configure_of
 from tests.engine.world import World, adapter
 
 TRAITS = AdapterTraits(False, (4, 5), "sha256:b", 77, (AddedToken(76, "<x>", is_special=True),), 3)
@@ -152,11 +151,11 @@ def test_what_the_engine_says_in_a_step_arrives_as_it_was_in_one_frame() -> None
 
 
 def test_every_message_has_crossed_here() -> None:
-    errors_too = (ErrorEvent("r", ERROR), CallFailed(1, ERROR), LoadRefused(ERROR), Reply(9, stats_of_an_engine()))
+    errors_too = (ErrorEvent("r", ERROR), Reply(1, error=ERROR), LoadRefused(ERROR), Reply(9, stats_of_an_engine()))
     crossed = {type(message) for message in (*TO_ENGINE, *FROM_ENGINE, *errors_too, *COMMANDS)}
     crossed |= {type(message.value) for message in (*TO_ENGINE, *FROM_ENGINE) if isinstance(message, Reply)}
     known = {kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message)}
-    assert known - crossed == {Message, messages.Call}
+    assert known - crossed == {Message, messages.Call, messages.RequestEvent}
 
 
 def test_a_message_for_the_other_side_is_refused() -> None:
@@ -211,7 +210,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_error_is_the_same_on_the_other_side(error: errors.LoraServeError) -> None:
-    found: list[Any] = from_engine(sent(ErrorEvent("r", error), CallFailed(1, error), LoadRefused(error)))
+    found: list[Any] = from_engine(sent(ErrorEvent("r", error), Reply(1, error=error), LoadRefused(error)))
     for arrived in (message.error for message in found):
         assert type(arrived) is type(error)
         assert (str(arrived), vars(arrived)) == (str(error), vars(error))
@@ -219,8 +218,9 @@ def test_an_error_is_the_same_on_the_other_side(error: errors.LoraServeError) ->
 
 def crossed(error: Exception) -> Exception:
     """The error that a caller gets on the other side."""
-    (found,) = from_engine(sent(CallFailed(1, error)))
-    assert isinstance(found, CallFailed)
+    (found,) = from_engine(sent(Reply(1, error=error)))
+    assert isinstance(found, Reply)
+    assert found.error is not None
     return found.error
 
 
@@ -237,9 +237,9 @@ def test_a_bug_crosses_without_its_words() -> None:
 
 
 def test_an_error_of_a_kind_unknown_here_is_an_internal_one() -> None:
-    body = msgspec.msgpack.encode([["CallFailed", 1, ["NeverHeardOf", "x", {}]]])
+    body = msgspec.msgpack.encode([["Reply", 1, None, ["NeverHeardOf", "x", {}]]])
     (found,) = from_engine(body)
-    assert isinstance(found, CallFailed)
+    assert isinstance(found, Reply)
     assert type(found.error) is errors.InternalError
 
 

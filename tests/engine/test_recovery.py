@@ -13,7 +13,6 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import Row, RowOutput
 from lora_serve.core.errors import DeviceMemoryError, InternalError
 from lora_serve.core.messages import (
-    CallFailed,
     Command,
     ErrorEvent,
     Evict,
@@ -71,8 +70,7 @@ class Bench:
     @property
     def outcomes(self) -> list[Any]:
         """The values and errors with which commands were answered."""
-        answers = [event for event in self.events if isinstance(event, Reply | CallFailed)]
-        return [answer.value if isinstance(answer, Reply) else answer.error for answer in answers]
+        return [reply.error or reply.value for reply in self.events if isinstance(reply, Reply)]
 
     def run(self) -> None:
         """Until all that was asked has ended."""

@@ -19,7 +19,6 @@ from lora_serve.core.messages import (
     FinishEvent,
     PooledEvent,
     PromptEvent,
-    Reply,
     TokenEvent,
 )
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
@@ -117,7 +116,7 @@ class World:
         """Give a command. The list gets the value or the error of its answer, once there is one."""
         self._replies.append([])
         self.engine.command(Command(len(self._replies) - 1, command))
-        self._take_answers()
+        self._take_replies()
         return self._replies[-1]
 
     def step(self) -> bool:
@@ -127,7 +126,7 @@ class World:
                 self.finish_load(self.loading[0])
         did_run, events = self.engine.step()
         self.take(events)
-        self._take_answers()
+        self._take_replies()
         return did_run
 
     def run(self, limit: int = 3000) -> None:
@@ -147,7 +146,7 @@ class World:
         self.loading.remove(ref)
         message = LoadFinished(ref.digest, None if error else ref.digest, error, seconds)
         self.take(self.engine.load_finished(message))
-        self._take_answers()
+        self._take_replies()
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -164,9 +163,9 @@ class World:
                     self.ends[event.request_id] = event
                     self.order.append(event.request_id)
 
-    def _take_answers(self) -> None:
-        for command, answer in self.engine.take_answers():
-            self._replies[command.call_id].append(answer.value if isinstance(answer, Reply) else answer.error)
+    def _take_replies(self) -> None:
+        for command, reply in self.engine.take_replies():
+            self._replies[command.call_id].append(reply.error or reply.value)
 
     def error(self, request_id: str) -> LoraServeError:
         event = self.ends[request_id]

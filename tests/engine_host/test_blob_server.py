@@ -16,7 +16,7 @@ from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.files import new_folder
 from lora_serve.core.errors import AdapterUnavailableError, InternalError, LoadHangsError
-from lora_serve.core.messages import Answer, BlobMessage, OpenBlob, Reply
+from lora_serve.core.messages import BlobMessage, OpenBlob, Reply
 from lora_serve.engine_host.blob_server import BlobServer
 from lora_serve.engine_host.remote_blobs import RemoteBlobs
 
@@ -117,13 +117,13 @@ async def test_a_file_for_a_blob_that_is_gone_is_an_error_of_the_system(pair: Pa
 
 
 async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
-    given: list[Answer] = []
+    given: list[Reply] = []
     pair.server.run(OpenBlob(1, pair.digest, True), given.append)
     while not given:
         await asyncio.sleep(0)
     assert pair.blobs.num_open == 1
     pair.server.drop()
-    late: list[Answer] = []
+    late: list[Reply] = []
     pair.server.run(OpenBlob(1, pair.digest, True), late.append)
     while not late:
         await asyncio.sleep(0)

@@ -10,9 +10,7 @@ import pytest
 
 from lora_serve.core.errors import ConfigError, EngineLostError, ModelError
 from lora_serve.engine_host import supervisor as module
-from lora_serve.engine_host.restarts import LONGEST_DELAY, WINDOW, Restarts
-from lora_serve.engine_host.supervisor import Supervisor, load_patiently
-from lora_serve.engine_host.watchdog import until_hung
+from lora_serve.engine_host.supervisor import LONGEST_DELAY, WINDOW, Restarts, Supervisor, load_patiently, until_hung
 from lora_serve.server.lifecycle import Lifecycle, ServerState
 
 PATIENCE = 60.0
@@ -87,7 +85,7 @@ class Story:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lora_serve.engine_host.restarts.FIRST_DELAY", 0.001)
+    monkeypatch.setattr("lora_serve.engine_host.supervisor.FIRST_DELAY", 0.001)
     monkeypatch.setattr(module, "_GRACE", 0.2)
 
 
@@ -235,6 +233,6 @@ async def test_time_in_which_the_watcher_itself_stood_still_does_not_count(monke
         ticks.append(timeout)
         return await wait(tasks, timeout=0.001)
 
-    monkeypatch.setattr("lora_serve.engine_host.watchdog.asyncio.wait", slow_wait)
+    monkeypatch.setattr("lora_serve.engine_host.supervisor.asyncio.wait", slow_wait)
     await until_hung(asyncio.Event().wait, 3.0)  # type: ignore[arg-type]
     assert ticks == [0.75] * 4

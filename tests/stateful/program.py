@@ -18,7 +18,7 @@ from unittest import mock
 from lora_serve.app import launch
 from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
-from lora_serve.engine_host import thread
+from lora_serve.engine_host.hosts import thread
 from lora_serve.model.build import ModelParts
 from tests.e2e.plain_http import Reply
 from tests.stateful.letters import BLOCK_SIZE, TEXT, LetterRunner, letter_parts

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from lora_serve.core.extensions import AttentionName, LoraKernelName, PolicyName
+from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
 from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, SettingsGroup, TenantWeights
 
 
@@ -82,7 +82,7 @@ class KVCacheSettings(SettingsGroup):
 class EngineSettings(SettingsGroup):
     """How the engine runs: its host, its order, its kernels."""
 
-    engine: Literal["thread", "process"] = Field(
+    engine: EngineHostName = Field(
         "thread", description="where the engine runs; process: in a child, which is started again if it crashes"
     )
     engine_step_timeout: float = Field(

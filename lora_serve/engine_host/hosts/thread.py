@@ -11,7 +11,7 @@ from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.thread import ThreadEngineClient
 from lora_serve.core.settings import Settings
 from lora_serve.engine.queue_gate import QueueGate
-from lora_serve.engine_host.base import EngineHost, HostedModel
+from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.local import LocalEngine, build_parts
 from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.logs import timed
@@ -22,7 +22,7 @@ __all__ = ["ThreadHost", "open_host", "use_one_core"]
 
 @asynccontextmanager
 async def open_host(settings: Settings, storage: AdapterStorage) -> AsyncIterator[EngineHost]:
-    """See `HostModule`."""
+    """See `EngineHostModule`."""
     host = ThreadHost(settings, StoredBlobs(storage.store, storage.disk))
     try:
         yield host
@@ -41,7 +41,7 @@ class ThreadHost:
         self._local: LocalEngine | None = None
         self._client: ThreadEngineClient | None = None
 
-    async def load(self) -> HostedModel:
+    async def load(self) -> LoadedEngine:
         """See `EngineHost.load`."""
         settings = self._settings
         configs = settings.engine_slice(), settings.adapter_slice()
@@ -51,7 +51,7 @@ class ThreadHost:
         client = self._client = ThreadEngineClient(
             local.engine, local.mailbox, QueueGate(configs[0].queue), local.rebuild
         )
-        return HostedModel(local.spec, client, EngineVerifier(local.validator, client, asyncio.get_running_loop()))
+        return LoadedEngine(local.spec, client, EngineVerifier(local.validator, client, asyncio.get_running_loop()))
 
     def warm_up_done(self) -> None:
         """See `EngineHost.warm_up_done`."""

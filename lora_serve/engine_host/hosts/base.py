@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.storage import AdapterStorage
@@ -15,8 +14,8 @@ from lora_serve.core.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class HostedModel:
-    """What the server knows of a loaded engine."""
+class LoadedEngine:
+    """The parts of a loaded engine that the server uses."""
 
     spec: ModelSpec
     client: EngineClient
@@ -28,8 +27,8 @@ class EngineHost(Protocol):
 
     can_restart: bool  # whether `client.start` brings a lost engine back
 
-    async def load(self) -> HostedModel:
-        """Load the model. Raises ModelError, ConfigError, EngineLostError; after the last one it may be tried again."""
+    async def load(self) -> LoadedEngine:
+        """Load the model. Raises ModelError, ConfigError, EngineLostError; after which it may be repeated."""
 
     def warm_up_done(self) -> None:
         """The warm-up is over: loads of adapters give way to steps from now on."""
@@ -38,22 +37,17 @@ class EngineHost(Protocol):
         """Returns between two steps. Raises EngineLostError, NotReadyError."""
 
     async def lost(self) -> str:
-        """Why the engine ended, once it has."""
+        """The reason why the engine ended, once it has."""
 
     def kill(self, reason: str) -> None:
-        """It hangs: end it, where that can be done."""
+        """End an engine that hangs, where that can be done."""
 
 
-class HostModule(Protocol):
-    """What each file of this package that is a value of --engine holds."""
+class EngineHostModule(Protocol):
+    """The functions of each file of this folder."""
 
     def open_host(self, settings: Settings, storage: AdapterStorage) -> AbstractAsyncContextManager[EngineHost]:
-        """As long as the block lasts. A process begins to load at once."""
+        """The host, as long as the block lasts. An engine in a process begins to load at once."""
 
     def use_one_core(self) -> None:
-        """Called first on every thread of the server that is not the engine's."""
-
-
-def host_module(name: str) -> HostModule:
-    """The file for a value of --engine."""
-    return cast(HostModule, importlib.import_module(f"lora_serve.engine_host.{name}"))
+        """Called first on every thread of the server but the engine's, so that none of them disturbs a step."""
