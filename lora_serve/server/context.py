@@ -59,6 +59,12 @@ class RequestContext:
         if self.authenticate is not None:
             self.enter(self.authenticate)
 
+    @property
+    def known_caller(self) -> Caller:
+        """The caller of a request whose route stands behind a guard of middleware.py."""
+        assert self.caller is not None, "the route has no guard"
+        return self.caller
+
     def log_fields(self) -> dict[str, object]:
         """The fields of every line of log written for the request, as far as they are known by now.
 
@@ -76,9 +82,8 @@ CONTEXT = web.RequestKey("context", RequestContext)
 
 
 def caller_of(context: RequestContext) -> Caller:
-    """The caller of a request whose route stands behind a guard of middleware.py."""
-    assert context.caller is not None, "the route has no guard"
-    return context.caller
+    """See `RequestContext.known_caller`."""
+    return context.known_caller
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -13,7 +13,6 @@ from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
-from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import Resize
@@ -84,12 +83,10 @@ class Services:
         """
         return await self.background.complete(asyncio.to_thread(contained, change), name)
 
-    def with_tokens_of(self, adapter: AdapterRef | None) -> tuple[TextModel, ModelSpec]:
-        """The base's tokenizer and spec, with the tokens and the vocabulary of an adapter that adds some."""
-        if adapter is None:
-            return self.text, self.spec
-        text, size = self.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
-        return text, replace(self.spec, vocab_size=size) if size else self.spec
+    @property
+    def adapter_limits(self) -> AdapterConfig:
+        """The adapter settings, with the limits that PUT /admin/engine has changed since."""
+        return self.limits.of(self.adapter_config)
 
     async def store_tiers(self) -> dict[str, TierStats]:
         """Figures of the tiers below host memory; empty if they cannot be had."""
