@@ -20,6 +20,7 @@ import asyncio
 import functools
 import inspect
 import json
+import socket
 import sys
 import tempfile
 import threading
@@ -32,7 +33,8 @@ from typing import Any
 import aiohttp
 
 import lora_serve
-from lora_serve.app import launch
+from lora_serve.app.launch import run_server
+from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 
 PACKAGE = Path(lora_serve.__file__).parent
@@ -94,22 +96,26 @@ async def traced(watch: Watch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(PACKAGE / "demo_data" / "model")
         settings = Settings(model=model, engine="thread", host="127.0.0.1", port=0, store=Path(folder))
-        listener = launch._bound_socket("127.0.0.1", 0)  # noqa: SLF001
-        server = asyncio.create_task(launch._serve(settings, listener, None, None))  # noqa: SLF001
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
-            while not await _is_ready(http):
-                assert not server.done(), server.exception()
-                await asyncio.sleep(0.1)
-            await _ask(http)
-            await asyncio.sleep(0.2)
-            watch.is_on = True
-            sys.setprofile(watch)
-            await _ask(http)
-            await asyncio.sleep(0.2)
-            watch.is_on = False
-            sys.setprofile(None)
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
+        with bound_socket("127.0.0.1", 0) as listener:
+            await _asked(watch, settings, listener)
+
+
+async def _asked(watch: Watch, settings: Settings, listener: socket.socket) -> None:
+    server = asyncio.create_task(run_server(settings, listener))
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
+        while not await _is_ready(http):
+            assert not server.done(), server.exception()
+            await asyncio.sleep(0.1)
+        await _ask(http)
+        await asyncio.sleep(0.2)
+        watch.is_on = True
+        sys.setprofile(watch)
+        await _ask(http)
+        await asyncio.sleep(0.2)
+        watch.is_on = False
+        sys.setprofile(None)
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
 
 
 async def _is_ready(http: aiohttp.ClientSession) -> bool:

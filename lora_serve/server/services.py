@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from aiohttp import web
+from msgspec.structs import asdict
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
