@@ -29,7 +29,7 @@ class AuditNote:
 
 @dataclass(slots=True)
 class RequestContext:
-    """Filled in on the way through; times are seconds of `time.monotonic()`."""
+    """One request; its fields are filled in on the way. Times are seconds of `time.monotonic()`."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
@@ -47,14 +47,14 @@ class RequestContext:
     is_noise: bool = False  # one of very many refusals; in the log only where everything is
 
     def enter(self, authenticate: Callable[[], Caller]) -> Caller:
-        """Note who calls. Raises what `authenticate` raises."""
+        """Note the caller. Raises what `authenticate` raises."""
         self.authenticate = authenticate
         self.caller = authenticate()
         return self.caller
 
     def enter_again(self) -> None:
-        """After a body that may have come slowly: a key that was revoked meanwhile opens nothing any more, so that
-        nobody keeps a request half sent for later. Raises AuthenticationError, ForbiddenError.
+        """Authenticate again after a body that may have come slowly, so that nobody keeps a request half sent for the
+        time after the key's revocation. Raises AuthenticationError, ForbiddenError.
         """
         if self.authenticate is not None:
             self.enter(self.authenticate)
