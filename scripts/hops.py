@@ -20,6 +20,7 @@ import asyncio
 import functools
 import inspect
 import json
+import socket
 import sys
 import tempfile
 import threading
@@ -38,7 +39,7 @@ from lora_serve.core.settings import Settings
 
 PACKAGE = Path(lora_serve.__file__).parent
 COUNTED = ("server/", "text/", "client/")
-OWN_WORK = "server/background/tasks.py"  # what the server does for itself
+OWN_WORK = "kept_going"  # runs what the server does for itself
 NUM_TOKENS = 12
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": NUM_TOKENS, "temperature": 0}
 
@@ -58,7 +59,8 @@ class Watch:
             self.resumed[f"{file} {frame.f_code.co_qualname}"] += 1
         callers = [code for code in _callers(frame) if _file(code) is not None]
         files = [_file(code) for code in callers]
-        if file in files or OWN_WORK in (file, *files) or "Engine.step" in [code.co_qualname for code in callers]:
+        waiting = {code.co_qualname for code in callers}
+        if file in files or waiting & {OWN_WORK, "Engine.step"} or frame.f_code.co_qualname == OWN_WORK:
             return
         if not _is_followed(frame):
             return
@@ -94,22 +96,26 @@ async def traced(watch: Watch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(PACKAGE / "demo_data" / "model")
         settings = Settings(model=model, engine="thread", host="127.0.0.1", port=0, store=Path(folder))
-        listener = bound_socket("127.0.0.1", 0)
-        server = asyncio.create_task(run_server(settings, listener))
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
-            while not await _is_ready(http):
-                assert not server.done(), server.exception()
-                await asyncio.sleep(0.1)
-            await _ask(http)
-            await asyncio.sleep(0.2)
-            watch.is_on = True
-            sys.setprofile(watch)
-            await _ask(http)
-            await asyncio.sleep(0.2)
-            watch.is_on = False
-            sys.setprofile(None)
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
+        with bound_socket("127.0.0.1", 0) as listener:
+            await _asked(watch, settings, listener)
+
+
+async def _asked(watch: Watch, settings: Settings, listener: socket.socket) -> None:
+    server = asyncio.create_task(run_server(settings, listener))
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
+        while not await _is_ready(http):
+            assert not server.done(), server.exception()
+            await asyncio.sleep(0.1)
+        await _ask(http)
+        await asyncio.sleep(0.2)
+        watch.is_on = True
+        sys.setprofile(watch)
+        await _ask(http)
+        await asyncio.sleep(0.2)
+        watch.is_on = False
+        sys.setprofile(None)
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
 
 
 async def _is_ready(http: aiohttp.ClientSession) -> bool:

@@ -11,17 +11,17 @@ from lora_serve.server.answers.security_headers import add_security_headers
 from lora_serve.server.context import add_headers
 from lora_serve.server.guards.access import WRONG_KEYS, guarded
 from lora_serve.server.guards.browser_guard import BrowserGuard
-from lora_serve.server.key_uses import noting_uses
 from lora_serve.server.middleware import answer
 from lora_serve.server.route import ROUTES
 from lora_serve.server.routes import TABLE
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.sockets.connections import CONNECTIONS, Connections
 from lora_serve.server.telemetry.tracing import traced
-from lora_serve.server.tenant_budgets import following_budgets
+from lora_serve.server.upkeep.key_uses import noting_uses
 from lora_serve.server.upkeep.loop_lag import probing
 from lora_serve.server.upkeep.reconciler import Reconciler
 from lora_serve.server.upkeep.residency_meter import metering
+from lora_serve.server.upkeep.tenant_budgets import following_budgets
 from lora_serve.tenancy.authentication.wrong_keys import WrongKeys
 
 

@@ -29,7 +29,7 @@ class AuditNote:
 
 @dataclass(slots=True)
 class RequestContext:
-    """Filled in on the way through; times are seconds of `time.monotonic()`."""
+    """One request; its fields are filled in on the way. Times are seconds of `time.monotonic()`."""
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
@@ -47,17 +47,23 @@ class RequestContext:
     is_noise: bool = False  # one of very many refusals; in the log only where everything is
 
     def enter(self, authenticate: Callable[[], Caller]) -> Caller:
-        """Note who calls. Raises what `authenticate` raises."""
+        """Note the caller. Raises what `authenticate` raises."""
         self.authenticate = authenticate
         self.caller = authenticate()
         return self.caller
 
     def enter_again(self) -> None:
-        """After a body that may have come slowly: a key that was revoked meanwhile opens nothing any more, so that
-        nobody keeps a request half sent for later. Raises AuthenticationError, ForbiddenError.
+        """Authenticate again after a body that may have come slowly, so that nobody keeps a request half sent for the
+        time after the key's revocation. Raises AuthenticationError, ForbiddenError.
         """
         if self.authenticate is not None:
             self.enter(self.authenticate)
+
+    @property
+    def known_caller(self) -> Caller:
+        """The caller of a request whose route stands behind a guard of middleware.py."""
+        assert self.caller is not None, "the route has no guard"
+        return self.caller
 
     def log_fields(self) -> dict[str, object]:
         """The fields of every line of log written for the request, as far as they are known by now.
@@ -76,9 +82,8 @@ CONTEXT = web.RequestKey("context", RequestContext)
 
 
 def caller_of(context: RequestContext) -> Caller:
-    """The caller of a request whose route stands behind a guard of middleware.py."""
-    assert context.caller is not None, "the route has no guard"
-    return context.caller
+    """See `RequestContext.known_caller`."""
+    return context.known_caller
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from aiohttp import web
+from msgspec.structs import asdict
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.stores.base import StoreFigures
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.client.base import EngineClient
-from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import Resize
@@ -52,7 +52,7 @@ class LiveLimits:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Built by the wiring on the event loop's thread; registrations run on `registrations`, short edits beside them."""
+    """Made by the wiring, used on the event loop. Registrations run on `registrations`, short edits on other threads."""
 
     client: EngineClient
     catalog: Catalog
@@ -78,20 +78,18 @@ class Services:
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
     async def edit(self, change: Call[T], name: str) -> T:
-        """A short change of the catalog, to its end even if the caller leaves. Raises what `change` raises,
-        InternalError for what would end its thread.
+        """Run a short change of the catalog to its end, even if the caller leaves. Raises what `change` raises, and
+        InternalError in place of errors that would end a thread.
         """
         return await self.background.complete(asyncio.to_thread(contained, change), name)
 
-    def with_tokens_of(self, adapter: AdapterRef | None) -> tuple[TextModel, ModelSpec]:
-        """The base's tokenizer and spec, with the tokens and the vocabulary of an adapter that adds some."""
-        if adapter is None:
-            return self.text, self.spec
-        text, size = self.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
-        return text, replace(self.spec, vocab_size=size) if size else self.spec
+    @property
+    def adapter_limits(self) -> AdapterConfig:
+        """The adapter settings, with the limits that PUT /admin/engine has changed since."""
+        return self.limits.of(self.adapter_config)
 
     async def store_tiers(self) -> dict[str, TierStats]:
-        """Figures of the tiers below host memory; empty if they cannot be had."""
+        """Figures of the tiers below host memory; empty if the store cannot tell them."""
         if self.store is None:
             return {}
         try:
@@ -100,16 +98,16 @@ class Services:
             return {}
 
     def places_of(self, digest: str) -> tuple[str, ...]:
-        """The tiers below host memory that have it."""
+        """The tiers below host memory that hold the adapter."""
         return ("disk",) if self.store is None else self.store.places_of(digest)
 
     @property
     def store_problem(self) -> str | None:
-        """Why changes are refused at present; None: they are taken."""
+        """The reason why the store takes no changes at present; None if it takes them."""
         return None if self.store_monitor is None else self.store_monitor.problem
 
     async def check_store(self) -> None:
-        """Before a change. Raises AdapterUnavailableError if the store cannot be written."""
+        """Raises AdapterUnavailableError if the store cannot be written: called before a change."""
         if self.store_monitor is not None and self.store_problem is not None:
             await asyncio.to_thread(self.store_monitor.check)
 

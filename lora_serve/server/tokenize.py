@@ -12,7 +12,7 @@ from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.inference.requests import check_vocabulary
-from lora_serve.server.inference.resolve import resolver_for
+from lora_serve.server.inference.resolve import resolver_for, tokenizer_for
 from lora_serve.server.schemas.tokenize import (
     DetokenizeFields,
     TokenizeChatFields,
@@ -69,4 +69,4 @@ async def tokenizer_info(request: web.Request) -> web.StreamResponse:
 def _tokenizer_of(request: web.Request, model: str | None) -> tuple[TextModel, ModelSpec]:
     """The base's tokenizer, with the tokens that the named adapter adds. Raises AdapterNotFoundError."""
     found = None if model is None else resolver_for(request).find(model)
-    return request.app[SERVICES].with_tokens_of(None if found is None else found.ref)
+    return tokenizer_for(request.app[SERVICES], None if found is None else found.ref)

@@ -1,7 +1,7 @@
-"""Chat messages -> prompt text by the base model's own template only, and the places of the template's control tokens.
+"""Chat messages -> prompt text by the base model's own template, with the places of the template's control tokens.
 
-A template in a request or beside an adapter is never used. What a request says is data: the text of a control token in
-it stays text. All strings of a request that enter the template do so by `_each_text`.
+A template in a request or beside an adapter is never used. A request's strings are data: the text of a control token in
+them stays text. They all enter the template through `_each_text`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def render_chat(
     template_values: Mapping[str, TemplateValue] | None = None,
     check: Callable[[str], object] = str,
 ) -> RenderedChat:
-    """The prompt's text; it holds the special tokens already. Raises InvalidRequestError, and what `check` raises.
+    """Render the prompt's text, special tokens included. Raises InvalidRequestError, and what `check` raises.
 
-    `check`: may refuse the text before control tokens are looked for in it.
+    `check` may refuse the text before it is searched for control tokens.
     """
     template = text_model.template
     if not template.source:
@@ -65,33 +65,33 @@ def render_chat(
     tokens = text_model.control_tokens
     if tokens is None:
         return RenderedChat(text)
-    said: list[str] = []
+    given: list[str] = []  # the request's own strings
 
     def noted(one: str) -> str:
-        said.append(one)
+        given.append(one)
         return one
 
     _each_text(conversation, values, noted)
-    suspects = {one: characters for one in said if (characters := tokens.characters(one))}
+    suspects = {one: characters for one in given if (characters := tokens.characters(one))}
     if not suspects:
         return RenderedChat(text)
-    marks = Marks([template.source, *map(str, template.special_tokens.values()), *said])
+    marks = Marks([template.source, *map(str, template.special_tokens.values()), *given])
     entering = _each_text(conversation, values, lambda one: marks.put(one, suspects[one]) if one in suspects else one)
     with _refusals():
         marked = template.render_marked(*entering, marks, **ends)
-    return _compared(tokens, text, marked, said)
+    return _compared(tokens, text, marked, given)
 
 
-def _compared(tokens: ControlTokens, text: str, marked: Marked, said: list[str]) -> RenderedChat:
-    """With marks a chat holds the template's control tokens alone: whatever it holds more comes from what is said.
+def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]) -> RenderedChat:
+    """The chat with marks holds the template's control tokens alone: all others in `text` come from the request.
 
     Raises InvalidRequestError.
     """
     found, written = tokens.found(text), tokens.found(str.__str__(marked))
     if true_text(marked) == text:
         return RenderedChat(text, None if found == written else tokens.places(str.__str__(marked)))
-    # The template looked at a text in a way that saw its marks, or spelled them otherwise.
-    if [token for _, token in found] != [token for _, token in written] or any(map(tokens.found, said)):
+    # The template examined a text in a way that shows the marks, or wrote it in another spelling.
+    if [token for _, token in found] != [token for _, token in written] or any(map(tokens.found, given)):
         raise refused()
     return RenderedChat(text)
 
@@ -127,7 +127,7 @@ def _parse_content(content: Any, where: str) -> str:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What a template raises is the caller's error."""
+    """Turn errors that a template raises into errors of the request."""
     try:
         yield
     except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -136,8 +136,9 @@ def _refusals() -> Iterator[None]:
 
 
 def _each_text(conversation: Conversation, values: Mapping[str, Any], change: Change) -> tuple[Conversation, Any]:
-    """Messages and values with each text that the request says changed. Roles are the server's own words, of which
-    templates make control tokens."""
+    """Messages and values with `change` applied to each text of the request. Roles stay: they are the server's own
+    words, which templates turn into control tokens.
+    """
     messages = [
         {name: part if name == "role" else _changed(part, change) for name, part in message.items()}
         for message in conversation
@@ -157,13 +158,13 @@ def _changed(value: Any, change: Change) -> Any:
 
 
 def _role(text_model: TextModel, role: str) -> str:
-    """`developer` is OpenAI's newer name of `system`; most templates know only the latter."""
+    """`developer` is OpenAI's newer name of `system`; most templates know `system` only."""
     known = role != "developer" or "developer" in str(text_model.wrapper.chat_template)
     return role if known else "system"
 
 
 def _checked(values: Mapping[str, TemplateValue], render: Any) -> dict[str, TemplateValue]:
-    """Refuse names that would change how, not what, the template renders (its text above all)."""
+    """Refuse names that would change the way of rendering, such as the template's own text."""
     reserved = {*inspect.signature(render).parameters, "messages"}
     for name in values:
         if name in reserved:

@@ -1,9 +1,9 @@
-"""The tokens that only a chat's template writes, kept apart from their own text in what a request says.
+"""Control tokens: the tokens that only a chat's template writes, kept apart from the same text in a request.
 
-They are the tokenizer's special tokens, and those added tokens by which the template marks what it writes, such as
-`<think>`. Where one of them stands in a chat is known from the chat with marks (`marked.py`). The chat is then
-tokenised by a view of the tokenizer in which a private-use character stands for each of them, so that all other text,
-theirs included, is ordinary text to it.
+Control tokens are the tokenizer's special tokens, and the added tokens with which the template marks its text, such as
+`<think>`. The chat with marks (`marked.py`) shows where the template wrote them. The chat is then tokenised by a view
+of the tokenizer in which a private-use character stands for each control token, so that all other text is ordinary
+text, even if it spells a control token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Flags = tuple[bool, bool, bool, bool]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the template wrote a control token: characters `start` to `end`, with white space that belongs to it."""
+    """The place of a control token in a chat: characters `start` to `end`, with white space that belongs to it."""
 
     start: int
     end: int
@@ -35,17 +35,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tokenizer to which control tokens are ordinary text, but for those a private-use character stands for."""
+    """A tokenizer that takes the text of control tokens as ordinary text and private-use characters as the tokens."""
 
     tokenizer: Tokenizer
     stand_ins: dict[_Flags, str]
     stand_in_ids: frozenset[int]
-    ids: dict[int, int]  # of its added tokens -> the tokenizer's own
+    ids: dict[int, int]  # of the view's added tokens -> ids of the tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A chat as text; `places`: of its control tokens, where text of the request looks like one, else None."""
+    """A chat as text. `places` of its control tokens are given only if text of the request looks like one."""
 
     text: str
     places: tuple[Place, ...] | None = None
@@ -54,15 +54,16 @@ class RenderedChat:
 class ControlTokens:
     """The control tokens of one tokenizer (a base's, or with the tokens of an adapter) and one template."""
 
-    def __init__(self, backend: Tokenizer, template: str, *, chosen: Sequence[str] | None, unknown: str | None) -> None:
-        """`chosen`: those that are not special, where the tokenizer's files name them. `unknown`: what the model gives
-        for what it cannot spell, so that it may come from any text."""
+    def __init__(self, backend: Tokenizer, template: str, *, listed: Sequence[str] | None, unknown: str | None) -> None:
+        """`listed`: the control tokens that are not special, if the tokenizer's files name them. `unknown`: the token
+        for text that the vocabulary cannot spell; any text may give it.
+        """
         self._backend = backend
         self._own = dict(sorted(backend.get_added_tokens_decoder().items()))
         self._ids = {
             number
             for number, token in self._own.items()
-            if any(map(can_be_marked, token.content)) and (token.special or _is_structure(token, template, chosen))
+            if any(map(can_be_marked, token.content)) and (token.special or _is_structure(token, template, listed))
         }
         self._tokens = {number: self._own[number] for number in self._ids}
         self.texts = tuple(sorted((token.content for token in self._tokens.values()), key=len, reverse=True))
@@ -76,9 +77,10 @@ class ControlTokens:
         self._edges = _in_any_case(edge for text in self.texts for edge in _edges(text))
 
     def characters(self, text: str) -> frozenset[str]:
-        """Those of `text` by which it could take part in a control token; none: whatever the template does, it cannot.
+        """The characters with which `text` could become part of a control token, whatever the template does with it.
 
-        A long text takes part only by a token's first character or last one; a short one may be a token's middle.
+        A long text can only hold a token's first or last character; a short one may be a token's middle. Empty if no
+        control token can come of the text.
         """
         if self._normalizer is not None:
             forms = (text, self._normalizer.normalize_str(text))
@@ -95,13 +97,13 @@ class ControlTokens:
         return 0 < len(bare) <= self._longest and bare.casefold() in self._together
 
     def found(self, text: str) -> list[tuple[int, str]]:
-        """Where the text of a control token stands, and which; by the tokenizer itself, if it looks past spelling."""
+        """Start and text of each control token in `text`; found by the tokenizer itself if it normalises spellings."""
         if self._normalizer is not None:
             return [(place.start, self._tokens[place.token_id].content) for place in self.places(text)]
         return [(match.start(), match[0]) for match in self._pattern.finditer(text)]
 
     def places(self, text: str) -> tuple[Place, ...]:
-        """The control tokens that the tokenizer finds in `text`, which may have marks."""
+        """The places of the control tokens that the tokenizer finds in `text`, which may have marks."""
         encoding: Encoding = self._splitter.encode(text, add_special_tokens=False)
         numbers = list(self._own)
         found = (
@@ -124,7 +126,7 @@ class ControlTokens:
         return tuple(ids)
 
     def _written(self, view: _View, text: str, places: tuple[Place, ...]) -> Iterator[str]:
-        """`text` with a stand-in at each place, between the white space that was found to belong to it."""
+        """`text` with a stand-in at each place, between the white space that belongs to the token there."""
         end = 0
         for place in places:
             found, token = text[place.start : place.end], self._tokens[place.token_id]
@@ -140,13 +142,13 @@ class ControlTokens:
                 raise refused()
             return place.token_id
         own = view.ids.get(number, number)
-        if own in self._never:  # the model's own vocabulary holds it, and it was put together from its letters
+        if own in self._never:  # the plain vocabulary holds the token too, and ordinary text gave it
             raise refused()
         return own
 
     @cached_property
     def _splitter(self) -> Tokenizer:
-        """All added tokens, and one token for whatever stands between them."""
+        """A tokenizer of all added tokens, with one token for any text between them."""
         splitter = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         if self._normalizer is not None:
             splitter.normalizer = self._normalizer
@@ -161,10 +163,7 @@ class ControlTokens:
         return text.isascii() or not any(character in text for character in self._view.stand_ins.values())
 
     def _make_view(self, characters: Sequence[str]) -> _View:
-        view = Tokenizer(self._backend.model)
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            if (found := getattr(self._backend, part)) is not None:
-                setattr(view, part, found)
+        view = without_added_tokens(self._backend)
         ordinary = {number: token for number, token in self._own.items() if number not in self._ids}
         kinds = sorted({_flags(token) for token in self._tokens.values()})
         stand_ins = dict(zip(kinds, characters, strict=False))
@@ -174,8 +173,17 @@ class ControlTokens:
         return _View(view, stand_ins, frozenset(known[character] for character in stand_ins.values()), ids)
 
 
+def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer without added tokens that shares the vocabulary, and its memory, with `tokenizer`."""
+    view = Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (found := getattr(tokenizer, part)) is not None:
+            setattr(view, part, found)
+    return view
+
+
 def refused() -> InvalidRequestError:
-    """For a chat in which the tokens of the template cannot be told from text of the request."""
+    """The error for a chat in which the template's tokens cannot be told from text of the request."""
     message = (
         "The messages hold the text of a control token, such as the end of a turn, where the model's chat template "
         "or tokenizer cannot keep it apart from the token. Take it out."
@@ -184,31 +192,31 @@ def refused() -> InvalidRequestError:
 
 
 def can_be_marked(character: str) -> bool:
-    """White space is what templates trim, and the others are spelled otherwise in JSON."""
+    """False for white space, which templates trim, and for characters that JSON escapes."""
     return not (character.isspace() or character in '"\\' or character < " " or character == "\x7f")
 
 
-def _is_structure(token: AddedToken, template: str, chosen: Sequence[str] | None) -> bool:
-    """Whether the template writes a token that is not special to mark something; words and signs are only text."""
-    if chosen is not None:
-        return token.content in chosen
+def _is_structure(token: AddedToken, template: str, listed: Sequence[str] | None) -> bool:
+    """True if the template writes a token that is not special to mark something; plain words and signs are text."""
+    if listed is not None:
+        return token.content in listed
     letters = [character.isalnum() for character in token.content if character not in _WORD_STARTS]
     return token.content in template and any(letters) and not all(letters)
 
 
 def _edges(text: str) -> tuple[str, str]:
-    """The first and last characters that can be marked."""
+    """The first and the last character that can be marked."""
     usable = [character for character in text if can_be_marked(character)]
     return usable[0], usable[-1]
 
 
 def _in_any_case(characters: Iterable[str]) -> frozenset[str]:
-    """Templates may change it."""
+    """The characters in upper and lower case, as templates may change it."""
     return frozenset(form for letter in set(characters) for form in (letter, letter.lower(), letter.upper()))
 
 
 def _space_around(found: str, content: str) -> tuple[str, str]:
-    """White space that was found before and after a token beyond its own."""
+    """White space before and after a token in `found`, beyond the token's own."""
     before, after = len(found) - len(found.lstrip()), len(found.rstrip())
     return found[:before] * (content == content.lstrip()), found[after:] * (content == content.rstrip())
 

@@ -20,7 +20,7 @@ _FEW = 16  # marks that are put by one `replace` each; more are put by one `tran
 
 
 def _asked(name: str) -> Callable[..., Any]:
-    """A method that tells about the true text and gives no text."""
+    """A method of `str` that answers a question about the true text and returns no text."""
 
     def method(self: Marked, *values: Any) -> Any:
         return getattr(true_text(self), name)(*map(true_text, values))
@@ -29,7 +29,7 @@ def _asked(name: str) -> Callable[..., Any]:
 
 
 def _in_case(change: Callable[[str], str]) -> Callable[[Marked], Marked]:
-    """A letter that is marked keeps its mark; where the number of letters changes all of them are marked."""
+    """A change of case. A marked letter keeps its mark; if the number of letters changes, all of them are marked."""
 
     def method(self: Marked) -> Marked:
         true = true_text(self)
@@ -44,13 +44,15 @@ def _in_case(change: Callable[[str], str]) -> Callable[[Marked], Marked]:
 
 
 class Marked(str):
-    """A text that is written with marks and answers as if there were none; the true text is as long as the marked."""
+    """A text that is written with marks and answers as if there were none; the true text has the same length."""
 
     _true: str
     _meaning: Callable[[str], str]
 
     def __new__(cls, marked: str, true: str | None = None, meaning: Callable[[str], str] = str.__str__) -> Marked:
-        """`meaning`: gives the true text of one that a template made of this. Without `true`: it hides nothing."""
+        """`true`: the text without marks; None if there are none. `meaning` maps a text made from this one to its true
+        text.
+        """
         made = super().__new__(cls, marked)
         made._true, made._meaning = str.__str__(marked) if true is None else true, meaning
         return made
@@ -62,7 +64,7 @@ class Marked(str):
         return self._with(str.__getitem__(self, slice(start, end)), self._true[start:end])
 
     def _walk(self, true_parts: Iterable[str], gap: int) -> list[Marked]:
-        """The parts that follow each other with `gap` characters between them."""
+        """Consecutive parts with `gap` characters between them."""
         lengths = [len(part) for part in true_parts]
         starts = accumulate(lengths, lambda start, length: start + length + gap, initial=0)
         return [self._part(start, start + length) for start, length in zip(starts, lengths, strict=False)]
@@ -187,14 +189,14 @@ class Marked(str):
 
 
 def true_text(value: V) -> V:
-    """A marked text's true one, and any other value as it is; tuples (of `startswith`) part by part."""
+    """The true text of a marked text; other values are returned as they are, tuples (of `startswith`) by element."""
     if isinstance(value, Marked):
         return value._true  # type: ignore[return-value] # noqa: SLF001
     return tuple(map(true_text, value)) if isinstance(value, tuple) else value  # type: ignore[return-value]
 
 
 def joined(pieces: Iterable[object]) -> str:
-    """`"".join` for templates: where a piece is marked, the whole still answers as the true text would."""
+    """`"".join` for templates: if a piece is marked, the whole answers as the true text would."""
     parts = [piece if isinstance(piece, str) else str(piece) for piece in pieces]
     meaning = next((part._meaning for part in parts if isinstance(part, Marked)), None)  # noqa: SLF001
     if meaning is None:
@@ -203,7 +205,7 @@ def joined(pieces: Iterable[object]) -> str:
 
 
 class Marks:
-    """The marks of one chat: each stands for one character, and none of them occurs in `texts`."""
+    """The marks of one chat. Each mark stands for one character, and no mark occurs in `texts`."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         taken = set(chain.from_iterable(_PRIVATE.findall(text) for text in texts if not text.isascii()))
@@ -213,7 +215,7 @@ class Marks:
         self._meanings: dict[str, str] = {}
 
     def put(self, text: str, characters: Iterable[str]) -> Marked:
-        """`text` with marks for those `characters`. Raises InvalidRequestError if there are no marks left."""
+        """`text` with marks in place of `characters`. Raises InvalidRequestError if no mark is left."""
         marks = {character: self._mark_of(character) for character in characters}
         marked = text
         if len(marks) > _FEW:
@@ -224,7 +226,7 @@ class Marks:
         return Marked(marked, text, self.meaning)
 
     def meaning(self, text: str) -> str:
-        """The true text of one with marks, whatever a template has made of it."""
+        """The true text of a text with marks, after any change by a template."""
         true = str.__str__(true_text(text))
         return true if true.isascii() else _PRIVATE.sub(lambda found: self._meanings.get(found[0], found[0]), true)
 

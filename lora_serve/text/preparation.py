@@ -1,4 +1,4 @@
-"""What is done to a text before it is tokenised to be embedded, as the files of a sentence-transformers folder say.
+"""Changes of a text before it is tokenised for an embedding, as the files of a sentence-transformers folder ask.
 
 `config_sentence_transformers.json` may name a prompt that stands before every text (`default_prompt_name`), and
 `sentence_bert_config.json` may ask for small letters.
@@ -21,13 +21,13 @@ _LETTERS_FILE = "sentence_bert_config.json"
 
 @dataclass(frozen=True, slots=True)
 class TextPreparation:
-    """`prompt` + text."""
+    """`prompt` + text, in small letters if `lower`."""
 
     prompt: str = ""
     lower: bool = False
 
     def of(self, text: str) -> str:
-        """The text as the model was trained on it."""
+        """The text in the form on which the model was trained."""
         prepared = self.prompt + text
         return prepared.lower() if self.lower else prepared
 
@@ -36,7 +36,7 @@ AS_IT_IS = TextPreparation()
 
 
 def preparation_of(model: str) -> TextPreparation:
-    """Of a folder or hub id; one that has no such files asks for nothing. Raises ModelError for broken ones."""
+    """Read the preparation of a folder or hub id; without such files nothing is changed. Raises ModelError."""
     settings = _read(model, _PROMPTS_FILE)
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     if name is not None and (not isinstance(prompts, dict) or not isinstance(prompts.get(name), str)):

@@ -1,4 +1,4 @@
-"""The base model's chat template, rendered by transformers in jinja2's immutable sandbox; and once more with marks."""
+"""The base model's chat template, rendered by transformers in jinja2's immutable sandbox, and again with marks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
-    """Renders messages; raises what the template raises."""
+    """Renders messages. Raises whatever the template raises."""
 
     def __init__(self, wrapper: PreTrainedTokenizerFast) -> None:
         self._wrapper: Any = wrapper
 
     @cached_property
     def source(self) -> str:
-        """The template that a chat without tools takes; empty if there is none."""
+        """The template of a chat without tools; empty if the model has none."""
         try:
             return str(self._wrapper.get_chat_template())
         except ValueError:  # none, or several of which none is the default
@@ -32,13 +32,13 @@ class ChatTemplate:
 
     @cached_property
     def special_tokens(self) -> dict[str, Any]:
-        """Texts that the template knows by name, such as `bos_token`."""
+        """Texts that the template uses by name, such as `bos_token`."""
         return dict(self._wrapper.special_tokens_map)
 
     def render(
         self, conversation: Conversation, values: Mapping[str, Any], *, add_generation_prompt: bool, is_continued: bool
     ) -> str:
-        """As transformers does it."""
+        """Render with transformers."""
         rendered = self._wrapper.apply_chat_template(
             [dict(message) for message in conversation],
             tokenize=False,
@@ -57,7 +57,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         is_continued: bool,
     ) -> Marked:
-        """The same, of messages and values with marks in them."""
+        """Render messages and values that have marks."""
         messages = [dict(message) for message in conversation]
         if is_continued:
             messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
@@ -73,7 +73,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
-        """transformers' template, but for pieces put together: what is marked stays so (`joined`)."""
+        """transformers' template, except that joining pieces keeps their marks (`joined`)."""
         compiled = chat_template_utils._compile_jinja_template(self.source)  # noqa: SLF001 - it has no public name
         environment = compiled.environment.overlay()
         environment.concat = joined
@@ -83,7 +83,7 @@ class ChatTemplate:
 
 
 def _cut(marked: Marked) -> Marked:
-    """Without the end of the turn, and without space that the template has trimmed from the message."""
+    """The text without the end of the turn, and without space that the template has trimmed from the message."""
     end = marked.rindex(_CONTINUED.strip())
     is_trimmed = not marked[end:].startswith(_CONTINUED)
     return marked[:end].rstrip() if is_trimmed else marked[:end]

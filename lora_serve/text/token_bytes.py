@@ -1,4 +1,4 @@
-"""The exact bytes of a token, where the tokenizer's decoder is one whose alphabet is known.
+"""The exact bytes of a token, for tokenizers whose decoder has a known alphabet.
 
 Byte-level alphabet: GPT-2's (Radford et al. 2019), a printable character for each of the 256 bytes.
 Byte fallback: SentencePiece's tokens `<0x00>` .. `<0xFF>`.
@@ -24,7 +24,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Finds a token's bytes from the vocabulary's spelling of it."""
+    """Finds a token's bytes from its spelling in the vocabulary."""
 
     def __init__(self, backend: Tokenizer, added: Mapping[int, str]) -> None:
         self._backend = backend
@@ -34,7 +34,7 @@ class TokenBytes:
         self._fallback = "ByteFallback" in kinds
 
     def find(self, token_id: int) -> bytes | None:
-        """The bytes, or None if only the decoded text can tell."""
+        """The bytes of a token, or None if the spelling does not tell them."""
         if token_id in self._added:
             return self._added[token_id].encode()
         token = self._backend.id_to_token(token_id)
@@ -48,7 +48,7 @@ class TokenBytes:
 
 
 def _decoder_kinds(backend: Tokenizer) -> set[str]:
-    """Type names of the decoder and, if it is a sequence, of its parts."""
+    """Type names of the decoder and of its parts."""
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())

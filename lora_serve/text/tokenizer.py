@@ -1,8 +1,9 @@
-"""The base model's tokenizer: text <-> token ids. Knows nothing of requests, adapters or HTTP.
+"""The base model's tokenizer: text <-> token ids. It knows nothing of requests, adapters or HTTP.
 
-Works on the Rust tokenizer below transformers' wrapper: its `encode` and `decode` change no state, so several threads
-may call them at once, where the wrapper sets truncation and padding on each call ("Already borrowed"). Long texts go
-through its batches of one, as only these let other threads run meanwhile (a second for two megabytes).
+`TextModel` calls the Rust tokenizer below transformers' wrapper. `encode` and `decode` of the Rust tokenizer change no
+state, so several threads may call them at once; the wrapper sets truncation and padding on each call ("Already
+borrowed"). Long texts are encoded as batches of one, since only a batch lets other threads run meanwhile (a second for
+two megabytes).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError, ModelError
-from lora_serve.text.control_tokens import ControlTokens, RenderedChat
+from lora_serve.text.control_tokens import ControlTokens, RenderedChat, without_added_tokens
 from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
 from lora_serve.text.template import ChatTemplate
 from lora_serve.text.token_bytes import TokenBytes
@@ -31,7 +32,7 @@ _VIEW_CACHE = 256  # remembered views, see `with_added`
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """Token ids with their types: 0 for the first text, mostly 1 for the second; none if the tokenizer gives none."""
+    """Token ids and their types: 0 for the first text, mostly 1 for the second; empty if the tokenizer has no types."""
 
     token_ids: tuple[int, ...]
     type_ids: tuple[int, ...]
@@ -49,9 +50,9 @@ class TextModel:
         template: ChatTemplate | None = None,
         allow_control_tokens: bool = False,
     ) -> None:
-        """`backend`: another than the wrapper's own. `max_token_length`, `template`: if they are known already.
+        """`backend`: a Rust tokenizer in place of the wrapper's. `max_token_length`, `template`: if known already.
 
-        `allow_control_tokens`: text of a message that looks like a control token is one.
+        `allow_control_tokens`: the text of a control token in a message becomes the token.
         """
         self.wrapper = tokenizer
         self.preparation = preparation
@@ -70,7 +71,7 @@ class TextModel:
 
     @classmethod
     def load(cls, model: str, allow_control_tokens: bool = False) -> TextModel:
-        """Load the tokenizer of a folder or hub id. Raises ModelError if it has none that can be used."""
+        """Load the tokenizer of a folder or hub id. Raises ModelError if there is none, or no fast one."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
@@ -82,12 +83,12 @@ class TextModel:
         return cls(tokenizer, preparation=preparation_of(model), allow_control_tokens=allow_control_tokens)
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token's spelling and id, added tokens included."""
+        """Spelling -> id of every token, added tokens included."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids of `text`; with `add_special_tokens` what the model expects around it (such as BOS)."""
+        """Token ids of `text`, with the tokens that the model expects around it (such as BOS) if asked for."""
         return tuple(_encoded(self._backend, text, None, add_special_tokens).ids)
 
     def encode_chat(self, chat: RenderedChat, add_special_tokens: bool) -> tuple[int, ...]:
@@ -98,18 +99,18 @@ class TextModel:
 
     @functools.cached_property
     def control_tokens(self) -> ControlTokens | None:
-        """What only the template writes; None: whoever writes a message may write them too."""
+        """The tokens that only the template may write; None if messages may write them too."""
         if self._allow_control_tokens or not self.template.source:
             return None
-        chosen = getattr(self.wrapper, "chat_control_tokens", None)
-        return ControlTokens(self._backend, self.template.source, chosen=chosen, unknown=self.wrapper.unk_token)
+        listed = getattr(self.wrapper, "chat_control_tokens", None)
+        return ControlTokens(self._backend, self.template.source, listed=listed, unknown=self.wrapper.unk_token)
 
     def encode_input(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> EncodedInput:
-        """A text, or two, as an encoder wants them; `max_tokens`: cut so that the special tokens stay.
+        """Encode one text, or two for a pair; longer ones are cut to `max_tokens` so that the special tokens stay.
 
-        Raises InvalidRequestError if `max_tokens` is not even enough for these.
+        Raises InvalidRequestError if the special tokens alone are more than `max_tokens`.
         """
         encoding = _encoded(self._backend, text, pair, add_special_tokens)
         if max_tokens is not None and len(encoding) > max_tokens:
@@ -119,11 +120,11 @@ class TextModel:
 
     @property
     def truncation_side(self) -> str:
-        """Where a text that is too long loses its tokens: "right" or "left"."""
+        """The side on which a text that is too long loses tokens: "right" or "left"."""
         return str(self.wrapper.truncation_side)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; ids the tokenizer does not know give nothing."""
+        """Text of `token_ids`; unknown ids give no text."""
         if len(token_ids) <= _FEW_TOKENS:
             return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)  # as in `_encoded`
@@ -139,14 +140,11 @@ class TextModel:
         return self.token_text(token_id).encode() if found is None else found
 
     def _added(self, tokens: tuple[AddedToken, ...]) -> TextModel:
-        """This tokenizer with more tokens; the vocabulary's memory is shared, as `tokenizers` shares a model."""
+        """This tokenizer with more tokens."""
         if not tokens:
             return self
         own = self._backend.get_added_tokens_decoder()
-        view = Tokenizer(self._backend.model)
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            if (found := getattr(self._backend, part)) is not None:
-                setattr(view, part, found)
+        view = without_added_tokens(self._backend)
         view.add_tokens([token for _, token in sorted(own.items())])
         view.add_tokens([_for_tokenizers(token) for token in tokens])
         expected = {number: token.content for number, token in own.items()} | {t.id: t.content for t in tokens}
@@ -156,7 +154,7 @@ class TextModel:
         return TextModel(self.wrapper, view, longest, self.preparation, self.template, self._allow_control_tokens)
 
     def _decode_one(self, token_id: int) -> str:
-        """Text of one token within a text: decoded twice, as some decoders strip the first token's space."""
+        """Text of one token inside a text: decoded twice in a row, as some decoders strip the first token's space."""
         once = self.decode((token_id,), skip_special_tokens=False)
         twice = self.decode((token_id, token_id), skip_special_tokens=False)
         if "\ufffd" in once or len(twice) <= len(once):
@@ -188,8 +186,8 @@ def _for_tokenizers(token: AddedToken) -> TokenizersAddedToken:
 
 
 def _encoded(tokenizer: Tokenizer, text: str, pair: str | None, add_special_tokens: bool) -> Encoding:
-    """A text, or two. A batch of one, as `encode` keeps Python's lock until its end; without offsets, which nobody
-    reads and which take longer to free than to make.
+    """Encode one text, or a pair, as a batch of one: `encode` would keep the GIL. Offsets, which nobody reads, are left
+    out, as freeing them takes longer than making them.
     """
     given = text if pair is None else (text, pair)
     (encoding,) = tokenizer.encode_batch_fast([given], add_special_tokens=add_special_tokens)
@@ -199,7 +197,8 @@ def _encoded(tokenizer: Tokenizer, text: str, pair: str | None, add_special_toke
 def _cut(
     tokenizer: Tokenizer, text: str, pair: str | None, add_special_tokens: bool, max_tokens: int, side: str
 ) -> Encoding:
-    """`max_tokens` at most, special tokens among them. `side`: "right" or "left", where tokens are lost.
+    """Encode to at most `max_tokens`, special tokens included, as the tokenizer itself would truncate, but without the
+    truncation settings, which all threads share. `side`: "right" or "left", where tokens are lost.
 
     Raises InvalidRequestError if the special tokens alone are more.
     """
@@ -218,7 +217,7 @@ def _cut(
 
 
 def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
-    """What is left of two texts' tokens: the longer one loses first, as by `tokenizers`' strategy of that name."""
+    """The numbers of tokens that two texts keep: the longer one loses first (`longest_first` in `tokenizers`)."""
     if num_first + num_second <= room:
         return num_first, num_second
     short = min(num_first, num_second)

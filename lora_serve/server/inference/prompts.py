@@ -27,7 +27,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engine and as `echo` want it."""
+    """A prompt in the two forms that are needed: ids for the engine, text for `echo`."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -36,7 +36,7 @@ class EncodedPrompt:
 async def completion_prompts(
     text: TextModel, spec: ModelSpec, fields: CompletionFields, max_prompts: int = MAX_PROMPTS
 ) -> list[EncodedPrompt]:
-    """Each prompt of the request. Raises InvalidRequestError."""
+    """Encode each prompt of the request. Raises InvalidRequestError."""
     prompts = await read_prompts(fields.prompt, max_prompts=max_prompts)
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -60,7 +60,7 @@ def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionField
 
 
 async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
-    """The `messages` of a request, checked. Raises InvalidRequestError."""
+    """Parse the `messages` of a request. Raises InvalidRequestError."""
     contents = [item.get("content") for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     num_parts = len(contents) + sum(len(content) for content in contents if isinstance(content, list))
     return await beside(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
@@ -69,7 +69,7 @@ async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
 async def chat_prompt(
     text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
 ) -> tuple[int, ...]:
-    """Token ids of the rendered messages. Raises InvalidRequestError."""
+    """Render the messages and encode them. Raises InvalidRequestError."""
     rendered = await beside(
         sum(MESSAGE_LENGTH + len(message.content) for message in messages),
         lambda: render_chat(
@@ -88,7 +88,7 @@ async def chat_prompt(
 
 
 async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
-    """Token ids of `prompt`. Raises InvalidRequestError."""
+    """Encode one text. Raises InvalidRequestError."""
     check_can_fit(text, spec, prompt, "prompt")
     return await beside(len(prompt), lambda: text.encode(prompt, add_special_tokens))
 
@@ -106,12 +106,12 @@ def check_can_fit(text: TextModel, spec: ModelSpec, prompt: str, param: str) -> 
 
 
 async def read_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
-    """See `parse_prompts`."""
+    """Call `parse_prompts`, on a thread if there is much to look at."""
     return await beside(length_of(value), lambda: parse_prompts(value, param, max_prompts))
 
 
 def length_of(value: Any) -> int:
-    """Elements of a list and of the first lists in it."""
+    """The number of elements of a list and of the first lists in it."""
     if not isinstance(value, list):
         return 0  # an array is looked at as one
     return len(value) + sum(len(item) for item in value[:MAX_LISTS] if isinstance(item, list))

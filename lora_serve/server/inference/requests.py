@@ -10,7 +10,7 @@ from aiohttp import web
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.schemas.sampling import SamplingFields
@@ -125,7 +125,7 @@ def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
 def _template(request: web.Request, model: ResolvedModel, fields: RequestFields) -> InferenceRequest:
     """The fields that all rows of one answer have in common."""
     context = request[CONTEXT]
-    caller, members = caller_of(context), model.adapters.members
+    caller, members = context.known_caller, model.adapters.members
     timeout, cold_wait = fields.timeout_ms, fields.max_cold_wait_ms
     return InferenceRequest(
         request_id=context.request_id,

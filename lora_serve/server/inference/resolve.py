@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -20,11 +20,11 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import OnCold
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.composition import check_composition
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
 from lora_serve.server.schemas.request import AdapterScale, RequestFields
-from lora_serve.server.services import SERVICES
+from lora_serve.server.services import SERVICES, Services
 from lora_serve.text.tokenizer import TextModel
 
 HEADER = "X-Adapter-Id"
@@ -55,14 +55,22 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     adapters = resolver.resolve(fields, request.headers)
     request[CONTEXT].adapters = adapters
     fallback = resolver.fallback(fields, adapters)
-    return ResolvedModel(adapters, fallback, *request.app[SERVICES].with_tokens_of(adapters.single))
+    return ResolvedModel(adapters, fallback, *tokenizer_for(request.app[SERVICES], adapters.single))
 
 
 def resolver_for(request: web.Request) -> AdapterResolver:
     """A resolver of the names that the caller of this request may use."""
     services = request.app[SERVICES]
-    limits = services.limits.of(services.adapter_config)
-    return AdapterResolver(services.catalog, services.base_name, caller_of(request[CONTEXT]), limits)
+    caller = request[CONTEXT].known_caller
+    return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits)
+
+
+def tokenizer_for(services: Services, adapter: AdapterRef | None) -> tuple[TextModel, ModelSpec]:
+    """The base's tokenizer and spec, with the tokens and the vocabulary of an adapter that adds some."""
+    if adapter is None:
+        return services.text, services.spec
+    text, size = services.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
+    return text, replace(services.spec, vocab_size=size) if size else services.spec
 
 
 @dataclass(frozen=True, slots=True)

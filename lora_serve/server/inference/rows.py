@@ -99,6 +99,11 @@ class Rows:
                     self._timers[number].pooled()
             return number, event
 
+    def generated(self, number: int, num_tokens: int) -> None:
+        """Count tokens of a row that the answer shows, or takes as its end."""
+        self.use.generated(number, num_tokens)
+        self.context.num_output_tokens += num_tokens
+
     def end(self, number: int, reason: str) -> None:
         """Take a row as ended; the engine's work on it is broken off if a stop string ended it."""
         self._running.discard(number)

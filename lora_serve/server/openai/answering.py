@@ -1,4 +1,4 @@
-"""An answer of a generating API on the wire: one JSON body, or server-sent events.
+"""An answer of a generating API, from its rows' events to the wire: one JSON body, or server-sent events.
 
 No header of a stream leaves before every choice is admitted, so earlier errors are plain HTTP errors.
 """
@@ -9,24 +9,24 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from lora_serve.core.messages import PromptEvent
+from lora_serve.core.errors import InternalError
+from lora_serve.core.messages import FinishEvent, PromptEvent, TokenEvent
 from lora_serve.server.answers.beside import LONG
 from lora_serve.server.answers.errors import wire_error
 from lora_serve.server.answers.json_answer import json_answer, written
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.inference.use import AnswerUse
-from lora_serve.server.openai.generation import ChoiceEvents, generate
 from lora_serve.server.openai.logprobs import num_values
 from lora_serve.server.schemas.sampling import SamplingFields
-from lora_serve.text.output import Piece, StopRules
+from lora_serve.text.output import OutputText, Piece, StopRules
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -34,6 +34,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # nginx must not collect the events
 }
 DONE = b"data: [DONE]\n\n"
+ChoiceEvents = AsyncGenerator[tuple[int, PromptEvent | Piece], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +94,35 @@ class AnswerBody(ABC):
             "total_tokens": num_prompt_tokens + num_generated,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+
+async def generate(rows: Rows, rules: StopRules) -> ChoiceEvents:
+    """(number of the choice, PromptEvent or Piece) as they come; each choice ends with a Piece with a finish_reason.
+
+    Leaving early aborts all choices. Raises what `Rows.admitted` and `Rows.next` raise.
+    """
+    text, eos = rows.model.text, rows.model.spec.eos_token_ids
+    texts = [OutputText(text, request, rules, eos) for request in rows.requests]
+    first_token_at: float | None = None
+    async with rows.admitted():
+        while not rows.is_over:
+            number, event = await rows.next()
+            match event:
+                case PromptEvent():
+                    first_token_at = first_token_at or time.monotonic()
+                    yield number, event
+                    continue
+                case TokenEvent():
+                    piece = texts[number].token(event)
+                case FinishEvent():
+                    piece = texts[number].finish(event)
+                case _:
+                    raise InternalError(f"The engine pooled {event.request_id}, which was to be continued.")
+            rows.generated(number, len(piece.token_ids))
+            if piece.finish_reason is not None:
+                rows.end(number, piece.finish_reason)
+            yield number, piece
+    rows.context.decode = time.monotonic() - (first_token_at or time.monotonic())
 
 
 async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body: AnswerBody) -> web.StreamResponse:

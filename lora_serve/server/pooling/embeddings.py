@@ -46,7 +46,7 @@ def shortened(vector: bytes, dimensions: int | None) -> bytes:
 
 
 async def _data(vectors: list[bytes], encoding_format: str) -> str:
-    """The elements of `data`; written in parts, as the numbers of 2048 vectors take a second."""
+    """The elements of `data` as JSON; written in parts, as the numbers of 2048 vectors take a second."""
     parts, num_numbers = [], 0
     for index, vector in enumerate(vectors):
         parts.append(f'{{"object": "embedding", "index": {index}, "embedding": {_written(vector, encoding_format)}}}')

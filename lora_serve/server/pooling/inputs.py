@@ -101,7 +101,7 @@ class _InputEncoder:
 
 
 def check_count(inputs: Sequence[Any], param: str) -> None:
-    """Raises InvalidRequestError."""
+    """Raises InvalidRequestError if there are more inputs than MAX_INPUTS."""
     if len(inputs) > MAX_INPUTS:
         message = f"At most {MAX_INPUTS} inputs are allowed in one request (`{param}` has {len(inputs)})."
         raise InvalidRequestError(message, param=param)
@@ -119,7 +119,7 @@ def _limit(rules: InputRules, spec: ModelSpec) -> int | None:
 
 
 def _length_of(item: Input) -> int:
-    """Characters, or token ids."""
+    """The number of characters or token ids."""
     return len(item.first) + len(item.second) if isinstance(item, TextPair) else len(item)
 
 

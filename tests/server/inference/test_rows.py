@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from lora_serve.core.messages import Event, FinishEvent, PromptEvent, Timings, TokenEvent
 from lora_serve.core.request import FinishReason, InferenceRequest
@@ -174,4 +175,4 @@ async def test_rows_that_are_submitted_later_ask_for_what_answered_the_first(ser
 
 async def _fallen_back(events: AsyncIterator[Event], is_first: bool) -> AsyncIterator[Event]:
     async for event in events:
-        yield replace(event, fell_back=True) if is_first and isinstance(event, PromptEvent) else event
+        yield structs.replace(event, fell_back=True) if is_first and isinstance(event, PromptEvent) else event

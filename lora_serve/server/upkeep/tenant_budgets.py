@@ -1,4 +1,4 @@
-"""The engine is told what each tenant may have on the device: at its start, and whenever a quota changes anywhere."""
+"""The tenants' budgets of device memory, sent to the engine at the start and whenever a quota changes anywhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def budgets_of(services: Services) -> SetTenantBudgets:
-    """As the directory has them now."""
+    """The budgets that the directory has now."""
     tenants = services.keys.directory.snapshot.tenants
     limited = {name: t.quota for name, t in tenants.items() if t.quota.device_bytes_guaranteed is not None}
     limited |= {name: t.quota for name, t in tenants.items() if t.quota.device_bytes_max is not None}
@@ -33,7 +33,7 @@ def budgets_of(services: Services) -> SetTenantBudgets:
 
 
 async def following_budgets(app: web.Application) -> AsyncIterator[None]:
-    """While the application runs."""
+    """Send budgets while the application runs."""
     work = functools.partial(_follow, app[SERVICES])
     task = asyncio.get_running_loop().create_task(
         kept_going(work, "following tenants' budgets"), name="tenants' budgets"
@@ -44,7 +44,7 @@ async def following_budgets(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _follow(services: Services) -> None:
-    loop, changed, told = asyncio.get_running_loop(), asyncio.Event(), _NONE
+    loop, changed, sent = asyncio.get_running_loop(), asyncio.Event(), _NONE
 
     def listener() -> None:
         loop.call_soon_threadsafe(changed.set)
@@ -57,11 +57,11 @@ async def _follow(services: Services) -> None:
             await changed.wait()
             changed.clear()
             command = budgets_of(services)
-            if command == told:
+            if command == sent:
                 continue
             try:
                 await services.client.adapters(command)
-                told = command
+                sent = command
             except LoraServeError as error:  # no engine at present
                 logger.debug("the engine could not be told the tenants' budgets: %s", error)
                 await asyncio.sleep(_RETRY)

@@ -1,4 +1,4 @@
-"""Writes down when keys were last used: in batches, never for a request."""
+"""The times of keys' last uses, written to the directory in batches and never by a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 async def noting_uses(app: web.Application) -> AsyncIterator[None]:
-    """While the application runs, and once more at its end."""
+    """Write the uses while the application runs, and once more at its end."""
     keys = app[SERVICES].keys
     task = asyncio.get_running_loop().create_task(
         kept_going(functools.partial(_keep, keys), "noting keys' uses"), name="key uses"
@@ -31,7 +31,7 @@ async def noting_uses(app: web.Application) -> AsyncIterator[None]:
 
 
 async def write_uses(keys: KeyTable) -> None:
-    """One commit; what cannot be written is kept for the next."""
+    """Write all uses in one commit; if that fails, keep them for the next."""
     uses = keys.take_uses()
     if not uses:
         return
