@@ -25,7 +25,7 @@ from lora_serve.server.inference.rows import Rows
 from lora_serve.server.inference.use import AnswerUse
 from lora_serve.server.openai.generation import ChoiceEvents, generate
 from lora_serve.server.openai.logprobs import num_values
-from lora_serve.server.schemas.sampling import SamplingFields
+from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.text.output import Piece, StopRules
 
 HEADERS = {
