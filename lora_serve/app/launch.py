@@ -41,8 +41,8 @@ from lora_serve.server.services import Services
 from lora_serve.server.sockets.client_faults import on_loop_error
 from lora_serve.server.sockets.exposure import check_exposure
 from lora_serve.server.sockets.tls import ServerTls
-from lora_serve.server.telemetry.log_metrics import LogFigures, LogMetrics
-from lora_serve.server.telemetry.request_traces import RequestTraces
+from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
+from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.authentication.authenticator import KeyTable, auth_required
 from lora_serve.tenancy.directory.opening import open_directory

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, form
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lora_serve import __version__
-from lora_serve.server.telemetry.request_traces import Outcome
+from lora_serve.server.telemetry.tracing import Outcome
 
 EXPORT_SECONDS = 5.0  # for one attempt to hand over spans
 _OPERATIONS = {

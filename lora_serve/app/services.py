@@ -16,7 +16,7 @@ from lora_serve.server.background.staging import Staging
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
-from lora_serve.server.telemetry.request_traces import RequestTraces
+from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.authentication.admin_key import load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.server.telemetry.request_traces import RequestTraces
+from lora_serve.server.telemetry.tracing import RequestTraces
 
 
 @contextmanager

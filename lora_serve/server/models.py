@@ -10,8 +10,8 @@ from aiohttp import web
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.adapter import AdapterRef, split_name
 from lora_serve.core.errors import AdapterNotFoundError
-from lora_serve.server.admin.ownership import owned_entry
-from lora_serve.server.admin.removal import remove_adapter
+from lora_serve.server.admin.adapters import remove_adapter
+from lora_serve.server.admin.permissions import owned_entry
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.inference.resolve import resolver_for

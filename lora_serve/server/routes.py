@@ -6,15 +6,13 @@ from lora_serve.core.request import Task
 from lora_serve.server import models
 from lora_serve.server import tokenize as tokenizer
 from lora_serve.server.admin import (
+    adapters,
     audit,
-    deletion,
+    engine,
     keys,
-    limits,
-    listing,
     registration,
     residency,
     routing,
-    sharing,
     tenants,
     upload,
     usage,
@@ -22,21 +20,24 @@ from lora_serve.server.admin import (
 )
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
-from lora_serve.server.operation import docs_page, engine_metrics, health, openapi
+from lora_serve.server.operation import docs_page, health, metrics, openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
 from lora_serve.server.pooling.scores import create_rerank, create_score
 from lora_serve.server.route import JSON, Access, Route, RouteTable
 from lora_serve.server.schemas.admin import (
     AliasFields,
+    ChangeTenantFields,
+    CreateKeyFields,
+    CreateTenantFields,
     LimitFields,
     LoadLoraFields,
     RegisterFields,
     RouteFields,
+    SharingFields,
     UnloadLoraFields,
 )
-from lora_serve.server.schemas.chat import ChatFields
-from lora_serve.server.schemas.completion import CompletionFields
+from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
 from lora_serve.server.schemas.queries import (
     AdaptersQuery,
@@ -46,7 +47,6 @@ from lora_serve.server.schemas.queries import (
     UploadFields,
     UsageQuery,
 )
-from lora_serve.server.schemas.tenants import ChangeTenantFields, CreateKeyFields, CreateTenantFields, SharingFields
 from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 
 _PUBLIC, _KEY, _MODELS, _INFERENCE = Access.PUBLIC, Access.ANY_KEY, Access.MODELS, Access.INFERENCE
@@ -61,7 +61,7 @@ TABLE = RouteTable(
     Route("GET", "/ping", _PUBLIC, health.get_health, is_probe=True),
     Route("POST", "/ping", _PUBLIC, health.get_health, is_probe=True),
     Route("GET", "/ready", _PUBLIC, health.get_ready, is_probe=True),
-    Route("GET", "/metrics", _PUBLIC, engine_metrics.get_metrics, answers=_TEXT, is_probe=True),
+    Route("GET", "/metrics", _PUBLIC, metrics.get_metrics, answers=_TEXT, is_probe=True),
     Route("GET", "/version", _PUBLIC, health.get_version),
     Route("GET", "/openapi.json", _PUBLIC, openapi.get_openapi),
     Route("GET", "/docs", _PUBLIC, docs_page.get_docs, answers=_PAGE),
@@ -92,17 +92,17 @@ TABLE = RouteTable(
     Route("POST", "/detokenize", _MODELS, tokenizer.detokenize, DetokenizeFields),
     Route("GET", "/tokenizer_info", _MODELS, tokenizer.tokenizer_info),
     Route("POST", "/admin/adapters", _OWN, registration.register_adapter, RegisterFields),
-    Route("GET", "/admin/adapters", _OWN, listing.list_adapters, query=AdaptersQuery),
+    Route("GET", "/admin/adapters", _OWN, adapters.list_adapters, query=AdaptersQuery),
     Route("POST", f"{_ADAPTER}/pin", _OWN, residency.pin),
     Route("POST", f"{_ADAPTER}/unpin", _OWN, residency.unpin),
     Route("POST", f"{_ADAPTER}/prefetch", _ADMIN, residency.prefetch),
     Route("POST", f"{_ADAPTER}/evict", _ADMIN, residency.evict),
     Route("PUT", f"{_ADAPTER}/route", _OWN, routing.set_route, RouteFields),
     Route("POST", f"{_ADAPTER}/rollback", _OWN, routing.roll_back),
-    Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, sharing.set_sharing, SharingFields),
+    Route("PUT", f"{_ADAPTER}/sharing", _ADMIN, adapters.set_sharing, SharingFields),
     Route("PUT", _ADAPTER, _OWN, upload.upload_adapter, upload.BODY, UploadFields),
-    Route("GET", _ADAPTER, _OWN, listing.get_adapter),
-    Route("DELETE", _ADAPTER, _OWN, deletion.delete_adapter, query=DeletionQuery),
+    Route("GET", _ADAPTER, _OWN, adapters.get_adapter),
+    Route("DELETE", _ADAPTER, _OWN, adapters.delete_adapter, query=DeletionQuery),
     Route("GET", "/admin/aliases", _ADMIN, routing.list_aliases),
     Route("PUT", _ALIAS, _ADMIN, routing.set_alias, AliasFields),
     Route("DELETE", _ALIAS, _ADMIN, routing.remove_alias),
@@ -119,6 +119,6 @@ TABLE = RouteTable(
     Route("GET", "/admin/whoami", _KEY, tenants.whoami),
     Route("GET", "/admin/usage", _OWN, usage.get_usage, query=UsageQuery, answers=(JSON, "text/csv")),
     Route("GET", "/admin/audit", _OWN, audit.get_audit, query=AuditQuery),
-    Route("GET", "/admin/engine", _ADMIN, listing.get_engine),
-    Route("PUT", "/admin/engine", _ADMIN, limits.put_engine, LimitFields),
+    Route("GET", "/admin/engine", _ADMIN, engine.get_engine),
+    Route("PUT", "/admin/engine", _ADMIN, engine.put_engine, LimitFields),
 )

@@ -24,7 +24,7 @@ from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.telemetry.metrics import Metrics
-from lora_serve.server.telemetry.request_traces import RequestTraces
+from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.audit.log import AuditLog
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.quotas.quotas import Quotas

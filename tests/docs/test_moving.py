@@ -82,8 +82,8 @@ def test_fields_on_our_side_are_fields(peer: str) -> None:
 
 def test_fields_that_are_refused_and_ignored_are() -> None:
     from lora_serve.core.errors import InvalidRequestError
-    from lora_serve.server.schemas.completion import CompletionFields
-    from lora_serve.server.schemas.later import refuse_later
+    from lora_serve.server.schemas.generation import CompletionFields
+    from lora_serve.server.schemas.known import refuse_later
 
     values = {"response_format": {"type": "json_object"}, "tools": [{}], "tool_choice": "auto"}
     for name in ("response_format", "structured_outputs", "guided_json", "tools", "tool_choice", "chat_template"):

@@ -11,7 +11,7 @@ from lora_serve.core.tenant import ADMIN_CALLER, ApiKey
 from lora_serve.server.admin.tenants import tenant_in
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT, caller_of
-from lora_serve.server.schemas.tenants import CreateKeyFields
+from lora_serve.server.schemas.admin import CreateKeyFields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import KeyTable
 from lora_serve.tenancy.directory.documents import limits_of

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -14,17 +15,26 @@ from lora_serve.adapters.catalog.entry import tenant_of
 from lora_serve.adapters.registration.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.errors import ConflictError, LoraServeError, NotReadyError, RateLimitedError
+from lora_serve.core.errors import (
+    AdapterNotFoundError,
+    AdapterUnavailableError,
+    AuthenticationError,
+    ConflictError,
+    LoraServeError,
+    NotReadyError,
+    RateLimitedError,
+)
 from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
-from lora_serve.server.admin.listing import card_of
+from lora_serve.server.admin.adapters import card_of, remove_adapter
+from lora_serve.server.admin.permissions import check_source, registration_for
 from lora_serve.server.admin.residency import set_pinned
-from lora_serve.server.admin.tenant_rules import check_source, check_still_there, registration_for
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT, AuditNote, caller_of
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.tenancy.directory.keys import REVOKED
 
 logger = logging.getLogger(__name__)
 
@@ -124,3 +134,23 @@ async def _pin(services: Services, registration: Registration, was_pinned: bool)
         await set_pinned(services, registration.ref.name, was_pinned)
         return [f"It is registered, but could not be pinned: {error}"]
     return []
+
+
+async def check_still_there(services: Services, caller: Caller, made: Registration) -> None:
+    """A registration may end after its tenant was deleted, at another replica too: then nothing of it stays.
+
+    The deletion first takes the tenant away and then its adapters. So whoever finds the tenant there after its own
+    commit knows that the deletion will find the adapter. One that was made again meanwhile is another tenant. Raises
+    AuthenticationError.
+    """
+    if caller.sees_all:
+        return
+    with suppress(AdapterUnavailableError):
+        await asyncio.to_thread(services.keys.directory.refresh)
+    tenant = services.keys.directory.snapshot.tenants.get(caller.tenant)
+    if tenant is not None and tenant.created == caller.since:
+        return
+    if made.created:
+        with suppress(AdapterNotFoundError):
+            await remove_adapter(services, made.ref.name, made.ref.version)
+    raise AuthenticationError(REVOKED)

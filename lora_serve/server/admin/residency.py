@@ -7,9 +7,8 @@ from aiohttp import web
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.errors import ConflictError, LoraServeError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
-from lora_serve.server.admin.listing import card_response
-from lora_serve.server.admin.ownership import own_name_in
-from lora_serve.server.admin.tenant_rules import pinnable_bytes
+from lora_serve.server.admin.adapters import card_response
+from lora_serve.server.admin.permissions import own_name_in, pinnable_bytes
 from lora_serve.server.context import CONTEXT, caller_of
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.upkeep.reconciler import pinned_refs

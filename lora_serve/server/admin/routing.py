@@ -9,8 +9,8 @@ from aiohttp import web
 from lora_serve.adapters.catalog.entry import Canary
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import ConflictError
-from lora_serve.server.admin.listing import card_response
-from lora_serve.server.admin.ownership import own_name_in
+from lora_serve.server.admin.adapters import card_response
+from lora_serve.server.admin.permissions import own_name_in
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.schemas.admin import AliasFields, RouteFields

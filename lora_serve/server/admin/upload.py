@@ -26,8 +26,8 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
+from lora_serve.server.admin.permissions import registration_for
 from lora_serve.server.admin.registration import check_new_id, complete_registration
-from lora_serve.server.admin.tenant_rules import registration_for
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.bodies.json_body import check_fields, read_query

@@ -8,8 +8,8 @@ from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.edits import OtherContentError
 from lora_serve.adapters.registration.registry import Registration
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
-from lora_serve.server.admin.removal import remove_adapter
 from lora_serve.server.answers.errors import WireError
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json

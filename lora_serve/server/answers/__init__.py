@@ -1,1 +1,1 @@
-"""What goes back: errors in OpenAI's form, JSON, headers."""
+"""Answers: errors in OpenAI's form, large JSON, headers of every answer."""

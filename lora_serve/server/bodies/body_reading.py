@@ -11,7 +11,7 @@ from lora_serve.server.bodies.body_stream import BodyStream
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.bodies.json_scan import SLICE
 from lora_serve.server.bodies.sliced_json import SlicedObject
-from lora_serve.server.schemas.names import TOKEN_ID_NAMES, known_names
+from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 from lora_serve.server.services import SERVICES
 
 

@@ -19,7 +19,7 @@ from lora_serve.core.errors import (
 from lora_serve.server.bodies.body_reading import parse_body, read_bytes
 from lora_serve.server.bodies.content_coding import decoder_of
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.later import refuse_later
+from lora_serve.server.schemas.known import refuse_later
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)

@@ -1,1 +1,1 @@
-"""Who may enter: keys, pages of other sites, the served task; and the audit line of each admin act."""
+"""The guards before the handlers: keys, pages of other sites; and the audit line of each admin act."""

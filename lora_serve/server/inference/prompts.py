@@ -11,8 +11,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.beside import beside
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
-from lora_serve.server.schemas.chat import ChatFields
-from lora_serve.server.schemas.completion import CompletionFields
+from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 

@@ -12,8 +12,8 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import ResolvedModel
+from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.request import RequestFields
-from lora_serve.server.schemas.sampling import SamplingFields
 from lora_serve.text.tokenizer import EncodedInput
 
 Prompt = tuple[int, ...]

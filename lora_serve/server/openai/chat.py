@@ -17,7 +17,7 @@ from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
-from lora_serve.server.schemas.chat import ChatFields
+from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.chat import ChatMessage
 from lora_serve.text.output import Piece

@@ -18,7 +18,7 @@ from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, completion_logprobs, num_values, prompt_logprobs
-from lora_serve.server.schemas.completion import CompletionFields
+from lora_serve.server.schemas.generation import CompletionFields
 from lora_serve.server.services import SERVICES
 from lora_serve.text.output import Piece
 from lora_serve.text.tokenizer import TextModel

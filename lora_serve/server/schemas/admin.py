@@ -1,15 +1,21 @@
-"""Bodies of the admin API."""
+"""Bodies of the admin API: adapters, aliases, the engine's limits, tenants and keys."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from lora_serve.server.schemas.fields import Bytes, Fields, Name
+from lora_serve.core.tenant import MAX_LIMIT, Quota, Role
+from lora_serve.server.schemas.fields import Bytes, Fields, Name, as_bytes
 
+MAX_LABEL = 200
+MAX_EXPIRY = 10 * 366 * 86400  # seconds
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]  # of a version, as its card has it
 Version = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=MAX_LIMIT)]
+NumBytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=0, le=MAX_LIMIT)]
+Label = Annotated[str, Field(max_length=MAX_LABEL)]
 
 
 class RegisterFields(Fields):
@@ -26,7 +32,7 @@ class RegisterFields(Fields):
 
 
 class CanaryFields(Fields):
-    """Of RouteFields."""
+    """The version that answers `percent` of the requests."""
 
     version: Version
     percent: float = Field(ge=0, le=100)
@@ -73,3 +79,53 @@ class UnloadLoraFields(Fields):
     """POST /v1/unload_lora_adapter, as vLLM has it"""
 
     lora_name: Name = ""
+
+
+class QuotaFields(Fields):
+    """Limits of a tenant or a key; one that is left out, or null, is no limit."""
+
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    max_running: Count | None = None
+    max_queued: Count | None = None
+    max_adapters: Count | None = None
+    max_stored_bytes: NumBytes | None = None
+    device_bytes_guaranteed: NumBytes | None = None
+    device_bytes_max: NumBytes | None = None
+    registrations_per_minute: Count | None = None
+
+    def quota(self, old: Quota | None = None) -> Quota:
+        """The limits as a Quota. `old`: holds for those that were not named."""
+        named = {name: getattr(self, name) for name in self.model_fields_set}
+        kept = {} if old is None else {name: getattr(old, name) for name in QuotaFields.model_fields}
+        return Quota(**{**kept, **named})
+
+
+class CreateTenantFields(Fields):
+    """POST /admin/tenants"""
+
+    name: Name
+    may_use_base: bool = True
+    quota: QuotaFields = QuotaFields()
+
+
+class ChangeTenantFields(Fields):
+    """PATCH /admin/tenants/{tenant}; what is left out stays as it is."""
+
+    may_use_base: bool | None = None
+    quota: QuotaFields = QuotaFields()
+
+
+class CreateKeyFields(Fields):
+    """POST /admin/tenants/{tenant}/keys"""
+
+    role: Annotated[Role, Field(strict=False)] = Role.INFERENCE
+    label: Label = ""
+    expires_in: Annotated[int, Field(ge=1, le=MAX_EXPIRY)] | None = None  # seconds
+    quota: QuotaFields = QuotaFields()
+
+
+class SharingFields(Fields):
+    """PUT /admin/adapters/{id}/sharing; "*" shares with all."""
+
+    shared_with: Annotated[list[Name], Field(max_length=1000)]

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.chat import ChatFields
 from lora_serve.server.schemas.fields import Fields, Name
+from lora_serve.server.schemas.generation import ChatFields
 
 MAX_TOKEN_IDS = 2_000_000
 _LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_TOKEN_IDS}

@@ -1,1 +1,1 @@
-"""What is counted, traced and logged of requests."""
+"""Counters, traces and log fields of requests."""

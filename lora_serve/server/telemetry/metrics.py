@@ -1,14 +1,15 @@
-"""What the web counts and times, under vLLM's names; the engine's own figures join at the scrape (engine_metrics.py).
-
-Text format 0.0.4 always: under OpenMetrics negotiation prometheus_client would rename `vllm:x`.
-"""
+"""Counters and histograms of requests, under vLLM's names. At a scrape operation/metrics.py adds the engine's."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from types import TracebackType
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from lora_serve.core.messages import Timings
 
@@ -22,10 +23,10 @@ REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
 
 
 class Metrics:
-    """One registry per application, so that two applications in one process do not add up."""
+    """The registry of one application, so that two applications in one process do not add up."""
 
     def __init__(self, model_name: str, max_tenants: int = MAX_TENANT_LABELS) -> None:
-        """`max_tenants`: with series of their own."""
+        """`max_tenants`: how many tenants get series of their own."""
         self._max_tenants = max_tenants
         self.registry = CollectorRegistry()
         self.labels = {"model_name": model_name, "engine": "0"}
@@ -65,11 +66,11 @@ class Metrics:
             self._refused.labels(reason)
 
     def sequence(self, tenant: str, arrival: float, num_prompt_tokens: int) -> SequenceTimer:
-        """Times one sequence; `arrival` is seconds of `time.monotonic()`."""
+        """A timer for one sequence. `arrival`: seconds of `time.monotonic()`."""
         return SequenceTimer(self, self._tenant_label(tenant), arrival, num_prompt_tokens)
 
     def count_refusal(self, reason: str) -> None:
-        """`reason`: of a CapacityError."""
+        """Count a request that was told to come again later. `reason`: of its CapacityError."""
         self._refused.labels(reason).inc()
 
     def count_start(self, tenant_label: str) -> None:
@@ -82,7 +83,7 @@ class Metrics:
     def _tenant_label(self, tenant: str) -> str:
         """The tenant's name while there are few, so that no caller can grow the series without bound.
 
-        Who has a series keeps it: a counter that changed its name would seem to fall.
+        A tenant that has a series keeps it: a counter that changed its name would seem to fall.
         """
         if tenant not in self._tenants and len(self._tenants) >= self._max_tenants:
             return OTHER_TENANTS
@@ -147,3 +148,29 @@ class SequenceTimer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.finished("abort")
+
+
+class LogFigures(Protocol):
+    """Counts of the server's own process since its start; an engine's process writes them into its own log."""
+
+    @property
+    def num_dropped(self) -> int:
+        """Records that found the log's queue full."""
+
+    @property
+    def num_held_back(self) -> int:
+        """Records that were summed up with others like them."""
+
+
+class LogMetrics(Collector):
+    """Counts what the log leaves out, so that an operator who misses a line finds that there was one."""
+
+    def __init__(self, log: LogFigures) -> None:
+        self._log = log
+
+    def collect(self) -> Iterator[Metric]:
+        for name, text, value in (
+            ("dropped", "Log records for which there was no room.", self._log.num_dropped),
+            ("held_back", "Log records summed up as repeats of others.", self._log.num_held_back),
+        ):
+            yield CounterMetricFamily(f"lora_serve_log_records_{name}", text, value=value)

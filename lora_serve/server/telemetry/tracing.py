@@ -1,26 +1,67 @@
-"""Around every request that is no probe: a span from its first to its last byte, and its id in every line of log."""
+"""A trace per request, from its first to its last byte. Who collects traces is behind the seam RequestTraces."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from lora_serve.core.messages import Timings
 from lora_serve.server.answers.errors import CLIENT_LEFT
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.route import ROUTES
-from lora_serve.server.telemetry.request_traces import Outcome, RequestTraces
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a request as a trace tells it: never what was asked, nor what was answered."""
+
+    status: int
+    model: str | None  # who answered; None: nobody
+    fields: Mapping[str, object]  # as in the log: request_id, tenant, adapter, digest
+    num_prompt_tokens: int
+    num_output_tokens: int
+    timings: Timings | None  # seconds; None: no prompt was computed
+    decode: float | None  # seconds after the first token
+
+
+class RequestSpan(Protocol):
+    """One request under way."""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits, for the log."""
+
+    def end(self, outcome: Outcome) -> None:
+        """To be called once."""
+
+
+class RequestTraces(Protocol):
+    """The collector of traces."""
+
+    def begin(self, method: str, route: str, headers: Mapping[str, str]) -> RequestSpan:
+        """`route`: the path of the route, empty if the URL has none. `headers` may name the caller's own trace."""
+
+    def close(self) -> None:
+        """Hand over the spans that are left, within seconds."""
 
 
 def traced(traces: RequestTraces) -> Middleware:
-    """Around the middleware that answers: by then the context says everything."""
+    """A middleware that traces every request but probes. It goes around the one that answers, which fills in the
+    request's context.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         table = request.app[ROUTES]
         if request.path in table.probe_paths:
             return await handler(request)
-        span = traces.begin(request.method, route.path if (route := table.find(request)) else "", request.headers)
+        route = table.find(request)
+        span = traces.begin(request.method, route.path if route else "", request.headers)
         status = CLIENT_LEFT
         try:
             with structlog.contextvars.bound_contextvars(trace_id=span.trace_id):

@@ -16,9 +16,8 @@ from openai import AsyncOpenAI, BadRequestError
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.bodies.json_parsing import parse_json
-from lora_serve.server.schemas.chat import ChatFields
-from lora_serve.server.schemas.completion import CompletionFields
-from lora_serve.server.schemas.later import refuse_later
+from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.known import refuse_later
 
 JSON = {"Content-Type": "application/json"}
 HI = [{"role": "user", "content": "Hi"}]

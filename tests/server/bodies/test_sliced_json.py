@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.bodies.sliced_json import MAX_OPEN, MAX_VALUES, SlicedObject, UnwantedError
-from lora_serve.server.schemas.names import known_names
+from lora_serve.server.schemas.known import known_names
 
 SIZES = st.sampled_from([16, 17, 23, 64, 200])  # of a slice; a pair of escapes has twelve bytes
 REFUSED = "refused"

@@ -14,7 +14,7 @@ from lora_serve.core.request import AdapterUse
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.inference.resolve import AdapterResolver
-from lora_serve.server.schemas.sampling import SamplingFields
+from lora_serve.server.schemas.generation import SamplingFields
 
 BASE = "tiny-base"
 

@@ -13,8 +13,8 @@ from lora_serve.server.operation.docs_page import page_of
 from lora_serve.server.operation.openapi import document_of
 from lora_serve.server.route import OtherBody
 from lora_serve.server.routes import TABLE
-from lora_serve.server.schemas.completion import CompletionFields
 from lora_serve.server.schemas.fields import Fields
+from lora_serve.server.schemas.generation import CompletionFields
 
 
 async def test_document_names_every_route(http: aiohttp.ClientSession, services: Any) -> None:

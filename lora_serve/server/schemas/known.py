@@ -1,17 +1,20 @@
-"""Fields that mean something this version cannot do yet: refused in words, never ignored."""
+"""Which fields of a body mean something: those of the schemas, and those that are refused as they are not there yet."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.schemas.fields import Fields
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 LATER_NAMES = frozenset(
     (*_GUIDED, "response_format", "tools", "tool_choice", "functions", "function_call", "chat_template")
 )
+TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens"))  # fields that may hold as many integers as a body can
 
 
 def refuse_later(fields: Mapping[str, Any]) -> None:
@@ -48,3 +51,13 @@ def _check_tools(fields: Mapping[str, Any]) -> None:
 
 def _later(param: str, what: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{param}`: {what} is not supported yet; it comes in a later version.", param=param)
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """The names of all fields that some route reads; others are ignored. Call it once every schema is imported."""
+    return LATER_NAMES.union(*(schema.model_fields for schema in _below(Fields)))
+
+
+def _below(schema: type[Fields]) -> list[type[Fields]]:
+    return [schema, *(found for child in schema.__subclasses__() for found in _below(child))]

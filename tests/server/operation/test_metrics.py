@@ -14,7 +14,7 @@ from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NotReadyError, NumericalError
 from lora_serve.core.messages import Timings
 from lora_serve.core.stats import BatchInfo, EngineStats, EvictionReason, TierStats
-from lora_serve.server.operation.engine_metrics import engine_families, tier_families
+from lora_serve.server.operation.metrics import engine_families, tier_families
 from lora_serve.server.telemetry.metrics import Metrics
 from tests.server.conftest import leave_in_the_middle
 

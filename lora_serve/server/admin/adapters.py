@@ -1,8 +1,7 @@
-"""GET /admin/adapters, GET /admin/adapters/{id}, GET /admin/engine"""
+"""/admin/adapters and /admin/adapters/{id}: list, show, share, delete."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
@@ -11,17 +10,17 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import EngineStats
 from lora_serve.core.tenant import Caller
-from lora_serve.server.admin.batcher import batcher_card
 from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
-from lora_serve.server.admin.ownership import entry_for
+from lora_serve.server.admin.permissions import entry_for, own_name_in
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_query
+from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
 from lora_serve.server.context import CONTEXT, caller_of
-from lora_serve.server.schemas.queries import AdaptersQuery
+from lora_serve.server.schemas.admin import SharingFields
+from lora_serve.server.schemas.queries import AdaptersQuery, DeletionQuery
 from lora_serve.server.services import SERVICES, Services
 
-_CARD_VALUES = 100  # what one card costs, as values of an answer
-PAGE = 1000  # entries looked at between two looks at their state
+_CARD_VALUES = 100  # the size of a card, as values of an answer
+PAGE = 1000  # catalog entries whose state is looked at in one go
 
 
 async def list_adapters(request: web.Request) -> web.StreamResponse:
@@ -46,23 +45,38 @@ async def get_adapter(request: web.Request) -> web.StreamResponse:
     return await card_response(request, request.match_info["id"])
 
 
-async def get_engine(request: web.Request) -> web.StreamResponse:
-    """Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches."""
-    services = request.app[SERVICES]
-    stats = await services.client.stats()
-    shown = asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()}))
-    return web.json_response(shown | {"batcher": batcher_card(stats.batcher)})
+async def set_sharing(request: web.Request) -> web.StreamResponse:
+    """Share with the named tenants and no others. The names need not be those of known tenants."""
+    services, name = request.app[SERVICES], request.match_info["id"]
+    shared_with = check_fields(SharingFields, await read_json(request)).shared_with
+    await services.edit(lambda: services.registry.set_sharing(name, shared_with), f"sharing {name}")
+    return await card_response(request, name)
+
+
+async def delete_adapter(request: web.Request) -> web.StreamResponse:
+    """?version= ; new requests get a 404 from now on, running ones finish."""
+    version = check_query(DeletionQuery, request).version
+    name = own_name_in(request)
+    await remove_adapter(request.app[SERVICES], name, version)
+    return web.json_response({"id": name, "object": "adapter", "version": version, "deleted": True})
+
+
+async def remove_adapter(services: Services, name: str, version: int | None) -> None:
+    """Unregister an adapter, or one version; durable on return. The reconciler frees the bytes once no running request
+    holds them. Raises AdapterNotFoundError, AdapterUnavailableError.
+    """
+    await services.edit(lambda: services.registry.delete(name, version), f"deleting {name}")
 
 
 async def card_response(request: web.Request, name: str) -> web.Response:
-    """The card of what `name` means for the caller. Raises AdapterNotFoundError."""
+    """The card of the adapter that `name` means for the caller. Raises AdapterNotFoundError."""
     services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
     entry = entry_for(services.catalog.snapshot, name, caller)
     return web.json_response(await card_of(services, entry, caller))
 
 
 async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> dict[str, Any]:
-    """With the engine's figures of this moment, for whoever sees all."""
+    """The adapter's card, with the engine's figures of this moment for a caller who sees all."""
     return _card(services, entry, await _stats_for(services, caller), caller)
 
 
@@ -74,13 +88,9 @@ def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None, ca
 
 
 async def _stats_for(services: Services, caller: Caller) -> EngineStats | None:
-    return await engine_stats(services) if caller.sees_all else None
-
-
-async def engine_stats(services: Services) -> EngineStats | None:
-    """None if the engine cannot answer: what the catalog knows is shown all the same."""
+    """None: the caller may not see the engine's figures, or the engine cannot answer and the catalog has to do."""
     try:
-        return await services.client.stats()
+        return await services.client.stats() if caller.sees_all else None
     except LoraServeError:
         return None
 

@@ -1,4 +1,4 @@
-"""What completions and chat have in common."""
+"""POST /v1/completions and POST /v1/chat/completions"""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lora_serve.server.schemas.fields import (
     NumLogprobs,
     StopIds,
     Stops,
+    TemplateValues,
     without_null,
 )
 from lora_serve.server.schemas.request import RequestFields
@@ -56,4 +57,31 @@ class SamplingFields(RequestFields):
     def _check_together(self) -> Any:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("`stream_options` is allowed only with stream: true.", param="stream_options")
+        return self
+
+
+class CompletionFields(SamplingFields):
+    prompt: Any  # str | list[str] | list[int] | list[list[int]]; checked by hand, as a union's errors are unreadable
+    max_tokens: int = Field(16, ge=0, le=MAX_TOKENS)
+    logprobs: NumLogprobs | None = None
+    add_special_tokens: bool = True
+
+
+class ChatFields(SamplingFields):
+    messages: Any  # checked by text/chat.py
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    logprobs: bool = False
+    top_logprobs: NumLogprobs = 0
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: TemplateValues = {}
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Any:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("`top_logprobs` is allowed only with logprobs: true.", param="top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "`continue_final_message` and `add_generation_prompt` cannot both be true."
+            raise InvalidRequestError(message, param="continue_final_message")
         return self

@@ -1,0 +1,92 @@
+"""GET and PUT /admin/engine: the engine's inside, and its limits, changed without a restart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.messages import Resize, Tune
+from lora_serve.core.stats import BatcherStats
+from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.schemas.admin import LimitFields
+from lora_serve.server.services import SERVICES, Services
+
+_MAY_BE_OFF = ("preferred_batch_size", "latency_target_ms", "inter_token_target_ms")
+
+
+async def get_engine(request: web.Request) -> web.StreamResponse:
+    """Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches."""
+    services = request.app[SERVICES]
+    stats = await services.client.stats()
+    shown = asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()}))
+    return web.json_response(shown | {"batcher": batcher_card(stats.batcher)})
+
+
+async def put_engine(request: web.Request) -> web.StreamResponse:
+    """Answers with GET /admin/engine's body. No running row is cut off: its slot goes when the row ends."""
+    services = request.app[SERVICES]
+    body = await read_json(request, keep_null=True)
+    off = {name: 0 for name in _MAY_BE_OFF if name in body and body[name] is None}
+    fields = check_fields(LimitFields, body | off)
+    resize = Resize(fields.max_loras, fields.adapter_memory, fields.adapter_host_memory, fields.max_cpu_loras)
+    tune = Tune(
+        fields.max_num_seqs,
+        fields.max_num_batched_tokens,
+        _seconds(fields.batch_wait_ms),
+        fields.preferred_batch_size,
+        _seconds(fields.latency_target_ms),
+        _seconds(fields.inter_token_target_ms),
+    )
+    if (resize, tune) == (Resize(), Tune()):
+        raise InvalidRequestError(f"Give at least one of {', '.join(LimitFields.model_fields)}.")
+    await services.background.complete(_change(services, resize, tune), "changing limits")
+    return await get_engine(request)
+
+
+async def _change(services: Services, resize: Resize, tune: Tune) -> None:
+    """All or none: a `tune` that the engine would refuse is refused before `resize` is done."""
+    if tune != Tune() and (batcher := (await services.client.stats()).batcher) is not None:
+        tune.applied_to(batcher.limits)
+    if resize != Resize():
+        await services.client.adapters(resize)  # first, as the engine alone may refuse
+        services.limits.change(resize)
+        services.registry.set_host_bytes(services.limits.of(services.adapter_config).host_bytes)
+    if tune != Tune():
+        await services.client.adapters(tune)
+
+
+def batcher_card(stats: BatcherStats | None) -> dict[str, Any] | None:
+    """The batcher's part of the answer, under the names that PUT takes; None: the engine does not tell. Times in ms,
+    coefficients in microseconds.
+    """
+    if stats is None:
+        return None
+    limits = stats.limits
+    return {
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "batch_wait_ms": _ms(limits.batch_wait),
+        "preferred_batch_size": limits.preferred_batch_size,
+        "latency_target_ms": _ms(limits.ttft_target),
+        "inter_token_target_ms": _ms(limits.itl_target),
+        "in_force": {
+            "max_num_seqs": stats.max_rows,
+            "max_num_batched_tokens": stats.max_tokens,
+            "batch_wait_ms": _ms(stats.window),
+        },
+        "measured": {"ttft_p95_ms": _ms(stats.ttft_p95), "inter_token_p95_ms": _ms(stats.itl_p95)},
+        "step_cost_us": {name: round(1e6 * seconds, 4) for name, seconds in stats.cost.items()},
+        "step_cost_error": None if stats.cost_error is None else round(stats.cost_error, 3),
+        "reason": stats.reason,
+    }
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)

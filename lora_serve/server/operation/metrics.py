@@ -1,0 +1,188 @@
+"""GET /metrics: the counters of requests and one snapshot of the engine.
+
+The text format is always 0.0.4: under OpenMetrics negotiation prometheus_client would rename `vllm:x`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
+from lora_serve.core.stats import EngineStats, EvictionReason, TierStats
+from lora_serve.server.guards.access import authenticated
+from lora_serve.server.services import SERVICES
+from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
+from lora_serve.tenancy.authentication.authenticator import Authenticator
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_ADAPTERS_LISTED = 1000  # names in a label of vllm:lora_requests_info
+# The replacements of names. Samples that have one of these labels are added up.
+_INSTEAD = {"tenant": OTHER_TENANTS, "adapter": OTHER_TENANTS, "running_lora_adapters": "", "waiting_lora_adapters": ""}
+
+
+async def get_metrics(request: web.Request) -> web.StreamResponse:
+    """A dead engine takes only its own figures away."""
+    services = request.app[SERVICES]
+    try:
+        stats = await services.client.stats()
+    except LoraServeError:
+        stats = None
+    catalog, is_writable = services.catalog, services.store_problem is None
+    others = (
+        _gauge(
+            "lora_serve_registry_generation",
+            "Commits of the adapter registry known here.",
+            catalog.snapshot.position.generation,
+        ),
+        _gauge("lora_serve_registry_away", "1 while the shared adapter registry cannot be reached.", catalog.is_away),
+        _gauge("lora_serve_store_writable", "0 while the store cannot be written.", is_writable),
+    )
+    scrape = Scrape(services.metrics, stats, await services.store_tiers(), others, names=may_read_names(request))
+    return web.Response(body=generate_latest(scrape), headers={"Content-Type": CONTENT_TYPE})
+
+
+def may_read_names(request: web.Request) -> bool:
+    """True if the answer may name tenants and adapters, by --metrics-names: to everybody, or to the admin key.
+
+    A wrong key is no error, as probes send none, but too many of them are: WrongKeysError.
+    """
+    services = request.app[SERVICES]
+    wanted = services.config.metrics_names
+    if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
+        return True
+    try:
+        return authenticated(request, Authenticator.admin).sees_all
+    except (AuthenticationError, ForbiddenError):
+        return False
+
+
+class Scrape(Collector):
+    """All families of one scrape, without prometheus_client's `_created` series."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        stats: EngineStats | None,
+        store_tiers: Mapping[str, TierStats],
+        others: Sequence[Metric] = (),
+        *,
+        names: bool = True,
+    ) -> None:
+        """`stats` None: the engine is dead. `store_tiers`: the tiers that the engine does not own. Without `names`
+        tenants and adapters are added up.
+        """
+        self._names = names
+        self._others = others
+        self._metrics = metrics
+        self._stats = stats
+        self._tiers = {**(stats.tiers if stats else {}), **store_tiers}
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families() if self._names else without_names(self._families())
+
+    def _families(self) -> Iterator[Metric]:
+        for family in self._metrics.registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+        if self._stats is not None:
+            yield from engine_families(self._stats, self._metrics.labels)
+        yield from tier_families(self._tiers)
+        yield from self._others
+
+
+def without_names(families: Iterable[Metric]) -> Iterator[Metric]:
+    """The same families and sums, without the names of tenants and adapters and without how many there are."""
+    for family in families:
+        sums: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
+        for sample in family.samples:
+            labels = {label: _INSTEAD.get(label, value) for label, value in sample.labels.items()}
+            key = (sample.name, tuple(sorted(labels.items())))
+            known = sums.get(key)
+            value = sample.value + (known.value if known else 0)
+            sums[key] = (known or sample)._replace(labels=labels, value=value)
+        family.samples = list(sums.values())
+        yield family
+
+
+def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """vLLM's gauges, and our own of batches: means over the last batches, which the engine remembers."""
+    used = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
+    yield _gauge("vllm:num_requests_running", "Rows in the batch.", stats.num_running, labels)
+    yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting, labels)
+    yield _gauge("vllm:kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", used, labels)
+    yield _counter("vllm:num_preemptions", "Sequences set back to make room.", stats.num_preemptions, labels)
+    yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries, labels)
+    yield _counter("vllm:prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits, labels)
+    cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
+    yield _gauge("vllm:cache_config_info", "The KV cache's shape.", 1, cache)
+    yield lora_requests_info(stats)
+    yield _counter("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.", stats.num_hung_loads)
+    batches = stats.recent_batches
+    for name, text, values in (
+        ("lora_serve_batch_rows", "Rows per batch", [batch.num_rows for batch in batches]),
+        ("lora_serve_batch_adapters", "Adapters per batch", [batch.num_adapters for batch in batches]),
+        ("lora_serve_step_seconds", "Seconds per step", [batch.seconds for batch in batches]),
+    ):
+        yield _gauge(name, f"{text}, mean of the last batches.", sum(values) / max(1, len(values)))
+
+
+def lora_requests_info(stats: EngineStats) -> Metric:
+    """One sample whose value is the time, as in vLLM: names of the adapters on the device, and of those awaited."""
+    labels = {
+        "max_lora": str(stats.max_loras),
+        "running_lora_adapters": _names(stats.running_adapters),
+        "waiting_lora_adapters": _names(stats.waiting_adapters),
+    }
+    return _gauge("vllm:lora_requests_info", "Adapters on the device and adapters waited for.", time.time(), labels)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ",".join(sorted(set(names))[:MAX_ADAPTERS_LISTED])
+
+
+def tier_families(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
+    """Each family once, with a sample per tier that knows the figure."""
+    counts = {
+        name: CounterMetricFamily(f"lora_serve_adapter_{name}", f"Adapter {name} per tier.", labels=["tier"])
+        for name in ("hits", "misses", "loads")
+    }
+    evictions = CounterMetricFamily(
+        "lora_serve_adapter_evictions", "Adapter evictions per tier and reason.", labels=["tier", "reason"]
+    )
+    seconds = SummaryMetricFamily("lora_serve_adapter_load_seconds", "Seconds per load into the tier.", labels=["tier"])
+    gauges = {
+        "num_bytes": GaugeMetricFamily("lora_serve_adapter_bytes", "Bytes of adapters in the tier.", labels=["tier"]),
+        "budget_bytes": GaugeMetricFamily(
+            "lora_serve_adapter_budget_bytes", "Bytes that the tier may hold; 0: no limit.", labels=["tier"]
+        ),
+        "num_items": GaugeMetricFamily("lora_serve_adapter_count", "Adapters in the tier.", labels=["tier"]),
+    }
+    for tier, figures in tiers.items():
+        for name, family in counts.items():
+            family.add_metric([tier], getattr(figures, name))
+        for reason in EvictionReason:
+            evictions.add_metric([tier, reason], figures.eviction_reasons.get(reason, 0))
+        for name, gauge in gauges.items():
+            if (value := getattr(figures, name)) is not None:
+                gauge.add_metric([tier], value)
+        seconds.add_metric([tier], figures.loads, figures.load_seconds)
+    yield from (*counts.values(), evictions, *gauges.values(), seconds)
+
+
+def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels or {}))
+    family.add_metric(list((labels or {}).values()), value)
+    return family
+
+
+def _counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    family = CounterMetricFamily(name, text, labels=list(labels or {}))
+    family.add_metric(list((labels or {}).values()), value)
+    return family
