@@ -25,10 +25,8 @@ from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.inference.use import AnswerUse
 from lora_serve.server.openai.logprobs import num_values
-from lora_serve.text.output import OutputText
-from lora_serve.text.output import Piece
-from lora_serve.text.output import StopRules
 from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.text.output import OutputText, Piece, StopRules
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
