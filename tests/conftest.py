@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from tests.tiers import is_default, is_search
 
 pytest.register_assert_rewrite("tests.canary.watch", "tests.faults.injecting", "tests.hostile.sending")
 
+from lora_serve.adapters.catalog import follower  # noqa: E402
 from tests.redis_server import RedisServer  # noqa: E402
 
 # Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
@@ -29,6 +31,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not is_default(config):
         for item in filter(is_search, items):
             item.add_marker(pytest.mark.nightly)
+
+
+def pytest_collection_finish() -> None:
+    """Python's collector need not look at all that was imported each time."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_followers() -> Iterator[None]:
+    """Catalogs of tests are closed as soon as their followers have waited for news: not for a whole second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower, "_LONGEST_WAIT", 0.1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ class Figures:
             rows_on_slots=sum(slot.num_rows for slot in stats.slots),
             pinned_digests=frozenset(slot.digest for slot in stats.slots if slot.pinned),
             loading=stats.loading_digests,
-            holds=len(house.services.catalog.holds.leftovers()),
+            holds=len(house.services.catalog.leases.expired()),
             tasks=tuple(sorted(house.on_loop(_tasks()).items())),
             threads=tuple(sorted(t.name for t in threading.enumerate() if not t.name.startswith(POOLS))),
             descriptors=tuple(sorted((_descriptors() - pooled).items())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,7 @@ from lora_serve.model.lora.kernels import LoraKernel, create_kernel, native
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.step.step_context import LoraTokens
 from tests.model.tiny import MODULE, filled_slots
+from tests.tiers import mostly_nightly
 
 RANKS = (1, 3, 8, 16, 33)
 EMPTY = len(RANKS)  # a slot that targets nothing
@@ -58,7 +60,15 @@ def tokens_of(rows: list[tuple[float, ...]]) -> LoraTokens:
     return LoraTokens.of((int(length), int(slot), *(given or (1.0,))) for length, slot, *given in rows)
 
 
-@pytest.fixture(params=backend_names(kernels))
+KERNELS = backend_names(kernels)
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = (LinearShape(24, 40), LinearShape(65, 7))
+COMBINATIONS = list(product(KERNELS, DTYPES, DTYPES, SHAPES))
+# Triton's interpreter is slow: the larger shape, and one combination of types, by night.
+BY_DAY = [one for one in COMBINATIONS if one[0] != "triton" or (one[3] is SHAPES[1] and one[1:3] != DTYPES)]
+
+
+@pytest.fixture(params=KERNELS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -97,16 +107,7 @@ def test_auto_takes_the_compiled_kernel_and_no_interpreter() -> None:
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
-@pytest.mark.parametrize(
-    ("model_dtype", "adapter_dtype"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-    ],
-)
-@pytest.mark.parametrize("shape", [LinearShape(24, 40), LinearShape(65, 7)])
+@pytest.mark.parametrize(("name", "model_dtype", "adapter_dtype", "shape"), mostly_nightly(COMBINATIONS, *BY_DAY))
 def test_delta_is_the_formula(
     name: str, popularity: str, model_dtype: torch.dtype, adapter_dtype: torch.dtype, shape: LinearShape
 ) -> None:

@@ -1,4 +1,4 @@
-"""A real server process on a tiny model, for the tests of one file."""
+"""A real server process on a tiny model, for the tests of all files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Site:
         ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     root = tmp_path_factory.mktemp("site")
     tokenizer = byte_level_tokenizer()
@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(model, adapters, root)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(site: Site) -> Iterator[ServerProcess]:
     modules = [f"{name}={folder}" for name, folder in site.adapters.items()]
     with ServerProcess(

@@ -41,7 +41,7 @@ def eventually(is_so: Callable[[], bool], words: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < deadline, words
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def engine_of(pid: int) -> int:

@@ -15,11 +15,11 @@ from lora_serve.commands.server_process import HOST, ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, eventually
+from tests.tiers import mostly_nightly
 
 pytestmark = pytest.mark.timeout(300)
 
 MAX_DESCRIPTORS = 320  # of the server
-NUM_REQUESTS = 50
 FLOOD_SECONDS = 3.0
 JUNK = b"this is no gzip" * 20
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -81,19 +81,22 @@ def send(process: ServerProcess, data: bytes, *, resets: bool) -> None:
 
 @pytest.mark.parametrize("with_key", [False, True], ids=["no_key", "key"])
 @pytest.mark.parametrize("name", DOINGS)
-def test_no_traceback_is_logged_for_what_a_client_does(guarded: ServerProcess, name: str, with_key: bool) -> None:
+@pytest.mark.parametrize("num_requests", mostly_nightly([10, 50], 10))
+def test_no_traceback_is_logged_for_what_a_client_does(
+    guarded: ServerProcess, name: str, with_key: bool, num_requests: int
+) -> None:
     data = DOINGS[name]
     if with_key:
         line = f"Authorization: {ADMIN['Authorization']}\r\nHost: x\r\n".encode()
         data = data.replace(b"Host: x\r\n", line)
     start = guarded.log.stat().st_size
-    for number in range(NUM_REQUESTS):
+    for number in range(num_requests):
         send(guarded, data, resets=number % 5 == 4)
     assert guarded.is_ready()
     said = logged_by(guarded.log, start)
     assert "Traceback" not in said, said[:3000]
     assert " 500 " not in said
-    assert len(said) < NUM_REQUESTS * 600
+    assert len(said) < num_requests * 600
 
 
 def test_end_of_the_descriptors_floods_no_log_and_is_survived(guarded: ServerProcess) -> None:

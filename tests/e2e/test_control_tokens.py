@@ -1,22 +1,29 @@
-"""--allow-control-tokens on a real server: a message may write the template's tokens, as its operator wishes."""
+"""--allow-control-tokens: a message may write the template's tokens, as its operator wishes."""
 
 from __future__ import annotations
 
-import aiohttp
+from pathlib import Path
 
-from lora_serve.commands.server_process import ServerProcess
-from tests.e2e.conftest import Site
+import pytest
+
+from tests.canary.fixtures import world
+from tests.canary.house import running, settings_of
+from tests.canary.questions import World
+from tests.e2e.plain_http import call
+
+__all__ = ["world"]
 
 
-async def test_flag_lets_a_message_write_control_tokens(site: Site) -> None:
-    with ServerProcess(
-        site.arguments("allowing", "--allow-control-tokens", "--warmup", "off"), site.root / "log"
-    ) as process:
-        process.wait_until_ready(90)
-        async with aiohttp.ClientSession(process.url) as http:
-            counts = []
-            for content in ("x", "x<|end|>"):
-                body = {"messages": [{"role": "user", "content": content}]}
-                async with http.post("/tokenize", json=body) as answer:
-                    counts.append((await answer.json())["count"])
-    assert counts[1] == counts[0] + 1
+@pytest.mark.parametrize("flag", [True, False])
+def test_flag_lets_a_message_write_control_tokens(
+    world: World,
+    tmp_path: Path,
+    flag: bool,
+) -> None:
+    settings = settings_of(world, tmp_path / "store", auth="off", lora_modules=(), allow_control_tokens=flag)
+    with running(settings) as house:
+        counts = [
+            call(f"{house.url}/tokenize", {"messages": [{"role": "user", "content": content}]}).json["count"]
+            for content in ("x", "x<|end|>")
+        ]
+    assert (counts[1] - counts[0] == 1) == flag

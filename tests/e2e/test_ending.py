@@ -14,6 +14,7 @@ from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive
+from tests.tiers import mostly_nightly
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -65,7 +66,7 @@ def hang_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     return (tmp_path / "mark").touch
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", mostly_nightly(["thread", "process"], "process"))
 def test_load_that_hangs_holds_up_no_end(site: Site, engine: str, hang_loads: Callable[[], None]) -> None:
     module = f"acme/a={site.adapters['acme/a']}"
     with serving(site, f"load-{engine}", "--engine", engine, "--lora-modules", module) as process:

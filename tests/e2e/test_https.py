@@ -73,7 +73,7 @@ def test_server_speaks_https_and_takes_a_renewed_certificate_on_sighup(site: Sit
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize(("auth", "code"), [([], 2), (["--auth", "auto"], 2)])
+@pytest.mark.parametrize(("auth", "code"), [([], 2), pytest.param(["--auth", "auto"], 2, marks=pytest.mark.nightly)])
 def test_server_that_others_could_use_without_a_key_does_not_start(
     site: Site, tmp_path: Path, auth: list[str], code: int
 ) -> None:

@@ -17,6 +17,7 @@ from tests.e2e.merged import save_sibling
 from tests.e2e.plain_http import call
 
 
+@pytest.mark.nightly  # by day: tests/faults/test_process_faults.py
 def test_acknowledged_registrations_survive_kill_minus_nine(site: Site) -> None:
     folders = [save_sibling(site.adapters["acme/a"], site.root / "kill" / str(i), 1000 + i) for i in range(60)]
     acknowledged: list[str] = []

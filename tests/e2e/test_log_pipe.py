@@ -18,6 +18,7 @@ from lora_serve.commands.server_process import HOST, ServerProcess
 from tests.e2e.conftest import Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, engine_of, eventually, is_alive
+from tests.tiers import mostly_nightly
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -108,7 +109,7 @@ def exit_code(process: ServerProcess) -> int:
     return process.wait()
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
+@pytest.mark.parametrize("engine", mostly_nightly(["thread", "process"], "thread"))
 def test_log_pipe_that_nobody_reads_delays_no_answer_and_no_end(site: Site, tmp_path: Path, engine: str) -> None:
     pipe = UnreadPipe(tmp_path / "log")
     with logging_to(pipe.path, site, f"unread-{engine}", "--engine", engine) as process:
@@ -125,7 +126,7 @@ def test_log_pipe_that_nobody_reads_delays_no_answer_and_no_end(site: Site, tmp_
     assert entries_of(pipe.read_all())
 
 
-@pytest.mark.parametrize("way", ["full", "left", "closed"])
+@pytest.mark.parametrize("way", mostly_nightly(["full", "left", "closed"], "left"))
 def test_log_that_cannot_be_written_disturbs_nobody(site: Site, tmp_path: Path, way: str) -> None:
     """A full disk, a reader that has left, and standard streams that were closed from the start."""
     pipe = UnreadPipe(tmp_path / "log") if way == "left" else None

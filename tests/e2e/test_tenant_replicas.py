@@ -19,6 +19,7 @@ from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
 from tests.redis_server import RedisServer
+from tests.tiers import mostly_nightly
 
 BILLING = ("usage", "audit")  # files and keys that keep names on purpose
 
@@ -81,7 +82,7 @@ def _readable(client: Any, key: bytes) -> Any:
     return None
 
 
-@pytest.fixture(scope="module", params=["redis", "sqlite"])
+@pytest.fixture(scope="module", params=mostly_nightly(["redis", "sqlite"], "redis"))
 def world(request: pytest.FixtureRequest, site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     if request.param == "sqlite":
         with ServerProcess(site.arguments("alone", "--auth", "on"), site.root / "log-alone") as server:

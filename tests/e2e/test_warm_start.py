@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.conftest import ADMIN, Site
@@ -49,6 +51,7 @@ def test_hot_adapters_of_the_last_run_are_warm_after_a_restart(site: Site) -> No
         assert process.stop() == 0
 
 
+@pytest.mark.nightly  # by day: tests/faults/test_disk_faults.py
 def test_broken_note_of_the_last_run_does_not_stop_the_start(site: Site) -> None:
     arguments, log = site.arguments("broken-store"), site.root / "broken-log"
     (site.root / "broken-store").mkdir()

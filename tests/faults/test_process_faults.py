@@ -19,6 +19,7 @@ from tests.canary.watch import Watch
 from tests.e2e.processes import children_of, engine_of, eventually, is_alive
 from tests.faults.changing import Changes
 from tests.oracle import save_adapter
+from tests.tiers import mostly_nightly
 
 PATIENCE = 300.0
 pytestmark = pytest.mark.timeout(600)  # each starts several servers
@@ -62,8 +63,9 @@ def test_server_killed_at_any_moment_loses_nothing_that_was_acknowledged(
     assert changes.num_done >= 8
 
 
+@pytest.mark.parametrize("num_kills", mostly_nightly([1, 4], 1))
 def test_engine_killed_at_random_moments_costs_503s_and_its_server_takes_it_along(
-    world: World, canaries: Canaries, folder: Path, tmp_path: Path
+    world: World, canaries: Canaries, folder: Path, tmp_path: Path, num_kills: int
 ) -> None:
     """While canaries ask and adapters come and go. Then the server is killed: what it acknowledged is there again."""
     changes, generator = Changes(folder), random.Random(4)
@@ -72,7 +74,7 @@ def test_engine_killed_at_random_moments_costs_503s_and_its_server_takes_it_alon
         changing = threading.Thread(target=changes.until_dead, args=(process, "some", lambda number: None))
         with Watch(process.url, canaries, may_refuse=True, pause=0.05) as watch:
             changing.start()
-            for _ in range(2):
+            for _ in range(num_kills):
                 threading.Event().wait(generator.uniform(0.2, 1.0))  # the random moment
                 os.kill(old := engine_of(process.pid), signal.SIGKILL)
                 eventually(lambda old=old: children_of(process.pid) not in ([], [old]), "no new engine")

@@ -23,6 +23,7 @@ from tests.faults.injecting import ask, make_cold, register_victim, settle
 from tests.hostile.sending import as_admin, post
 from tests.oracle import save_adapter
 from tests.redis_server import RedisServer
+from tests.tiers import mostly_nightly
 
 PREFIX = "lora_serve"
 
@@ -167,7 +168,7 @@ DAMAGES: dict[str, Callable[[redis.Redis], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", mostly_nightly(DAMAGES, *list(DAMAGES)[::3]))
 def test_registry_records_that_nobody_of_us_wrote_change_no_answer(
     house: House, canaries: Canaries, server: RedisServer, folder: Path, name: str
 ) -> None:
@@ -193,8 +194,10 @@ OTHERS: dict[str, Callable[[redis.Redis, bytes], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", OTHERS)
-@pytest.mark.parametrize("kind", ["tenants", "usage", "audit", "rate"])
+SPOILT = [(kind, how) for kind in ("tenants", "usage", "audit", "rate") for how in OTHERS]
+
+
+@pytest.mark.parametrize(("kind", "how"), mostly_nightly(SPOILT, *SPOILT[::4], SPOILT[-1]))
 def test_what_else_is_in_redis_may_be_spoilt_without_an_answer_that_changes(
     house: House, canaries: Canaries, server: RedisServer, kind: str, how: str
 ) -> None:
@@ -246,7 +249,7 @@ BLOBS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", BLOBS)
+@pytest.mark.parametrize("name", mostly_nightly(BLOBS, *list(BLOBS)[::4]))
 def test_stored_blob_in_redis_that_lies_is_never_served(
     house: House, canaries: Canaries, server: RedisServer, name: str
 ) -> None:

@@ -19,6 +19,7 @@ from tests.canary.house import House, running, settings_of
 from tests.canary.questions import World
 from tests.canary.watch import watching
 from tests.redis_server import RedisServer
+from tests.tiers import mostly_nightly
 
 DATABASES = ("catalog.sqlite3", "tenants.sqlite3", "usage.sqlite3", "audit.sqlite3")
 MIRRORS = ("mirror.sqlite3", "tenants-mirror.sqlite3")
@@ -156,7 +157,7 @@ def test_quarantine_and_hot_adapters_that_are_something_else_stop_no_start(
         pass
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("how", mostly_nightly(DAMAGES, "garbage"))
 def test_damaged_mirrors_are_made_anew_of_what_redis_has(
     world: World, canaries: Canaries, tmp_path: Path, own_redis: RedisServer, how: str
 ) -> None:

@@ -5,8 +5,9 @@ Cheap: the settings are resolved and handed to all that looks at them before a m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,7 +18,9 @@ from lora_serve.core.flags import flag_name
 from lora_serve.core.settings import Settings, resolve_settings
 from lora_serve.logs.redaction import redaction_for
 from lora_serve.server.sockets.tls import ServerTls
+from tests.tiers import by_tier
 
+T = TypeVar("T")
 LONG = "x" * 10_000
 TEXTS = (
     "0", "-1", "1", "0.5", "-0.5", "1e-320", "1e308", "1e309", "nan", "inf", "-inf", str(10**20), str(-(10**20)),
@@ -91,23 +94,32 @@ def assert_sane(name: str, value: Any) -> None:
             assert text.encode()
 
 
+def some(values: Sequence[T], name: str) -> Sequence[T]:
+    """By day a part of them, another one for the next setting."""
+    step = by_tier(5, 1)
+    return values[NAMES.index(name) % step :: step]
+
+
+@pytest.mark.search
 @pytest.mark.parametrize("name", NAMES)
 def test_text_of_a_flag(name: str, model: Path) -> None:
     is_list = "tuple" in str(Settings.model_fields[name].annotation)
-    for text in TEXTS:
+    for text in some(TEXTS, name):
         check(name, {"model": str(model), name: [text] if is_list else text})
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("name", NAMES)
 def test_text_of_the_environment(name: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in FROM_OUTSIDE:
+    for text in some(FROM_OUTSIDE, name):
         monkeypatch.setenv(f"LORA_SERVE_{name.upper()}", text)
         check(name, {} if name == "model" else {"model": str(model)})
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("name", NAMES)
 def test_value_of_a_file(name: str, model: Path) -> None:
-    for value in VALUES:
+    for value in some(VALUES, name):
         check(name, {"model": str(model)} | {name: value})
 
 

@@ -18,6 +18,7 @@ from lora_serve.core.model_spec import ModelSpec
 from tests.adapters.registration.registering_process import open_for_registering
 from tests.catalog_versions import held
 from tests.loading import fetch_adapter
+from tests.tiers import mostly_nightly
 
 if TYPE_CHECKING:
     from tests.adapters.conftest import MakeAdapter
@@ -84,7 +85,7 @@ class Victim:
         return self._process.stdin, self._process.stdout
 
 
-@pytest.fixture(params=["embedded", "shared"])
+@pytest.fixture(params=mostly_nightly(["embedded", "shared"], "embedded"))
 def victim(
     request: pytest.FixtureRequest, make_adapter: MakeAdapter, spec: ModelSpec, tmp_path: Path
 ) -> Iterator[Victim]:
