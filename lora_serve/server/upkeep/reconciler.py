@@ -98,7 +98,7 @@ class Reconciler:
     async def _leave(self, digest: str) -> None:
         services = self._services
         if services.catalog.is_shared:
-            await asyncio.gather(asyncio.to_thread(services.registry.drain, digest), return_exceptions=True)
+            await asyncio.gather(asyncio.to_thread(services.catalog.leases.drain, digest), return_exceptions=True)
         for command in (Unpin(digest), Evict(digest, forget=True)):
             if digest not in services.catalog.snapshot.digests:
                 await self._try(command, None)  # waits for the rows, however long they take
