@@ -254,14 +254,6 @@ class Catalog:
 
     # -- what others wrote -------------------------------------------------------------------------------------
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, on whichever thread, after each change of the snapshot."""
-        self.ledger.listen(listener)
-
-    def wait(self, seconds: float) -> None:
-        """See `Ledger.wait`."""
-        self.ledger.wait(seconds)
-
     def refresh(self) -> None:
         """Bring in what others wrote. Raises AdapterUnavailableError."""
         self.ledger.refresh()
