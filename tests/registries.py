@@ -68,11 +68,11 @@ def fill(target: str | Path) -> None:
 
 
 def remove(place: OpenRegistry, name: str, version: int | None = None) -> None:
-    holds = place.catalog.leases
+    leases = place.catalog.leases
     for digest in place.catalog.remove(name, version):
-        assert holds.condemn(digest, holds.drain_holder)
+        assert leases.release(digest, leases.drain_holder)
         place.store.delete(digest)
-        holds.forget(digest)
+        leases.deleted(digest)
 
 
 def content(target: str | Path) -> Content:

@@ -1,4 +1,4 @@
-"""An adapter of zeros on every linear layer: warm-up rows take the ordinary way with it and change nothing.
+"""An adapter of zeros on every linear layer, for warm-up requests.
 
 Its tensors are in `checkpoint/weights/saved.py`: no torch here.
 """
@@ -12,6 +12,6 @@ DUMMY_RANK = 8
 
 
 def dummy_adapter_ref(spec: ModelSpec) -> AdapterRef:
-    """Its reference; the digest is no SHA-256, so that no registered adapter can have it."""
+    """The reference of the dummy adapter; its digest is no SHA-256, so no registered adapter can have it."""
     num_bytes = sum(4 * DUMMY_RANK * (shape.in_features + shape.out_features) for shape in spec.linears.values())
     return AdapterRef("", "warm-up", 1, "warm-up", DUMMY_RANK, num_bytes)

@@ -1,4 +1,4 @@
-"""What HTTP headers say of a body: Content-Encoding (gzip, deflate) and Content-Digest (RFC 9530).
+"""Content-Encoding (gzip, deflate) and Content-Digest (RFC 9530) of HTTP bodies.
 
 The web uses this for requests, the sources for answers. A stream is decoded to its own end, where its checksum stands.
 """

@@ -1,4 +1,4 @@
-"""The one way to a Redis: bounded in time, and without retries that would only make callers wait."""
+"""Opens connections to Redis with timeouts and at most one retry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 def connect(url: str, timeout: float) -> Any:
     """A client that connects when it is first used. `timeout`: seconds for connecting and for each reply.
 
-    One retry, at once, for a connection that the server closed meanwhile. Raises ConfigError for a URL that is not one.
+    Retries once, at once, after a connection was closed by the server. Raises ConfigError for an invalid URL.
     """
     try:
         return redis.Redis.from_url(
@@ -28,7 +28,7 @@ def connect(url: str, timeout: float) -> Any:
             health_check_interval=30,
         )
     except (ValueError, TypeError) as error:
-        # Not what urllib says of a port that is none: with an unescaped `#` or `/` that is a part of the password.
+        # urllib's message about an invalid port may show a part of a password with an unescaped `#` or `/`.
         known = (
             str(error) if "scheme" in str(error) else "is not redis://user:password@host:port/db, rediss:// or unix://"
         )
@@ -36,7 +36,7 @@ def connect(url: str, timeout: float) -> Any:
 
 
 def drop_other_type(client: Any, key: str, kind: bytes) -> None:
-    """What somebody else has put in the place of a key of ours goes. Raises redis.RedisError."""
+    """Delete a foreign value of another type at one of our keys. Raises redis.RedisError."""
     if client.type(key) not in (kind, b"none"):
         _log.warning("%s in Redis was no %s; it is dropped", key, kind.decode())
         client.delete(key)

@@ -1,7 +1,7 @@
-"""The one way in which stored and staged files are opened and read: as regular files of their own folder.
+"""Opens and reads stored and staged files safely.
 
-No link is followed, so that nothing outside the store is read for something in it; nothing is waited for (a FIFO has no
-end, and perhaps no beginning); and a file is read by the size that it had when it was opened.
+No link is followed, so that nothing outside the store is read; opening never blocks, as it would at a FIFO; and a file
+is read by the size that it had when it was opened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 CHUNK_BYTES = 2**20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # a link, one in the folder's place, a socket
+_NOT_REGULAR = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # a link, a link to the folder, a socket
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -27,7 +27,7 @@ class NotRegularError(OSError):
 
 
 class TooLargeFileError(OSError):
-    """A file is larger than any of its kind can be."""
+    """A file is larger than any of its kind may be."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         super().__init__(errno.EFBIG, f"{name} is larger than {max_bytes} bytes")
@@ -41,16 +41,16 @@ class ChangedFileError(OSError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, unbuffered. Neither it nor its folder may be a link. Raises OSError, NotRegularError among them."""
+    """Open a file, unbuffered. Neither it nor its folder may be a link. Raises OSError, also NotRegularError."""
     try:
         descriptor = _opened(path)
     except OSError as error:
-        raise NotRegularError(path.name) if error.errno in _STRANGE else error from None
+        raise NotRegularError(path.name) if error.errno in _NOT_REGULAR else error from None
     return as_regular(descriptor, path.name)
 
 
 def as_regular(descriptor: int, name: str) -> BinaryIO:
-    """The open file, if it is a regular one; it is closed otherwise. Raises NotRegularError."""
+    """The open file of a descriptor; closes it and raises NotRegularError if it is not regular."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotRegularError(name)
@@ -58,12 +58,12 @@ def as_regular(descriptor: int, name: str) -> BinaryIO:
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes, as of now."""
+    """The present size in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 def filled(file: BinaryIO, memory: memoryview) -> Iterator[memoryview]:
-    """Read the file into `memory`, which is as large, in pieces that are still in the processor's cache when they come.
+    """Read the file into `memory` of the same size, in pieces that fit into the processor's cache.
 
     Raises ChangedFileError, OSError.
     """
@@ -78,12 +78,12 @@ def filled(file: BinaryIO, memory: memoryview) -> Iterator[memoryview]:
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    """The whole file, no more at once than CHUNK_BYTES. Raises ChangedFileError, OSError."""
+    """The whole file in chunks of at most CHUNK_BYTES. Raises ChangedFileError, OSError."""
     return map(bytes, views_of(file, CHUNK_BYTES))
 
 
 def views_of(file: BinaryIO, num_bytes: int = 2**18) -> Iterator[memoryview]:
-    """The whole file through one buffer: each piece is there until the next one. Raises ChangedFileError, OSError."""
+    """The whole file through one buffer: each piece is valid until the next. Raises ChangedFileError, OSError."""
     left = size_of(file)
     buffer = memoryview(bytearray(min(num_bytes, left)))
     while left:
@@ -96,7 +96,7 @@ def views_of(file: BinaryIO, num_bytes: int = 2**18) -> Iterator[memoryview]:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Its whole content. Raises OSError, also if it is larger than `max_bytes`."""
+    """The content of a file. Raises OSError, also if it is larger than `max_bytes`."""
     with open_regular(path) as file:
         if size_of(file) > max_bytes:
             raise TooLargeFileError(path.name, max_bytes)
@@ -104,14 +104,14 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def copy_regular(source: Path, target: Path) -> None:
-    """`target` is a new file. Raises OSError."""
+    """Copy a file to the new file `target`. Raises OSError."""
     with open_regular(source) as file, target.open("xb") as copy:
         for piece in views_of(file):
             copy.write(piece)
 
 
 def link_regular(source: Path, target: Path) -> None:
-    """`target` is the very file that `source` is, or, where there are no such links, a copy of it. Raises OSError."""
+    """Make `target` a hard link of `source` or, where that is not possible, a copy. Raises OSError."""
     with open_regular(source) as file:
         try:
             os.link(source, target)

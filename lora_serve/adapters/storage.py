@@ -1,4 +1,4 @@
-"""Opens what holds adapters on this machine and beyond it: the catalog, and the store of what it names."""
+"""Opens the catalog and the store of its blobs, on this machine or shared by replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AdapterStorage:
-    """The catalog and its store; `disk` is the store's part on this machine, perhaps all of it."""
+    """The catalog and its store; `disk` is the store's part on this machine, or all of it."""
 
     catalog: Catalog
     store: DiskStore | TieredStore
@@ -30,9 +30,9 @@ class AdapterStorage:
 
 @contextmanager
 def open_storage(config: AdapterConfig, monitor: StoreMonitor | None = None) -> Iterator[AdapterStorage]:
-    """With a shared registry, the catalog follows what other replicas do as long as the block lasts.
+    """Open catalog and store. A shared catalog follows the other replicas until the block ends.
 
-    `monitor`: opens for writing later what can only be read now. Raises ConfigError.
+    `monitor`: opens files for writing later that can only be read now. Raises ConfigError.
     """
     if config.redis_url is None:
         check_catalog_exists(config.store / CATALOG_NAME, config.store / "blobs", f"--store {config.store}")
@@ -64,7 +64,7 @@ def _disk_store(config: AdapterConfig, folder: Path, is_cache: bool = False) -> 
 
 
 def _replenish(store: TieredStore, catalog: Catalog) -> None:
-    """Redis lost something, or was away: what it should have and is here is given back."""
+    """Restores blobs that Redis has lost and this machine has."""
     with suppress(AdapterUnavailableError):  # away again; its return is another chance
         store.replenish(catalog.snapshot.digests)
         sync_records(store.far, catalog.ledger.state)

@@ -123,7 +123,7 @@ class WarmSetKeeper:
             if not {*self._noted.device, *self._noted.host} <= self._catalog.snapshot.digests:
                 loop.call_soon_threadsafe(is_stale.set)
 
-        self._catalog.listen(changed)
+        self._catalog.ledger.listen(changed)
         changed()
         try:
             while not is_over.is_set():

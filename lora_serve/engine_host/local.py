@@ -41,7 +41,7 @@ class LocalEngine:
             keep=source.keep,
             pace=Pace(lambda: self.engine.is_busy and self._is_warm),  # warm-up is no one's loss
             on_start=use_one_core,
-            term=adapters.load_timeout,
+            timeout=adapters.load_timeout,
         )
         self.engine: Engine = self.rebuild()
 

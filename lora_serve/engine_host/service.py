@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import read_artifact
-from lora_serve.adapters.registration.validation_budget import ValidationBudget
-from lora_serve.adapters.registration.verification import StagedAdapter
+from lora_serve.adapters.registration.verification import StagedAdapter, ValidationBudget
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import (

@@ -162,7 +162,7 @@ def test_show_says_what_there_is(registry: Registry, store: Path) -> None:
     text = registry("show", "--store", store).out
     assert f"1, {digest}" in text
     assert "embedded" in text
-    DiskStore(store).unnamed.take(blob(store, stray))
+    DiskStore(store).orphans.take(blob(store, stray))
     found = registry("show", "--store", store, "--json").document
     assert (found["unnamed"], found["aside"]) == ([], [stray])
 

@@ -175,7 +175,7 @@ async def test_shared_adapter_is_used_and_not_changed(tenancy: Tenancy) -> None:
 async def test_card_of_a_shared_adapter_tells_what_it_takes_to_use_it(tenancy: Tenancy) -> None:
     services = tenancy.house.services
     await tenancy.house.register(FOREIGN, seed=2, metadata={"customer": "Hank"})
-    await services.edit(lambda: services.registry.set_alias("initech/live", FOREIGN), "alias")
+    await services.edit(lambda: services.catalog.set_alias("initech/live", FOREIGN), "alias")
     body = {"shared_with": ["acme", "initech"]}
     await tenancy.call("admin", "PUT", f"/admin/adapters/{FOREIGN}/sharing", body)
     theirs = await tenancy.call("acme+", "GET", f"/admin/adapters/{FOREIGN}")
@@ -260,7 +260,7 @@ async def test_same_bytes_as_another_tenants_show_nowhere(tenancy: Tenancy) -> N
 async def test_deleted_tenant_takes_everything_along(tenancy: Tenancy) -> None:
     services = tenancy.house.services
     ref = await tenancy.house.register("globex/more", seed=9)
-    await services.edit(lambda: services.registry.set_alias("globex/live", "globex/more"), "alias")
+    await services.edit(lambda: services.catalog.set_alias("globex/live", "globex/more"), "alias")
     await tenancy.call("admin", "PUT", "/admin/adapters/acme/own/sharing", {"shared_with": ["globex", "initech"]})
     assert (await tenancy.ask("globex", "more")).status == 200
     gone = await tenancy.call("admin", "DELETE", "/admin/tenants/globex")

@@ -49,30 +49,30 @@ class Life:
         return 201 if done.created else 200
 
     def set_route(self, name: str, version: int | None, canary: tuple[int, float] | None) -> None:
-        self._registry.set_route(name, version, Canary(*canary) if canary else None)
+        self._catalog.set_route(name, version, Canary(*canary) if canary else None)
 
     def roll_back(self, name: str) -> None:
-        self._registry.roll_back(name)
+        self._catalog.roll_back(name)
 
     def delete(self, name: str, version: int | None) -> None:
         self._free(self._registry.delete(name, version))
 
     def delete_tenant(self, tenant: str) -> None:
-        self._free(self._registry.delete_tenant(tenant).strays)
+        self._free(self._catalog.remove_tenant(tenant).strays)
 
     def set_alias(self, alias: str, target: str) -> None:
         name, _, content = target.partition("@content:")
         digest = adapter_digest(Path(self._folders[int(content)])) if content else ""
-        self._registry.set_alias(alias, f"{name}@{digest}" if digest else target)
+        self._catalog.set_alias(alias, f"{name}@{digest}" if digest else target)
 
     def remove_alias(self, alias: str) -> None:
-        self._registry.remove_alias(alias)
+        self._catalog.remove_alias(alias)
 
     def set_pinned(self, name: str, pinned: bool) -> None:
-        self._registry.set_pinned(name, pinned)
+        self._catalog.set_pinned(name, pinned)
 
     def share(self, name: str, tenants: list[str]) -> None:
-        self._registry.set_sharing(name, tenants)
+        self._catalog.set_sharing(name, tenants)
 
     def _free(self, digests: Sequence[str]) -> None:
         for digest in digests:

@@ -1,4 +1,4 @@
-"""How many adapters, and how many bytes of them, a tenant may have."""
+"""A tenant's limits on the number, the stored bytes and the pinned bytes of its adapters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from lora_serve.core.tenant import Quota
 
 
 def owner_of(snapshot: Snapshot, name: str, tenant: str | None) -> str:
-    """Whose an adapter is, or will be."""
+    """The tenant that owns an adapter, or will own it."""
     known = snapshot.entries.get(name)
     return tenant_of(name, tenant) if known is None else known.tenant
 
 
 def check_allowance(snapshot: Snapshot, owner: str, name: str, digest: str, num_bytes: int, quota: Quota) -> None:
-    """Whether `owner` may have a version of this content and size more. Raises QuotaExceededError.
+    """Raises QuotaExceededError if `owner` may not have one more version of this content and size.
 
-    Each of its versions counts with all of its bytes, whoever else has the same content: else a tenant could tell
-    from its own figures what others have. `digest` empty: the content is not known yet, only the id counts.
+    Each version counts with all of its bytes even if other tenants have the same content: a tenant must not learn from
+    its own figures what others have. `digest` empty: the content is not known yet, only the number of ids is checked.
     """
     if quota.max_adapters is None and quota.max_stored_bytes is None:
         return
@@ -39,7 +39,7 @@ def check_allowance(snapshot: Snapshot, owner: str, name: str, digest: str, num_
 
 
 def check_pinned(snapshot: Snapshot, entry: CatalogEntry, max_bytes: int) -> None:
-    """Whether its tenant may have `entry` on the device for good, beside what it has pinned. Raises ForbiddenError."""
+    """Raises ForbiddenError if pinning `entry` would take its tenant beyond `max_bytes` of pinned versions."""
     others = (one for one in snapshot.entries.values() if one.tenant == entry.tenant and one.name != entry.name)
     pinned = [entry, *(one for one in others if one.pinned)]
     needed = sum(version.num_bytes for one in pinned for version in one.routed)

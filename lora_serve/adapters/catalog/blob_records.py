@@ -1,6 +1,6 @@
-"""What lies beside a blob for each id that names it: all that the catalog said of the id, and when.
+"""The record beside a blob of each id that names it: the catalog's entry of the id, with the time.
 
-So a catalog can be made again from the blobs (rebuilding.py), and a blob tells whether a catalog can know of it.
+From these records a lost catalog is rebuilt (maintenance/rebuild.py), and they tell whether a catalog knew the blob.
 """
 
 from __future__ import annotations
@@ -8,38 +8,39 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Position
+from lora_serve.adapters.stores.base import RecordStore
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRecord:
-    """An id as it was at `position` of a catalog; `aliases`: those that lead to it (name -> target)."""
+    """An id as it was at `position` of a catalog; `aliases` lead to it (name -> target)."""
 
     entry: CatalogEntry
     aliases: Mapping[str, str]
     position: Position
     time: float  # Unix seconds when it was written
-    epochs: tuple[str, ...] = ()  # that its catalog had gone through by then
+    epochs: tuple[str, ...] = ()  # all that its catalog had had by then
 
     def is_current(self, entry: CatalogEntry, aliases: Mapping[str, str], epoch: str) -> bool:
-        """Whether it says of the id what this catalog does."""
+        """True if the record agrees with a catalog of this epoch."""
         return self.entry == entry and self.aliases == aliases and self.position.epoch == epoch
 
 
 def key_of(name: str) -> str:
-    """An id's key beside a blob: of a length that every store takes."""
+    """The key of an id's record: of a length that every store takes."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def text_of(record: BlobRecord) -> str:
-    """The record as a store keeps it."""
+    """The record as text."""
     position = record.position
     return json.dumps(
         {
@@ -56,7 +57,7 @@ def text_of(record: BlobRecord) -> str:
 
 
 def record_of(text: str) -> BlobRecord | None:
-    """The record of a text; None for one that nobody of us has written, or that is not whole."""
+    """The record of a text; None for one that no server wrote, or that is incomplete."""
     try:
         fields = json.loads(text)
         position, time = Position(str(fields["epoch"]), int(fields["generation"])), float(fields["time"])
@@ -68,3 +69,9 @@ def record_of(text: str) -> BlobRecord | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return None if entry is None else BlobRecord(entry, aliases, position, time, epochs)
+
+
+def read_records(store: RecordStore, digests: Collection[str]) -> list[BlobRecord]:
+    """All readable records beside these blobs. Raises AdapterUnavailableError."""
+    texts = [text for found in store.records(digests).values() for text in found.values()]
+    return [record for text in texts if (record := record_of(text)) is not None]

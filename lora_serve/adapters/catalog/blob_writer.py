@@ -1,7 +1,7 @@
-"""Keeps the records beside blobs in step with the catalog: made ready before a commit, in their place after it.
+"""Keeps the records beside blobs in step with the catalog: written before a commit, put in their place after it.
 
-Of an id that changes, the record goes beside the versions that requests for it may get, and beside those that are new;
-the newest one of an id tells all of its versions. So an act writes two or three files, however many versions there are.
+When an id changes, its record goes beside the versions that requests may get and beside new ones; an id's newest record
+tells all of its versions. So an edit writes two or three files, however many versions there are.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState
 from lora_serve.adapters.stores.base import RecordStore
 from lora_serve.core.errors import AdapterUnavailableError
 
-Place = tuple[str, str]  # digest, id
+RecordPlace = tuple[str, str]  # digest, id
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What has to become of the records."""
+    """The records to write and to remove."""
 
     written: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))  # digest -> key -> text
-    removed: set[Place] = field(default_factory=set)
-    places: set[Place] = field(default_factory=set)  # of what is written
+    removed: set[RecordPlace] = field(default_factory=set)
+    places: set[RecordPlace] = field(default_factory=set)  # that are written
 
     def write(
         self, state: CatalogState, entry: CatalogEntry, digests: Iterable[str], aliases: Mapping[str, str]
@@ -43,17 +43,17 @@ class _Work:
 
 
 class BlobRecordWriter:
-    """See CommitObserver. `near`: what of the store is this machine's own and follows what other replicas commit."""
+    """See CommitObserver. `near`: the store's part on this machine, which follows the commits of other replicas."""
 
     def __init__(self, store: RecordStore, near: RecordStore | None = None) -> None:
         self._store = store
         self._near = near
         self._lock = threading.Lock()
-        self._pending: set[Place] = set()
+        self._pending: set[RecordPlace] = set()
 
     @property
     def has_pending(self) -> bool:
-        """Whether a record could not be put in its place."""
+        """True if a record could not be put in its place."""
         return bool(self._pending)
 
     @contextmanager
@@ -70,7 +70,6 @@ class BlobRecordWriter:
             yield lambda: self._apply(after.snapshot, work, publish)
 
     def followed(self, before: CatalogState, after: CatalogState, keys: Collection[str] | None) -> None:
-        """See CommitObserver."""
         if self._near is None:
             return
         work = _difference(before.snapshot, after, keys)
@@ -83,7 +82,7 @@ class BlobRecordWriter:
             _log.warning("records beside blobs cannot be kept: %s", error)
 
     def retry_pending(self, state: CatalogState) -> None:
-        """Try again what could not be put in its place; what cannot be now is still pending."""
+        """Retry the records that could not be put in their place."""
         with self._lock:
             pending = set(self._pending)
         try:
@@ -93,12 +92,12 @@ class BlobRecordWriter:
         with self._lock:
             self._pending -= pending
 
-    def _retry(self, state: CatalogState, pending: set[Place]) -> None:
+    def _retry(self, state: CatalogState, pending: set[RecordPlace]) -> None:
         work, snapshot = _Work(), state.snapshot
         for digest, name in pending:
             entry = snapshot.entries.get(name)
-            if entry is not None and digest in _digests(entry):
-                work.write(state, entry, [digest], _aliases(snapshot, name))
+            if entry is not None and digest in entry.digests:
+                work.write(state, entry, [digest], snapshot.aliases_of(name))
             else:
                 work.removed.add((digest, name))
         with self._store.staging(work.written) as publish:
@@ -107,7 +106,7 @@ class BlobRecordWriter:
             self._store.remove_record(digest, key_of(name), digest not in snapshot.digests)
 
     def _apply(self, snapshot: Snapshot, work: _Work, publish: Callable[[], None]) -> None:
-        """The commit is made: nothing that fails here undoes it."""
+        """Called after the commit, which no failure here undoes."""
         try:
             publish()
         except (AdapterUnavailableError, OSError) as error:
@@ -124,25 +123,25 @@ class BlobRecordWriter:
 
 
 def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False) -> int:
-    """Make the records what the catalog, which is known to be good, says; how many had to be written.
+    """Make the records agree with the catalog, which is known to be good; returns how many were written.
 
-    A store of an older version has none at all. `is_anew`: all are written, as of now: an older copy of the catalog
-    may have let go of what this one has. Raises AdapterUnavailableError.
+    A store of an older version has no records. `is_anew`: all are written, as of now, since an older copy of the
+    catalog may have deleted what this one has. Raises AdapterUnavailableError.
     """
     snapshot, work, num_written = state.snapshot, _Work(), 0
     found = store.records(snapshot.digests)
     aliases = aliases_by_id(snapshot)
     for entry in snapshot.entries.values():
         lagging = list(_lagging(found, entry, aliases.get(entry.name, {}), state))
-        digests = _digests(entry) & found.keys() if is_anew else lagging
+        digests = entry.digests & found.keys() if is_anew else lagging
         work.write(state, entry, digests, aliases.get(entry.name, {}))
         num_written += len(digests)
     with store.staging(work.written) as publish:
         publish()
     names: dict[str, set[str]] = {digest: set() for digest in found}
     for entry in snapshot.entries.values():
-        for version in entry.versions:
-            names.get(version.digest, set()).add(key_of(entry.name))
+        for digest in entry.digests & names.keys():
+            names[digest].add(key_of(entry.name))
     for digest, texts in found.items():
         for key in texts.keys() - names[digest]:
             if _is_older(texts[key], snapshot):
@@ -151,7 +150,7 @@ def sync_records(store: RecordStore, state: CatalogState, is_anew: bool = False)
 
 
 def aliases_by_id(snapshot: Snapshot) -> dict[str, dict[str, str]]:
-    """Of each id that has any: name -> target."""
+    """The aliases (name -> target) of each id that has any."""
     table: dict[str, dict[str, str]] = {}
     for alias, target in snapshot.aliases.items():
         table.setdefault(target.partition("@")[0], {})[alias] = target
@@ -161,10 +160,10 @@ def aliases_by_id(snapshot: Snapshot) -> dict[str, dict[str, str]]:
 def _lagging(
     found: Mapping[str, Mapping[str, str]], entry: CatalogEntry, aliases: Mapping[str, str], state: CatalogState
 ) -> Iterator[str]:
-    """The digests beside which the id has no record, or one that is not what it must be."""
+    """The digests beside which the id has no record, or an outdated one."""
     key, epoch = key_of(entry.name), state.position.epoch
     routed = {version.digest for version in entry.routed}
-    for digest in {version.digest for version in entry.versions} & found.keys():
+    for digest in entry.digests & found.keys():
         record = record_of(found[digest].get(key, ""))
         if record is None or record.position.epoch != epoch or record.epochs != state.epochs:
             yield digest
@@ -179,12 +178,12 @@ def _is_older(text: str, snapshot: Snapshot) -> bool:
 
 
 def _difference(before: Snapshot, state: CatalogState, keys: Iterable[str] | None) -> _Work:
-    """What is another in `state`. `keys` of the records that changed; None: it is not known which."""
+    """The work that brings the records from `before` to `state`. `keys` of the changed records; None: unknown."""
     work, after = _Work(), state.snapshot
     for name in _changed(before, after, keys):
         old, new = before.entries.get(name), after.entries.get(name)
-        aliases = _aliases(after, name)
-        if new is not None and (new != old or aliases != _aliases(before, name)):
+        aliases = after.aliases_of(name)
+        if new is not None and (new != old or aliases != before.aliases_of(name)):
             added = _digests(new) - _digests(old)
             work.write(state, new, {version.digest for version in new.routed} | added, aliases)
         work.removed.update((digest, name) for digest in _digests(old) - _digests(new))
@@ -192,7 +191,7 @@ def _difference(before: Snapshot, state: CatalogState, keys: Iterable[str] | Non
 
 
 def _changed(before: Snapshot, after: Snapshot, keys: Iterable[str] | None) -> set[str]:
-    """Ids whose entries or aliases may have changed."""
+    """The ids whose entries or aliases may have changed."""
     if before.entries is after.entries and before.aliases is after.aliases:
         return set()
     if keys is None:
@@ -203,12 +202,8 @@ def _changed(before: Snapshot, after: Snapshot, keys: Iterable[str] | None) -> s
     return names
 
 
-def _digests(entry: CatalogEntry | None) -> set[str]:
-    return set() if entry is None else {version.digest for version in entry.versions}
-
-
-def _aliases(snapshot: Snapshot, name: str) -> dict[str, str]:
-    return {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
+def _digests(entry: CatalogEntry | None) -> frozenset[str]:
+    return frozenset() if entry is None else entry.digests
 
 
 def _refuse() -> None:

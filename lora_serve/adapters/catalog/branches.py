@@ -1,5 +1,5 @@
-"""What holds of the catalog after a shared journal was started from an older state and went on: whatever was registered
-on either branch is there.
+"""Merges the two branches of a shared journal that was started from an older state and went on: whatever was registered
+on either branch is kept.
 """
 
 from __future__ import annotations
@@ -7,26 +7,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lora_serve.adapters.catalog.blob_notes import lease_record_of
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, LINEAGE, lineage_of
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, BLOB, LINEAGE, lease_of, lineage_of
 
 Records = dict[str, str]
 _Contested = Mapping[str, tuple[str | None, str | None]]
 
 
 def merge_branches(records: Records, contested: _Contested) -> Records:
-    """`records`, with what may have changed on both branches: (ours, theirs).
+    """`records`, with the records that may have changed on both branches, as (ours, theirs), merged in.
 
-    An adapter has the versions of both, and its route is that of the branch that lives, as is all else. An alias gives
-    way to an adapter of its name. What is named now is not being deleted. A registry that was made again since then,
-    from all that was left of it, has ours as its only word.
+    An adapter gets the versions of both; its route and everything else are theirs, the live branch's. An alias gives
+    way to an adapter of its name. A named blob is not condemned. If ours was rebuilt since the fork, only ours counts.
     """
     merged = dict(records)
-    is_made_again = _is_made_again(*contested.get(LINEAGE, (None, None)))
+    is_rebuilt = _is_rebuilt(*contested.get(LINEAGE, (None, None)))
     for name, (ours, theirs) in contested.items():
-        if is_made_again:
+        if is_rebuilt:
             text = ours
         elif name.startswith(ADAPTER):
             text = _joined(ours, theirs)
@@ -44,8 +42,8 @@ def merge_branches(records: Records, contested: _Contested) -> Records:
     return merged
 
 
-def _is_made_again(ours: str | None, theirs: str | None) -> bool:
-    """Whether our mark tells of a rebuild that theirs does not know."""
+def _is_rebuilt(ours: str | None, theirs: str | None) -> bool:
+    """True if our lineage has a rebuild that theirs lacks."""
     our, their = lineage_of(ours), lineage_of(theirs)
     known = their.gaps if their else ()
     return our is not None and len(our.gaps) > len(known) and our.gaps[: len(known)] == known
@@ -57,11 +55,11 @@ def _joined(ours: str | None, theirs: str | None) -> str | None:
     our, their = entry_of(ours), entry_of(theirs)
     if our is None or their is None or our.tenant != their.tenant:
         return theirs if their is not None else ours
-    return document_of(_with_versions_of(our, their))
+    return document_of(_united(our, their))
 
 
-def _with_versions_of(our: CatalogEntry, their: CatalogEntry) -> CatalogEntry:
-    """Theirs, with what only ours has; a number that both have given is theirs, and ours gets a new one."""
+def _united(our: CatalogEntry, their: CatalogEntry) -> CatalogEntry:
+    """Their entry with the versions that only ours has, which get a new number where theirs uses the same."""
     last, versions = max(our.last_version, their.last_version), list(their.versions)
     known = {version.digest for version in versions}
     for version in our.versions:
@@ -75,6 +73,6 @@ def _with_versions_of(our: CatalogEntry, their: CatalogEntry) -> CatalogEntry:
 
 
 def _keep(records: Records, name: str) -> None:
-    note = lease_record_of(records.get(name))
+    note = lease_of(records.get(name))
     if note.condemned:
         records[name] = replace(note, condemned=False).text

@@ -1,4 +1,4 @@
-"""Catalog entries as the JSON texts that journals keep."""
+"""Writes catalog entries as the JSON texts that journals keep, and reads them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 def document_of(entry: CatalogEntry) -> str:
     """The entry as text."""
     fields = asdict(entry)
-    if not entry.shared_with:  # servers of a version that knows no sharing read it too
+    if not entry.shared_with:  # servers of versions before sharing read it too
         del fields["shared_with"]
     return json.dumps(fields, separators=(",", ":"))
 
 
 def entry_of(text: str) -> CatalogEntry | None:
-    """The entry of a text; None, and a line in the log, for one that nobody of us has written."""
+    """The entry of a text; None, and a line in the log, for a text that no server can have written."""
     try:
         return _entry(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError, RequestError) as error:
@@ -53,10 +53,7 @@ def _entry(document: dict[str, Any]) -> CatalogEntry:
 
 
 def _check(entry: CatalogEntry) -> None:
-    """Whoever can write the journal still names no file of this machine and no number that is none.
-
-    A route that leads nowhere raises StopIteration.
-    """
+    """Whoever can write into the journal must not be able to name a file of this machine. Raises also StopIteration."""
     check_adapter_id(entry.name)
     check_tenant(entry.tenant)
     for version in entry.versions:
@@ -68,7 +65,7 @@ def _check(entry: CatalogEntry) -> None:
 
 
 def _check_types(entry: CatalogEntry) -> None:
-    """One record of another form would fail whoever lists all of them."""
+    """One malformed record must not break the listing of all."""
     versions, canaries = entry.versions, [entry.route.canary] if entry.route.canary else []
     traits = [version.traits for version in versions]
     tokens = [token for one in traits for token in one.added_tokens]

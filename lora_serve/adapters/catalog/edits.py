@@ -1,12 +1,14 @@
-"""What may be done to a catalog entry: an entry goes in, the changed one comes out. Nothing is written here."""
+"""The changes of a catalog entry as functions from an entry to the changed one, and the removal of a tenant."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry, check_sharing
+from lora_serve.adapters.catalog.ledger import Changes
+from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, saved
 from lora_serve.core.errors import ConflictError, InvalidRequestError
 from lora_serve.core.tenant import EVERYBODY
 
@@ -14,13 +16,11 @@ MAX_HISTORY = 20
 
 
 class OtherContentError(ConflictError):
-    """The id has other content, and a new version was not asked for."""
+    """The id has other content, and no new version was asked for."""
 
 
 def check_same_content(entry: CatalogEntry | None, digest: str | None) -> None:
-    """Whether files of this digest are nothing new to an id that is known; None: they may be. Raises
-    OtherContentError.
-    """
+    """Raises OtherContentError if files of this digest are new to a known id; `digest` None: new files are allowed."""
     if digest is not None and entry is not None and not entry.has_content(digest):
         raise OtherContentError(f"`{entry.name}` has other content.")
 
@@ -28,7 +28,7 @@ def check_same_content(entry: CatalogEntry | None, digest: str | None) -> None:
 def new_entry(
     name: str, tenant: str, version: VersionEntry, pinned: bool, metadata: Mapping[str, Any] | None
 ) -> CatalogEntry:
-    """The entry of an id that was not known."""
+    """The entry of a new id."""
     first = replace(version, version=1)
     return CatalogEntry(name, tenant, pinned, version.created, dict(metadata or {}), 1, Route(1), (first,))
 
@@ -50,7 +50,7 @@ def with_version(
 
 
 def routed(entry: CatalogEntry, version: int | None, canary: Canary | None) -> CatalogEntry:
-    """The entry with another route; `version` None: the one it has. Raises InvalidRequestError."""
+    """The entry with another route; `version` None: its default version stays. Raises InvalidRequestError."""
     new = entry.route.version if version is None else version
     for number in (new, *([canary.version] if canary else ())):
         if not entry.has_version(number):
@@ -62,7 +62,7 @@ def routed(entry: CatalogEntry, version: int | None, canary: Canary | None) -> C
 
 
 def rolled_back(entry: CatalogEntry) -> CatalogEntry:
-    """A canary ends; without one, the version that the id meant before is back. Raises ConflictError."""
+    """The entry without its canary or, if there is none, with the default version before. Raises ConflictError."""
     route = entry.route
     if route.canary is not None:
         return replace(entry, route=replace(route, canary=None))
@@ -81,7 +81,7 @@ def shared(entry: CatalogEntry, shared_with: Collection[str]) -> CatalogEntry:
 def without(entry: CatalogEntry, gone: Sequence[VersionEntry]) -> CatalogEntry | None:
     """The entry without some versions; None if none is left.
 
-    If the default goes, the version before it in the history is back, or else the newest that is left.
+    If the default version is removed, the one before it in the history is back, or else the newest that is left.
     """
     left = tuple(version for version in entry.versions if version not in gone)
     if not left:
@@ -100,3 +100,36 @@ def _history(entry: CatalogEntry, new: int) -> tuple[int, ...]:
     if new == entry.route.version:
         return entry.route.history
     return (*(number for number in entry.route.history if number != new), entry.route.version)[-MAX_HISTORY:]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRemoval:
+    """The removed adapter ids, and the digests that no version names any more."""
+
+    names: tuple[str, ...]
+    strays: tuple[str, ...]
+
+
+def without_tenant(state: CatalogState, tenant: str, drain_holder: str, now: float) -> tuple[Changes, TenantRemoval]:
+    """One commit that removes a tenant's adapters, their aliases, and its share in other tenants' adapters.
+
+    `drain_holder` leases the strays from then on. `now`: Unix seconds.
+    """
+    entries = state.snapshot.entries.values()
+    gone = sorted((entry for entry in entries if entry.tenant == tenant), key=lambda entry: entry.name)
+    left = [entry for entry in entries if entry.tenant != tenant]
+    changes: Changes = {}
+    for entry in gone:
+        changes[ADAPTER + entry.name] = None
+        changes |= {ALIAS + alias: None for alias in state.snapshot.aliases_of(entry.name)}
+    for entry in left:
+        if tenant in entry.shared_with:
+            changes |= saved(replace(entry, shared_with=tuple(name for name in entry.shared_with if name != tenant)))
+    strays = tuple(sorted(_digests(gone) - _digests(left)))
+    for digest in strays:
+        changes |= state.leased_by(drain_holder, digest, now)
+    return changes, TenantRemoval(tuple(entry.name for entry in gone), strays)
+
+
+def _digests(entries: list[CatalogEntry]) -> set[str]:
+    return {digest for entry in entries for digest in entry.digests}

@@ -1,4 +1,4 @@
-"""One adapter id as the catalog knows it: its versions, and which of them the id means."""
+"""One adapter id in the catalog: its versions, and the route that says which of them the id means."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class VersionEntry:
     digest: str
     rank: int
     num_bytes: int
-    summary: Mapping[str, Any]  # of its config, for the card
-    source: str  # where it came from, in words
+    summary: Mapping[str, Any]  # facts for the card
+    source: str  # shown on the card
     created: float  # Unix seconds
 
     @property
     def traits(self) -> AdapterTraits:
-        """As the registration noted them."""
+        """The traits that the registration noted in the summary."""
         noted = self.summary.get("traits", {})
         return AdapterTraits(
             noted.get("is_additive", True),
@@ -43,7 +43,7 @@ class VersionEntry:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A version that gets a part of an id's requests."""
+    """A version that gets a percentage of an id's requests."""
 
     version: int
     percent: float  # 0 to 100
@@ -51,11 +51,11 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What the bare id means."""
+    """The version that the bare id means."""
 
     version: int
     canary: Canary | None = None
-    history: tuple[int, ...] = ()  # the versions it meant before, the last one last
+    history: tuple[int, ...] = ()  # earlier default versions, the latest one last
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +73,27 @@ class CatalogEntry:
     shared_with: tuple[str, ...] = ()  # other tenants that may use it, sorted; "*": all
 
     def is_visible_to(self, tenant: str | None) -> bool:
-        """None: to whoever sees all."""
+        """True if the tenant may use the adapter; None: a caller that sees all tenants."""
         return is_visible(self.tenant, self.shared_with, tenant)
 
     @property
     def default_version(self) -> int:
-        """The number of what the bare id means."""
+        """The number of the version that the bare id means."""
         return self.route.version
 
     @property
     def default(self) -> VersionEntry:
-        """What the bare id means, canary aside."""
+        """The version that the bare id means, canary aside."""
         return self.version(self.route.version)
 
     @property
     def history(self) -> tuple[int, ...]:
-        """The versions that the bare id meant before, the last one last."""
+        """Earlier default versions, the latest one last."""
         return self.route.history
 
     @property
     def previous(self) -> VersionEntry | None:
-        """What the bare id meant before its default version."""
+        """The default version before the present one."""
         return self.version(self.history[-1]) if self.history else None
 
     def version(self, number: int) -> VersionEntry:
@@ -101,11 +101,11 @@ class CatalogEntry:
         return next(version for version in self.versions if version.version == number)
 
     def has_version(self, number: int) -> bool:
-        """Whether there is one of this number."""
+        """True if there is a version of this number."""
         return any(version.version == number for version in self.versions)
 
     def has_content(self, digest: str) -> bool:
-        """Whether files of this digest are one of the versions, as they are or as they were before a conversion."""
+        """True if files of this digest are one of the versions, as stored or as sent before a conversion."""
         return any(digest in (v.digest, v.summary.get("converted_from", {}).get("digest")) for v in self.versions)
 
     def ref(self, version: VersionEntry | None = None) -> AdapterRef:
@@ -116,6 +116,11 @@ class CatalogEntry:
         )
 
     @property
+    def digests(self) -> frozenset[str]:
+        """The digests of all versions."""
+        return frozenset(version.digest for version in self.versions)
+
+    @property
     def routed(self) -> tuple[VersionEntry, ...]:
         """The versions that requests for the bare id may get."""
         canary = self.route.canary
@@ -123,7 +128,7 @@ class CatalogEntry:
 
 
 def tenant_of(name: str, tenant: str | None = None) -> str:
-    """Who owns an adapter: as given, else the part before the first "/", else "default"."""
+    """The owner of an adapter: as given, else the part of its id before the first "/", else "default"."""
     return tenant or (name.partition("/")[0] if "/" in name else "default")
 
 

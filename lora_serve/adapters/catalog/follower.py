@@ -6,31 +6,21 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Any
 
+from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.core.errors import AdapterUnavailableError
 
-_LONGEST_WAIT = 1.0  # seconds without news, after which the journal is asked whether it is still what it was
-_PAUSE = 0.25  # seconds between two tries while the journal is away
+_LONGEST_WAIT = 1.0  # seconds without news, after which the journal is read anyway
+_PAUSE = 0.25  # seconds between two attempts while the journal is away
 _log = logging.getLogger(__name__)
 
 
-class Followed(Protocol):
-    """What is kept up with: see Ledger."""
-
-    @property
-    def is_away(self) -> bool: ...
-    @property
-    def num_reloads(self) -> int: ...
-    def wait(self, seconds: float) -> None: ...
-    def refresh(self) -> None: ...
-
-
 class Follower:
-    """Keeps what a shared journal says at most a moment old, until `close`."""
+    """Keeps the state of a shared journal's ledger up to date until `close`."""
 
-    def __init__(self, followed: Followed, returned: Callable[[], None], title: str = "adapter registry") -> None:
-        """`returned` is called on this thread once at first, and when the journal was away or has lost something."""
+    def __init__(self, followed: Ledger[Any], returned: Callable[[], None], title: str = "adapter registry") -> None:
+        """`returned` is called on this thread once at first, and whenever the journal is back or has lost records."""
         self._followed = followed
         self._returned = returned
         self._title = title
@@ -41,7 +31,7 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it waits for takes a few seconds at most."""
+        """End the thread, within a few seconds."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -60,10 +50,10 @@ class Follower:
                 self._returned()
 
     def _follow(self) -> bool:
-        """Wait for news and bring it in; False if the journal is away."""
+        """Waits for news and brings it in; False if the journal is away."""
         try:
             if not self._followed.is_away:
-                with suppress(AdapterUnavailableError):  # the refresh will tell, and note it
+                with suppress(AdapterUnavailableError):  # the refresh fails likewise, and notes it
                     self._followed.wait(_LONGEST_WAIT)
             self._followed.refresh()
         except AdapterUnavailableError:

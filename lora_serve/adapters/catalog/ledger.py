@@ -1,7 +1,6 @@
-"""A journal's records, understood: an immutable state that is replaced as a whole, edited by commits that may be lost.
+"""A journal's records as an immutable state, which commits replace as a whole.
 
-Readers, on any thread, take `state`. Those who edit and a follower's thread, which brings in what other replicas
-wrote, stand under one lock.
+Readers on any thread take `state`. Edits, and the follower that brings in what other replicas wrote, share one lock.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from lora_serve.core.errors import AdapterUnavailableError
 
 Changes = dict[str, str | None]
 T = TypeVar("T")
-_MAX_TRIES = 50  # others' commits that may come between
+_MAX_TRIES = 50  # commits of other replicas that may come first
 
 
 class State(Protocol):
-    """What the records say."""
+    """The meaning of the records; immutable."""
 
     @property
     def position(self) -> Position: ...
@@ -37,26 +36,24 @@ S_contra = TypeVar("S_contra", bound=State, contravariant=True)
 
 
 class Edit(Protocol[S_co]):
-    """Commits what `edit` makes of the newest state; see Ledger.change."""
+    """See Ledger.change."""
 
     def __call__(self, edit: Callable[[S_co], tuple[Changes, T]]) -> T: ...
 
 
 class CommitObserver(Protocol[S_contra]):
-    """Is told of every change of the state, under the ledger's lock. `keys`: of the records that changed."""
+    """Called at every change of the state, under the ledger's lock, with the keys of the changed records."""
 
     def staged(
         self, before: S_contra, after: S_contra, keys: Collection[str]
     ) -> AbstractContextManager[Callable[[], None]]:
-        """Before a commit; what is given is called once it is made. Raises AdapterUnavailableError: no commit then."""
+        """Entered before a commit; yields what is called after it. Raises AdapterUnavailableError to prevent it."""
 
     def followed(self, before: S_contra, after: S_contra, keys: Collection[str] | None) -> None:
-        """Others' commits were brought in; `keys` None: all records were read anew."""
+        """Called when others' commits were brought in; `keys` None: all records were read anew."""
 
 
 class _NoObserver:
-    """Is told, and does nothing."""
-
     @contextmanager
     def staged(self, before: Any, after: Any, keys: Collection[str]) -> Iterator[Callable[[], None]]:
         yield lambda: None
@@ -69,12 +66,12 @@ class Ledger(Generic[S]):
     """One journal. Every method may be called from any thread."""
 
     def __init__(self, journal: Journal, empty: S, title: str) -> None:
-        """`empty`: the state of a journal without records. `title`: of the journal, for messages.
+        """`empty`: the state of a journal without records. `title`: names the journal in messages.
 
         Raises AdapterUnavailableError.
         """
         self.journal = journal
-        self.num_reloads = 0  # times that it was read as a whole since: others' changes could not be followed
+        self.num_reloads = 0  # times that all records were read anew, as others' changes could not be followed
         self.title = title
         self.observer: CommitObserver[S] = _NoObserver()
         self._empty = empty
@@ -85,30 +82,30 @@ class Ledger(Generic[S]):
 
     @property
     def state(self) -> S:
-        """What is known now."""
+        """The newest known state."""
         return self._state
 
     @property
     def is_away(self) -> bool:
-        """Whether the journal cannot be reached, so that others' changes are not known."""
+        """True if the journal cannot be reached, so that others' changes are unknown."""
         return self._away_since is not None
 
     @property
     def seconds_away(self) -> float:
-        """0: it is not away."""
+        """How long the journal has been away; 0: it is not."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def change(self, edit: Callable[[S], tuple[Changes, T]]) -> T:
-        """Commit what `edit` wants, on the newest state: again whenever another replica was first.
+        """Commit the changes that `edit` returns for the newest state; it is called again if another replica was first.
 
-        No changes, no commit. Raises AdapterUnavailableError, and what `edit` raises.
+        Without changes nothing is committed. Raises AdapterUnavailableError, and what `edit` raises.
         """
         with self._lock:
             for _ in range(_MAX_TRIES):
                 changes, result = edit(self._state)
                 if not changes:
                     return result
-                if self.is_away:  # the follower will say when it is back; until then nobody waits for a timeout
+                if self.is_away:  # the follower notes when it is back; until then no edit waits for a timeout
                     raise AdapterUnavailableError(f"The shared {self.title} cannot be reached.", retry_after=5)
                 if self._commit(changes):
                     return result
@@ -116,7 +113,7 @@ class Ledger(Generic[S]):
         raise AdapterUnavailableError(f"The {self.title} is being changed by too many at once; try again.")
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call it, on whichever thread, after each change of the state."""
+        """Call `listener`, on whichever thread, after each change of the state."""
         with self._lock:
             self._listeners = [*self._listeners, listener]
 
@@ -125,11 +122,11 @@ class Ledger(Generic[S]):
             self._listeners = [other for other in self._listeners if other is not listener]
 
     def wait(self, seconds: float) -> None:
-        """Return once others may have written something, or after so many seconds. Raises AdapterUnavailableError."""
+        """Return once other replicas may have written, or after `seconds`. Raises AdapterUnavailableError."""
         self.journal.wait(self._state.position, seconds)
 
     def refresh(self) -> None:
-        """Bring in what others wrote. Raises AdapterUnavailableError."""
+        """Bring in what other replicas wrote. Raises AdapterUnavailableError."""
         with self._lock:
             try:
                 self._refresh()
@@ -139,7 +136,7 @@ class Ledger(Generic[S]):
             self._away_since = None
 
     def forget(self) -> None:
-        """Drop the traces of records that are gone, as far as the journal keeps any. Raises AdapterUnavailableError."""
+        """Erase the remains of deleted records from the journal. Raises AdapterUnavailableError."""
         with self._lock:
             self.journal.forget()
 

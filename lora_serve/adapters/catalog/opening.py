@@ -1,4 +1,4 @@
-"""Opens the catalog that the settings name: this server's own, or the one that replicas share."""
+"""Opens the catalog that the settings name: this server's own, or one that replicas share."""
 
 from __future__ import annotations
 
@@ -25,19 +25,16 @@ CATALOG_NAME, MIRROR_NAME = "catalog.sqlite3", "mirror.sqlite3"
 
 
 class DamagedCatalogError(ConfigError):
-    """The catalog's file is there and cannot be read, or not all of it."""
+    """The catalog's file exists and cannot be read completely."""
 
 
 def open_catalog(
-    store: Path,
-    redis_url: str | None = None,
-    redis_prefix: str = "lora_serve",
-    monitor: StoreMonitor | None = None,
+    store: Path, redis_url: str | None = None, redis_prefix: str = "lora_serve", monitor: StoreMonitor | None = None
 ) -> Catalog:
-    """Hold the store folder and open its catalog; with `redis_url`, the shared one.
+    """Lock the store folder and open its catalog; with `redis_url`, the shared one.
 
-    A shared registry that cannot be reached now is served from the folder's mirror of it. `monitor`: opens for writing
-    later what can only be read now. Raises ConfigError.
+    A shared registry that cannot be reached now is served from the folder's mirror of it. `monitor`: opens files for
+    writing later that can only be read now. Raises ConfigError.
     """
     lock = lock_store(store)
     try:
@@ -53,7 +50,7 @@ def open_catalog(
 
 
 def open_own(store: Path, replica: str, lock: StoreLock, monitor: StoreMonitor | None = None) -> Catalog:
-    """The catalog of a folder that is held. Raises ConfigError, also for one that is damaged, which stays as it is."""
+    """The catalog of a locked folder. Raises ConfigError, also for a damaged one, which stays as it is."""
     path = store / CATALOG_NAME
     try:
         return Catalog(SqliteJournal(path, monitor=monitor), replica, lock)
@@ -64,7 +61,7 @@ def open_own(store: Path, replica: str, lock: StoreLock, monitor: StoreMonitor |
 
 
 def load_own(store: Path) -> CatalogState | None:
-    """What the catalog of a folder that is held says; None: there is none. Raises DamagedCatalogError, ConfigError."""
+    """The catalog's state in a locked folder; None: there is no catalog. Raises DamagedCatalogError, ConfigError."""
     path = store / CATALOG_NAME
     if not path.is_file() or not path.stat().st_size:
         return None
@@ -85,7 +82,7 @@ def _damaged(store: Path, reason: object) -> DamagedCatalogError:
 
 
 def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "adapter registry") -> Journal:
-    """A journal that replicas share. `name`: in its keys; `title`: in messages. Raises ConfigError."""
+    """A journal that replicas share. `name`: part of its keys; `title`: names it in messages. Raises ConfigError."""
     try:
         redis = importlib.import_module("lora_serve.adapters.catalog.journals.redis")
     except ImportError:
@@ -95,13 +92,13 @@ def redis_journal(url: str, prefix: str, name: str = "registry", title: str = "a
 
 
 def replica_name(store: Path, monitor: StoreMonitor | None = None) -> str:
-    """A random name that the folder keeps: so a server knows after a crash what was its own. Raises ConfigError.
+    """A random name that the folder keeps, by which a server knows its own leases after a crash. Raises ConfigError.
 
     `monitor`: writes it later if that is not possible now.
     """
     path = store / "replica"
     try:
-        path = store.resolve() / path.name  # the store itself may be a link
+        path = store.resolve() / path.name  # the store may be a link
         if path.exists() and (name := read_regular(path, 1000).decode().strip()):
             return name
         name = uuid.uuid4().hex

@@ -13,24 +13,24 @@ from lora_serve.core.adapter import split_name
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Entries by name, aliases, and what can be said of them all."""
+    """Entries by name, aliases, and indexes over them."""
 
     position: Position
     entries: Mapping[str, CatalogEntry]
     aliases: Mapping[str, str]  # name -> `id` or `id@selector`
-    names: tuple[str, ...]  # of the entries, sorted
-    digests: frozenset[str]  # named by any version
+    names: tuple[str, ...]  # the ids, sorted
+    digests: frozenset[str]  # all that a version names
 
     @staticmethod
     def of(position: Position, entries: Mapping[str, CatalogEntry], aliases: Mapping[str, str]) -> Snapshot:
         """The snapshot of these entries."""
-        digests = frozenset(version.digest for entry in entries.values() for version in entry.versions)
+        digests = frozenset(digest for entry in entries.values() for digest in entry.digests)
         return Snapshot(position, entries, aliases, tuple(sorted(entries)), digests)
 
     def page(
         self, tenant: str | None, after: str | None, limit: int, seen_by: str | None = None
     ) -> tuple[CatalogEntry, ...]:
-        """Entries by name, those after `after`, at most `limit`; None: of any tenant, seen by whoever sees all."""
+        """Entries by name after `after`, at most `limit`, of `tenant` (None: any), visible to `seen_by` (None: all)."""
         start = bisect.bisect_right(self.names, after) if after is not None else 0
         found: list[CatalogEntry] = []
         for name in self.names[start:]:
@@ -41,6 +41,13 @@ class Snapshot:
                 found.append(entry)
         return tuple(found)
 
-    def aliases_of(self, name: str) -> tuple[str, ...]:
-        """The aliases that lead to an id, sorted."""
-        return tuple(sorted(alias for alias, target in self.aliases.items() if split_name(target)[0] == name))
+    def aliases_of(self, name: str) -> dict[str, str]:
+        """The aliases that lead to an id, with their targets, sorted by name."""
+        return {
+            alias: self.aliases[alias] for alias in sorted(self.aliases) if split_name(self.aliases[alias])[0] == name
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes that each named digest takes in host memory."""
+        return {v.digest: v.num_bytes for entry in self.entries.values() for v in entry.versions}

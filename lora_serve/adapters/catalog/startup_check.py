@@ -1,15 +1,16 @@
-"""Whether a catalog can be the one under which the blobs beside it were written: if not, no server runs on it.
+"""Refuses to start on a catalog that cannot be the one under which the blobs beside it were written.
 
-It was lost and begun anew, set back to an older copy, or is another store's. To serve what it says would make adapters
-vanish without a word, and their ids free for others.
+Such a catalog was lost and begun anew, set back to an older copy, or belongs to another store. A server that ran on it
+would silently drop adapters and give their ids away.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_records import record_of
+from lora_serve.adapters.catalog.blob_records import BlobRecord, read_records, record_of
 from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.adapters.stores.base import AdapterStore
@@ -19,22 +20,19 @@ from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
 
 def check_catalog_exists(catalog: Path, blobs: Path, flag: str) -> None:
-    """Before any file is made: no catalog is begun anew beside blobs. Raises ConfigError."""
+    """Check, before any file is made, that no catalog is begun anew beside blobs. Raises ConfigError."""
     there = any(path.is_file() and path.stat().st_size for path in (catalog, catalog.with_name(f"{catalog.name}-wal")))
     if not there and not (os.path.lexists(catalog) and not catalog.is_file()):
         _check_begun(sum(1 for path in listed(blobs) if BLOB_NAME.match(path.name)), flag)
 
 
 def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> None:
-    """Of a store that only this server writes. `flag`: as it names the registry. Raises ConfigError."""
+    """Check the catalog of a store that only this server writes. `flag`: names the registry. Raises ConfigError."""
     digests = store.digests()
     if not state.position.epoch:
         _check_begun(len(digests), flag)
         return
-    history, num_ahead = CatalogHistory(state), 0
-    for records in store.records(digests).values():
-        found = [record_of(text) for text in records.values()]
-        num_ahead += any(record is not None and not history.includes(record.position) for record in found)
+    num_ahead = _num_blobs(store, digests, lambda record: not CatalogHistory(state).includes(record.position))
     if num_ahead:
         raise ConfigError(
             f"{flag}: the catalog is older than {num_ahead} of the {len(digests)} blobs beside it, or another store's. "
@@ -43,31 +41,32 @@ def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> No
 
 
 def check_shared_catalog(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:
-    """Of a registry that replicas share; not while it is away. `near`: this replica's copies. Raises ConfigError."""
+    """Check a registry that replicas share, unless it is away. `near`: this replica's copies. Raises ConfigError."""
     _check_not_set_back(state, near, flag)
-    if state.position.epoch and state.has_lineage:
+    if state.position.epoch and state.lineage:
         return
     try:
         digests = store.digests()
-        records = store.records(digests) if state.position.epoch else {}
+        records = read_records(store, digests) if state.position.epoch else []
     except AdapterUnavailableError:
         return
     if not state.position.epoch:
         _check_begun(len(digests), flag)
-    history = CatalogHistory(state)
-    texts = [text for found in records.values() for text in found.values()]
-    if any(record is not None and history.includes(record.position) for record in map(record_of, texts)):
+    if any(CatalogHistory(state).includes(record.position) for record in records):
         raise ConfigError(f"{flag}: the registry has lost its records of {len(digests)} blobs. {_ways_out(flag)}")
 
 
 def _check_not_set_back(state: CatalogState, near: AdapterStore, flag: str) -> None:
-    """A replica that kept its copy of the registry has given it back by now."""
-    history, num_ahead = CatalogHistory(state), 0
-    for records in near.records(near.digests()).values():
-        found = [record_of(text) for text in records.values()]
-        num_ahead += any(record is not None and history.is_ahead(record) for record in found)
+    """By now a replica that kept a newer copy of the registry has restored it."""
+    num_ahead = _num_blobs(near, near.digests(), CatalogHistory(state).is_ahead)
     if num_ahead:
         raise ConfigError(f"{flag}: the registry is older than {num_ahead} of this replica's blobs. {_ways_out(flag)}")
+
+
+def _num_blobs(store: AdapterStore, digests: Collection[str], is_wanted: Callable[[BlobRecord], bool]) -> int:
+    """The number of blobs beside which a wanted record lies."""
+    tables = [[record_of(text) for text in texts.values()] for texts in store.records(digests).values()]
+    return sum(any(record is not None and is_wanted(record) for record in table) for table in tables)
 
 
 def _check_begun(num_blobs: int, flag: str) -> None:

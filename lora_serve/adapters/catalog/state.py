@@ -1,13 +1,12 @@
-"""A journal's records, understood: entries, aliases and leases about blobs."""
+"""The state of the catalog, as its journal's records tell it: entries, aliases, leases on blobs, lineage."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lora_serve.adapters.catalog.blob_notes import BlobLeaseRecord, lease_record_of
 from lora_serve.adapters.catalog.documents import document_of, entry_of
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.journals.base import Page, Position
@@ -17,27 +16,60 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 ADAPTER, ALIAS, BLOB = "adapter:", "alias:", "blob:"
 LINEAGE = "mark:"  # in every registry that was written to: where it is missing all records are
 MAX_EPOCHS = 50
-Gaps = tuple[tuple[int, int], ...]
+LEASE_SECONDS = 3600.0  # a replica that is gone loses its leases after this time
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLease:
+    """The holders of one blob, and whether it is being deleted (`condemned`)."""
+
+    holders: Mapping[str, float]  # "<replica>:<number>" -> Unix seconds
+    condemned: bool = False
+
+    def with_holder(self, holder: str, now: float) -> BlobLease:
+        return replace(self, holders={**self.holders, holder: now})
+
+    def without(self, holder: str) -> BlobLease:
+        return replace(self, holders={other: time for other, time in self.holders.items() if other != holder})
+
+    def is_held(self, now: float) -> bool:
+        """True if a lease has not expired."""
+        return any(now - time < LEASE_SECONDS for time in self.holders.values())
+
+    @property
+    def text(self) -> str:
+        return json.dumps({"holders": dict(self.holders), "condemned": self.condemned})
+
+
+def lease_of(text: str | None) -> BlobLease:
+    """The lease that a journal's text describes; an unreadable one has no holders."""
+    try:
+        fields = json.loads(text or "null")
+        return BlobLease({str(key): float(time) for key, time in fields["holders"].items()}, bool(fields["condemned"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return BlobLease({})
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """`gaps`: generations (first, last) that this catalog has not lived through, since it was made again from what was
-    found. `epochs`: that it has gone through; a journal whose position was lost goes on under another.
+    """The past of a catalog.
+
+    `gaps`: generations (first, last) that it has not lived through, as it was rebuilt from what was found. `epochs`:
+    all that it had; a journal whose position was lost continues under a new one.
     """
 
-    gaps: Gaps = ()
+    gaps: tuple[tuple[int, int], ...] = ()
     epochs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogState:
-    """What the catalog's only writer works on: the snapshot that readers see, and the leases that they do not."""
+    """The snapshot that readers see, and the records that only the catalog itself reads."""
 
     snapshot: Snapshot = field(default_factory=lambda: Snapshot.of(Position(), {}, {}))
-    leases: Mapping[str, BlobLeaseRecord] = field(default_factory=dict)  # by digest
-    unreadable: frozenset[str] = frozenset()  # ids whose records make no sense
-    lineage: Lineage | None = None  # None: there is none
+    leases: Mapping[str, BlobLease] = field(default_factory=dict)  # by digest
+    unreadable: frozenset[str] = frozenset()  # ids whose records cannot be read
+    lineage: Lineage | None = None  # None: no record of it; older versions wrote none
 
     @staticmethod
     def of(page: Page) -> CatalogState:
@@ -54,8 +86,7 @@ class CatalogState:
             if kind + colon == ADAPTER:
                 (unreadable.discard if is_read else unreadable.add)(name)
         if entries == self.snapshot.entries and aliases == self.snapshot.aliases:
-            old = self.snapshot
-            snapshot = Snapshot(page.position, old.entries, old.aliases, old.names, old.digests)
+            snapshot = replace(self.snapshot, position=page.position)
         else:
             snapshot = Snapshot.of(page.position, entries, aliases)
         lineage = lineage_of(page.records[LINEAGE]) if LINEAGE in page.records else self.lineage
@@ -66,37 +97,38 @@ class CatalogState:
         return self.snapshot.position
 
     @property
-    def has_lineage(self) -> bool:
-        """Whether the registry has its mark; older versions wrote none."""
-        return self.lineage is not None
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """The generations that this catalog has not lived through."""
+        return self.lineage.gaps if self.lineage else ()
 
     @property
     def epochs(self) -> tuple[str, ...]:
-        """Those that the registry has gone through, the present one last."""
+        """All epochs of the catalog, the present one last."""
         earlier = self.lineage.epochs if self.lineage else ()
         last = self.position.epoch
         return (*(epoch for epoch in earlier if epoch not in ("", last)), *([last] if last else []))
 
     def with_lineage(self, changes: Changes) -> Changes:
-        """The changes, and the mark if it does not say yet what it must."""
-        is_said = self.lineage is not None and self.position.epoch in self.lineage.epochs
-        return (
-            changes
-            if is_said
-            else {**changes, **lineage_change(Lineage(self.lineage.gaps if self.lineage else (), self.epochs))}
-        )
+        """The changes, with the lineage if its record lacks the present epoch."""
+        if self.lineage is not None and self.position.epoch in self.lineage.epochs:
+            return changes
+        return {**changes, **lineage_change(Lineage(self.gaps, self.epochs))}
 
-    def leases_on(self, digest: str) -> BlobLeaseRecord:
-        return self.leases.get(digest, BlobLeaseRecord({}))
+    def lease_on(self, digest: str) -> BlobLease:
+        return self.leases.get(digest, BlobLease({}))
+
+    def leased_by(self, holder: str, digest: str, now: float) -> Changes:
+        """The change that adds a holder to a blob."""
+        return lease_change(digest, self.lease_on(digest).with_holder(holder, now))
 
 
-def lineage_change(mark: Lineage) -> Changes:
-    """The change that writes the mark."""
-    return {LINEAGE: json.dumps({"gaps": mark.gaps, "epochs": mark.epochs[-MAX_EPOCHS:]})}
+def lineage_change(lineage: Lineage) -> Changes:
+    """The change that writes the lineage."""
+    return {LINEAGE: json.dumps({"gaps": lineage.gaps, "epochs": lineage.epochs[-MAX_EPOCHS:]})}
 
 
 def lineage_of(text: str | None) -> Lineage | None:
-    """What a mark says; None: there is none."""
+    """The lineage that a journal's text describes; None: there is no text."""
     if text is None:
         return None
     try:
@@ -112,9 +144,9 @@ def saved(entry: CatalogEntry) -> Changes:
     return {ADAPTER + entry.name: document_of(entry)}
 
 
-def lease_change(digest: str, note: BlobLeaseRecord) -> Changes:
-    """The change that writes a note; one that says nothing is taken away."""
-    return {BLOB + digest: note.text if note.holders or note.condemned else None}
+def lease_change(digest: str, lease: BlobLease) -> Changes:
+    """The change that writes a lease; one without content is removed."""
+    return {BLOB + digest: lease.text if lease.holders or lease.condemned else None}
 
 
 def _put(
@@ -123,9 +155,9 @@ def _put(
     text: str | None,
     entries: dict[str, CatalogEntry],
     aliases: dict[str, str],
-    leases: dict[str, BlobLeaseRecord],
+    leases: dict[str, BlobLease],
 ) -> bool:
-    """Whether it could be read."""
+    """True if the record could be read."""
     if text is None:
         tables: dict[str, dict[str, Any]] = {ADAPTER: entries, ALIAS: aliases, BLOB: leases}
         tables.get(kind, {}).pop(name, None)
@@ -137,5 +169,5 @@ def _put(
     elif kind == ALIAS:
         aliases[name] = text
     elif kind == BLOB:
-        leases[name] = lease_record_of(text)
+        leases[name] = lease_of(text)
     return True

@@ -1,4 +1,4 @@
-"""The seam between a tier and the order in which its entries leave. MayDelete keys, bytes and seconds; no adapter."""
+"""The seam between a tier and the policy that orders its evictions. A policy sees keys, bytes and seconds only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ class EvictionPolicy(Protocol):
     """`file.py` of this package holds `class Policy` with these methods. Owned by one tier; it has no lock."""
 
     def add(self, key: str, num_bytes: int, load_seconds: float) -> None:
-        """A new key; that counts as its first use. `load_seconds`: to have it again; 0: not known."""
+        """Add a key, which counts as its first use. `load_seconds`: the cost of loading it again; 0: not known."""
 
     def use(self, key: str) -> None:
-        """One more use of a key that is here."""
+        """Count a use of a present key."""
 
     def remove(self, key: str) -> None:
-        """It is gone for another reason than room."""
+        """Remove a key that was not evicted."""
 
     def evict(self, key: str) -> None:
-        """It is gone to make room."""
+        """Remove a key that was evicted to make room."""
 
     def order(self) -> Iterator[str]:
-        """Every key once, the one that is missed least first; the policy must not change before the last is read."""
+        """Every key once, the least valuable first; the policy must not change while this is read."""

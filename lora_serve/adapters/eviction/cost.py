@@ -3,9 +3,9 @@ Policy", HP Labs 1998): what is used often, is small and takes long to load stay
 
     priority(key) = clock + frequency * cost / size       set at each use, with the clock of that moment
 
-The entry of the lowest priority leaves, and the clock rises to its priority. So what is not used any more grows old
-however often it was used once: newcomers start from a clock that has passed it. `cost` is the seconds to load it
-again, `size` its bytes, `frequency` its uses since it came. Among equals the least recently used one leaves.
+The entry of the lowest priority is evicted, and the clock rises to its priority. So an entry that is no longer used
+ages however often it was used before: newcomers start from a later clock. `cost` is the seconds to load it again,
+`size` its bytes, `frequency` its uses since it was added. Among equals the least recently used one is evicted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_ASSUMED_BYTES_PER_SECOND = 2e8  # of an entry whose load was never measured: it is neither free nor dear
+_ASSUMED_BYTES_PER_SECOND = 2e8  # for an entry whose load was never measured
 _Place = tuple[float, int, str]  # priority, number of the use, key
 
 
@@ -35,14 +35,12 @@ class Policy:
         self._heap: list[_Place] = []
 
     def add(self, key: str, num_bytes: int, load_seconds: float) -> None:
-        """See `EvictionPolicy.add`."""
         assert key not in self._entries, "a key was added twice"
         cost = load_seconds or max(num_bytes, 1) / _ASSUMED_BYTES_PER_SECOND
         self._entries[key] = _Entry(cost / max(num_bytes, 1), 0, (0.0, 0, key))
         self.use(key)
 
     def use(self, key: str) -> None:
-        """See `EvictionPolicy.use`."""
         entry = self._entries[key]
         self._num_uses += 1
         entry.frequency += 1
@@ -51,17 +49,14 @@ class Policy:
         self._tidy()
 
     def remove(self, key: str) -> None:
-        """See `EvictionPolicy.remove`."""
         del self._entries[key]
         self._tidy()
 
     def evict(self, key: str) -> None:
-        """See `EvictionPolicy.evict`."""
         self._clock = max(self._clock, self._entries[key].place[0])
         self.remove(key)
 
     def order(self) -> Iterator[str]:
-        """See `EvictionPolicy.order`."""
         heap = list(self._heap)
         while heap:
             place = heapq.heappop(heap)
@@ -70,7 +65,7 @@ class Policy:
                 yield place[2]
 
     def _tidy(self) -> None:
-        """Drop the outdated places once they are most of the heap."""
+        """Drops the outdated places once they are most of the heap."""
         if len(self._heap) > 2 * len(self._entries) + 64:
             self._heap = [entry.place for entry in self._entries.values()]
             heapq.heapify(self._heap)

@@ -1,4 +1,4 @@
-"""Least recently used first: whatever its size and however often it was used before."""
+"""Evicts the least recently used entry, whatever its size and earlier uses."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ class Policy:
         self._keys: OrderedDict[str, None] = OrderedDict()  # oldest use first
 
     def add(self, key: str, num_bytes: int, load_seconds: float) -> None:
-        """See `EvictionPolicy.add`."""
         assert key not in self._keys, "a key was added twice"
         self._keys[key] = None
 
     def use(self, key: str) -> None:
-        """See `EvictionPolicy.use`."""
         self._keys.move_to_end(key)
 
     def remove(self, key: str) -> None:
-        """See `EvictionPolicy.remove`."""
         del self._keys[key]
 
     def evict(self, key: str) -> None:
-        """See `EvictionPolicy.evict`."""
         del self._keys[key]
 
     def order(self) -> Iterator[str]:
-        """See `EvictionPolicy.order`."""
         return iter(self._keys)

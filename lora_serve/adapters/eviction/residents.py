@@ -1,12 +1,12 @@
-"""The table of what is resident in one tier: whose it is, how large, and who leaves when room is needed.
+"""The table of the entries in one tier: their tenants and sizes, and which leave when room is needed.
 
 Tenants' floors: with budget B and k tenants present (the newcomer's counts), a tenant's equal share is B / k, and
 others cannot push it below `tenant_floor * B / k`. So one tenant's churn cannot flush the others. A tenant's own
 entries may always go for its own newcomer. Where entries are so large that nothing else would make room, first the
 entry that crosses its tenant's floor goes, then the policy's plain order decides: a newcomer that fits always gets in.
 
-Tenants' budgets, where they have one, stand above that. Bytes that are guaranteed to a tenant never give way to others'
-newcomers, and a tenant at its maximum makes room for its own newcomer among its own entries.
+Tenants' budgets take precedence. Bytes that are guaranteed to a tenant never give way to other tenants' newcomers, and
+a tenant at its maximum makes room for its newcomer among its own entries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lora_serve.adapters.eviction.base import EvictionPolicy
 from lora_serve.adapters.eviction.victim_choice import Amount, Resident, VictimChoice
 from lora_serve.core.messages import TenantBudget
 
-Reluctance = Callable[[str], int | None]  # 0: may go; 1: rather not; 2: only if nothing else is left; None: never
+Reluctance = Callable[[str], int | None]  # 0: may go; 1: rather not; 2: only as the last resort; None: never
 
 
 def no_reluctance(key: str) -> int | None:
@@ -27,7 +27,7 @@ def no_reluctance(key: str) -> int | None:
 
 
 class Residents:
-    """Budget in bytes, in items, or both. Plain tables without a lock: whoever owns the tier owns this."""
+    """A budget in bytes, items or both. Without a lock: the owner of the tier owns this table."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Residents:
         max_items: int | None = None,
         tenant_floor: float = 0.0,
     ) -> None:
-        """`max_bytes`, `max_items`: None: no limit. `tenant_floor`: part of a tenant's equal share, 0 to 1."""
+        """`max_bytes`, `max_items` None: no limit. `tenant_floor`: part of a tenant's equal share, 0 to 1."""
         self.max_bytes = max_bytes
         self.max_items = max_items
         self.num_bytes = 0
@@ -48,22 +48,22 @@ class Residents:
         self._at_most: dict[str, int] = {}  # likewise
 
     def set_budgets(self, budgets: Iterable[TenantBudget]) -> None:
-        """Of all tenants that have one. Nobody leaves for that: `surplus` says who must."""
+        """Set the budgets of all tenants that have one; `surplus` tells which entries must leave for it."""
         known = tuple(budgets)
         self._guaranteed = {budget.tenant: budget.guaranteed for budget in known if budget.guaranteed}
         self._at_most = {budget.tenant: budget.at_most for budget in known if budget.at_most is not None}
 
     def maximum(self, tenant: str) -> int | None:
-        """Bytes that it may have; None: any number."""
+        """The bytes that a tenant may have; None: no limit."""
         return self._at_most.get(tenant)
 
     def exceeds_maximum(self, tenant: str, num_bytes: int) -> bool:
-        """Whether so many bytes more are more than the tenant may have."""
+        """True if `num_bytes` more would take the tenant beyond its maximum."""
         at_most = self._at_most.get(tenant)
         return at_most is not None and self._held.get(tenant, Amount()).num_bytes + num_bytes > at_most
 
     def guaranteed_to_others(self, tenants: Collection[str]) -> int:
-        """Bytes here that only their owners' newcomers can push out."""
+        """The bytes that only newcomers of their own tenants can push out."""
         return sum(
             min(held.num_bytes, self._guaranteed.get(tenant, 0))
             for tenant, held in self._held.items()
@@ -71,29 +71,28 @@ class Residents:
         )
 
     def add(self, key: str, tenant: str, num_bytes: int, load_seconds: float = 0.0) -> None:
-        """A new entry; whether there is room for it is asked before, with `victims`."""
+        """Add an entry, for which `victims` has made room."""
         self._policy.add(key, num_bytes, load_seconds)
         self._residents[key] = Resident(key, tenant, num_bytes)
         self._count(tenant, num_bytes, 1)
 
     def use(self, key: str) -> None:
-        """One more use."""
         self._policy.use(key)
 
     def grow(self, key: str, num_bytes: int) -> None:
-        """It takes so many bytes more; whether there is room is asked before, with `victims`."""
+        """Add bytes to an entry, for which `victims` has made room."""
         resident = self._residents[key]
         self._residents[key] = replace(resident, num_bytes=resident.num_bytes + num_bytes)
         self._count(resident.tenant, num_bytes, 0)
 
     def remove(self, key: str, *, for_room: bool = False) -> None:
-        """It has left. `for_room`: to make room."""
+        """Remove an entry. `for_room`: it was evicted."""
         resident = self._residents.pop(key)
         (self._policy.evict if for_room else self._policy.remove)(key)
         self._count(resident.tenant, -resident.num_bytes, -1)
 
     def victims(self, tenant: str, num_bytes: int, reluctance: Reluctance = no_reluctance) -> tuple[str, ...] | None:
-        """The fewest entries, in the order of going, whose leaving lets `tenant`'s newcomer in; None: not possible."""
+        """The fewest entries, in order, whose eviction makes room for `tenant`'s newcomer; None: not possible."""
         own, is_enough = self._leaving_for_own(tenant, num_bytes, reluctance)
         if not is_enough:
             return None
@@ -104,7 +103,7 @@ class Residents:
         return choice.keys if choice.fits else None
 
     def surplus(self, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
-        """Who must leave after the budget, or a tenant's maximum, shrank; all who may, if they are not enough."""
+        """The entries that must leave after the budget, or a tenant's maximum, shrank; at most all that may."""
         choice = self._choice(None)
         beyond = [one for tenant in self._at_most for one in self._leaving_for_own(tenant, 0, reluctance)[0]]
         choice.leave(beyond)
@@ -113,7 +112,7 @@ class Residents:
         return choice.keys
 
     def protected(self, tenant: str, besides: Collection[str]) -> Amount:
-        """What the floors of others than `tenant` keep occupied, entries of `besides` not counted."""
+        """The amount that the floors of other tenants protect, entries of `besides` not counted."""
         if not self._tenant_floor:
             return Amount()
         total, counted = Amount(), self._held_by_others(tenant, besides)
@@ -127,7 +126,7 @@ class Residents:
         return total
 
     def bytes_of(self, key: str) -> int:
-        """0 if it is not here."""
+        """The bytes of an entry, 0 if there is none."""
         resident = self._residents.get(key)
         return 0 if resident is None else resident.num_bytes
 
@@ -135,7 +134,7 @@ class Residents:
         return key in self._residents
 
     def __iter__(self) -> Iterator[str]:
-        """In the order of coming."""
+        """All keys, oldest first."""
         return iter(self._residents)
 
     def __len__(self) -> int:
@@ -148,7 +147,7 @@ class Residents:
                 yield level, self._residents[key]
 
     def _leaving_for_own(self, tenant: str, num_bytes: int, reluctance: Reluctance) -> tuple[list[Resident], bool]:
-        """The tenant's own that must go so that it stays within its maximum, and whether those that may are enough."""
+        """The tenant's own entries that must go so that it stays within its maximum, and whether they suffice."""
         if not self.exceeds_maximum(tenant, num_bytes):
             return [], True
         excess = self._held.get(tenant, Amount()).num_bytes + num_bytes - self._at_most[tenant]

@@ -1,4 +1,4 @@
-"""One choice of who leaves a tier for a newcomer, under the tenants' floors."""
+"""Chooses the entries that leave a tier for a newcomer, under the tenants' floors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a tenant has in a tier, or all together."""
+    """An amount of bytes and items in a tier."""
 
     num_bytes: int = 0
     num_items: int = 0
@@ -28,14 +28,14 @@ class Amount:
 
 
 class Spared(enum.Enum):
-    """Who is spared while others can go."""
+    """The entries that are spared as long as others can go."""
 
-    BELOW_FLOOR = enum.auto()  # whose tenant would fall below its floor
-    AT_FLOOR = enum.auto()  # whose tenant has no more than its floor already
+    BELOW_FLOOR = enum.auto()  # those whose tenant would fall below its floor
+    AT_FLOOR = enum.auto()  # those whose tenant has no more than its floor already
     NOBODY = enum.auto()
 
 
-# (reluctance, who is spared), one after the other until there is room: a floor gives way only when nothing else would
+# (reluctance, who is spared), in turn until there is room: a floor gives way only if nothing else makes room
 STAGES = (
     (0, Spared.BELOW_FLOOR),
     (0, Spared.AT_FLOOR),
@@ -60,7 +60,7 @@ class VictimChoice:
         guaranteed: Mapping[str, int] | None = None,
     ) -> None:
         """`held`: per tenant. `newcomer`: its tenant and bytes; None: the tier itself shrinks. `guaranteed`: bytes, by
-        tenant, that no newcomer of another one takes, whatever it means for the newcomer.
+        tenant, that other tenants' newcomers never take.
         """
         self._guaranteed = (guaranteed or {}) if newcomer else {}
         self._left = dict(held)
@@ -78,22 +78,22 @@ class VictimChoice:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room without those who are chosen."""
+        """True if there is room without the chosen entries."""
         return not self._lacks_bytes and (self._max_items is None or self._total.num_items <= self._max_items)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Who leaves, in the order of the choice."""
+        """The keys of the chosen entries, in order."""
         return tuple(resident.key for resident in (*self._leaving_anyway, *self._chosen))
 
     def leave(self, residents: Iterable[Resident]) -> None:
-        """These go whatever room there is."""
+        """Choose these entries whatever room there is."""
         for resident in residents:
             self._move(resident, -1)
             self._leaving_anyway.append(resident)
 
     def choose(self, candidates: Iterable[tuple[int, Resident]]) -> None:
-        """Choose among (reluctance, entry), given in the order of going, as few as make room; all that may if none."""
+        """Choose as few of the (reluctance, entry) candidates, in order, as make room; all that may go if none do."""
         for reluctance, spared in STAGES:
             if self.fits:
                 break
@@ -104,7 +104,7 @@ class VictimChoice:
     def _pass(
         self, candidates: Iterable[tuple[int, Resident]], reluctance: int, spared: Spared
     ) -> list[tuple[int, Resident]]:
-        """Those who were passed over; read no further than needed, as a tier may hold thousands."""
+        """Chooses in one stage; returns the candidates passed over. Reads lazily, as a tier may have thousands."""
         passed_over: list[tuple[int, Resident]] = []
         for candidate in candidates:
             if candidate[0] != reluctance or self._is_spared(candidate[1], spared):
@@ -117,7 +117,7 @@ class VictimChoice:
         return passed_over
 
     def _is_spared(self, resident: Resident, spared: Spared) -> bool:
-        """Floors bind others only: a tenant's own entries may always go for its own newcomer."""
+        """Floors protect from other tenants only: a tenant's own entries may always go for its own newcomer."""
         if resident.tenant == self._tenant:
             return False
         left = self._left[resident.tenant]
@@ -132,7 +132,7 @@ class VictimChoice:
         return now <= floor if spared is Spared.AT_FLOOR else now - part < floor
 
     def _spare_needless(self) -> None:
-        """A late large one may have made earlier small ones' going needless."""
+        """Keeps small entries that were chosen before a large one made enough room."""
         for resident in self._chosen[-2::-1]:
             self._move(resident, 1)
             if self.fits:

@@ -1,4 +1,4 @@
-"""The folders that loaders read from: a store's blobs, held as long as somebody reads them. No torch."""
+"""The folders that loaders read from: a store's blobs, which stay in place while they are read. No torch."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ class Blobs(Protocol):
     """Called on the loader's threads, several at once."""
 
     def verified(self, digest: str) -> AbstractContextManager[VerifiedBlob]:
-        """Fetched from wherever it is, and what its digest says.
+        """The blob from whichever tier has it, its content verified.
 
         Raises AdapterUnavailableError, also if it is corrupt: that is not the caller's fault; OSError.
         """
 
     def near(self, digest: str) -> AbstractContextManager[Path]:
-        """The folder on this machine, its content not looked at. Raises AdapterUnavailableError if there is none."""
+        """The folder on this machine, its content not verified. Raises AdapterUnavailableError if there is none."""
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
-        """Put a file of ours into the folder on this machine, if there is room. Raises OSError."""
+        """Put another file into the blob's folder on this machine, if there is room. Raises OSError."""
 
 
 class StoredBlobs:
-    """Those of a store in this process."""
+    """The blobs of a store in this process. See Blobs."""
 
     def __init__(self, store: AdapterStore, disk: DiskStore) -> None:
-        """`disk`: the part of `store` on this machine, perhaps all of it."""
+        """`disk`: the part of `store` on this machine; may be `store` itself."""
         self._store = store
         self.disk = disk
 
     @contextmanager
     def verified(self, digest: str) -> Iterator[VerifiedBlob]:
-        """See Blobs."""
         if isinstance(self._store, TieredStore):
             with self._store.opened(digest) as blob:
                 yield blob
@@ -54,9 +53,7 @@ class StoredBlobs:
             yield VerifiedBlob(folder, "disk", opened - start, time.perf_counter() - opened)
 
     def near(self, digest: str) -> AbstractContextManager[Path]:
-        """See Blobs."""
         return self.disk.open(digest)
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
-        """See Blobs."""
         self.disk.keep_beside(digest, name, content)

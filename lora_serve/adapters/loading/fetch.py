@@ -1,4 +1,4 @@
-"""From a store to tensors in host memory: what a loader's thread does first."""
+"""Brings an adapter from a store into tensors in host memory: the first part of a load."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lora_serve.core.stats import LoadTimes
 
 
 def fetch_timed(blobs: Blobs, spec: ModelSpec, adapter: AdapterRef) -> tuple[SavedAdapter, LoadTimes]:
-    """The adapter's weights, checked, and where the time went.
+    """The adapter's weights, checked against its digest, and the time that each part took.
 
-    What is on this machine is hashed here alone, as it is read. If that is missing or wrong, the store is asked to
-    look, which mends what can be mended; what it gives is hashed again, as files may change between two looks.
+    A blob on this machine is hashed while it is read. If it is missing or broken, the store verifies its copies and
+    repairs what it can; that blob is hashed again, as files may change in between.
     Raises AdapterUnavailableError, InvalidAdapterError, OSError.
     """
     start = time.perf_counter()
     try:
         with blobs.near(adapter.digest) as folder:
             return _read(VerifiedBlob(folder, "disk", time.perf_counter() - start, 0.0), spec, adapter)
-    except (AdapterUnavailableError, OSError):  # the other way finds out what is wrong
+    except (AdapterUnavailableError, OSError):  # the store finds out what is wrong
         pass
     with blobs.verified(adapter.digest) as blob:
         return _read(blob, spec, adapter)

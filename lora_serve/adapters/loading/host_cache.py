@@ -1,4 +1,4 @@
-"""The host tier: adapters in RAM. MayDelete nothing of what an adapter is; no torch."""
+"""The host tier: values in RAM by digest. No torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ V = TypeVar("V")
 
 
 class HostCache(Generic[V]):
-    """A cache by bytes and by count, keyed by digest. Owned by one thread (the engine loop), so it has no lock."""
+    """A cache with a budget in bytes and in items. Owned by one thread (the engine loop), so it has no lock."""
 
     def __init__(
         self, max_bytes: int, max_items: int | None = None, policy: str = "lru", tenant_floor: float = 0.0
     ) -> None:
-        """`max_bytes` of all values together; `max_items` values (None: limited by bytes only).
-
-        `policy`: name of a file in adapters/eviction. `tenant_floor`: see `Residents`.
-        """
+        """`max_items` None: no limit. `policy`: a file in adapters/eviction. `tenant_floor`: see Residents."""
         self._max_bytes = max_bytes
         self._residents = Residents(create_policy(policy), max_bytes, max_items, tenant_floor)
         self._values: dict[str, V] = {}
@@ -38,7 +35,7 @@ class HostCache(Generic[V]):
         return self._residents.num_bytes
 
     def get(self, digest: str) -> V | None:
-        """The value, which counts as a use; None if it is not here."""
+        """The value, or None. Counts as a use."""
         if digest in self._values:
             self._residents.use(digest)
         return self._values.get(digest)
@@ -52,9 +49,9 @@ class HostCache(Generic[V]):
         load_seconds: float = 0.0,
         reluctance: Reluctance = no_reluctance,
     ) -> tuple[str, ...]:
-        """Store `value`; return the digests evicted for it, in the order of going.
+        """Store `value`; return the digests evicted for it, in order.
 
-        `load_seconds`: to load it again, 0: not known. `reluctance` must let everything go at last. Raises
+        `load_seconds`: the cost of loading it again; 0: not known. `reluctance` must never be None. Raises
         AdapterUnavailableError, and changes nothing, if the value alone is over the budget.
         """
         if num_bytes > self.max_bytes:
@@ -70,7 +67,7 @@ class HostCache(Generic[V]):
         return evicted
 
     def drop(self, digest: str) -> bool:
-        """Forget the value; False if it was not here."""
+        """Remove the value; returns False if there was none."""
         if digest not in self._values:
             return False
         self._residents.remove(digest)
@@ -78,7 +75,7 @@ class HostCache(Generic[V]):
         return True
 
     def resize(self, max_bytes: int, max_items: int | None, reluctance: Reluctance = no_reluctance) -> tuple[str, ...]:
-        """Set a new budget; return the digests that left for it."""
+        """Set a new budget; return the digests evicted for it."""
         self._max_bytes = self._residents.max_bytes = max_bytes
         self._residents.max_items = max_items
         evicted = self._residents.surplus(reluctance)
@@ -86,12 +83,12 @@ class HostCache(Generic[V]):
         return evicted
 
     def bytes_of(self, digest: str) -> int:
-        """Bytes of one value, 0 if it is not here; not a use."""
+        """The bytes of one value, 0 if there is none; not a use."""
         return self._residents.bytes_of(digest)
 
     def has_room(self, tenant: str, num_bytes: int, wanted: frozenset[str], coming: int, num_coming: int) -> bool:
-        """Whether `tenant`'s value fits beside those `wanted` here, `num_coming` others of `coming` bytes under way,
-        and what the floors of others keep.
+        """True if `tenant`'s value fits beside the `wanted` ones here, `num_coming` others (`coming` bytes) under way,
+        and what other tenants' floors protect.
         """
         kept = self._residents.protected(tenant, wanted)
         total = kept.num_bytes + coming + sum(map(self.bytes_of, wanted)) + num_bytes
@@ -100,11 +97,11 @@ class HostCache(Generic[V]):
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """In the order of coming."""
+        """All digests, oldest first."""
         return tuple(self._values)
 
     def __contains__(self, digest: object) -> bool:
-        """Whether it is here; unlike `get`, not a use."""
+        """True if the value is here; not a use."""
         return digest in self._values
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""Loads adapters on threads of its own and posts what came of it. Touches no cache and no scheduler; no torch.
+"""Loads adapters on its own threads and posts the results. Touches no cache and no scheduler; no torch.
 
-A load that hangs is given up after a term: whoever waits for it is told, another thread takes the place of its own, and
-its digest is refused until it is back. What comes after the term is not posted any more.
+A load that exceeds its timeout is given up: its waiters get an error, another thread replaces the one that hangs, and
+the digest is refused until the hung load returns; its late result is dropped.
 
-The in-flight map is the one state below the doors that two kinds of threads share, and so the one with a lock.
+The in-flight map is the only state below the doors that two kinds of threads share, so it has a lock.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from lora_serve.core.stats import LoadTimes
 
 V = TypeVar("V")
 _MAX_PAUSE = 2.0  # seconds
-_NAP = 0.01  # seconds between two looks whether others still run
-_CLOSE_SECONDS = 10.0  # that `close` waits: a disk that is gone may keep a load for ever
-LOAD_TIMEOUT = 60.0  # seconds after which a load hangs
+_POLL_INTERVAL = 0.01  # seconds, while a thread rests
+_CLOSE_SECONDS = 10.0  # a disk that is gone may keep a load for ever
+LOAD_TIMEOUT = 60.0  # seconds
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[V]):
-    """What a fetch gives."""
+    """A fetched adapter, and where the time went."""
 
     value: V
     times: LoadTimes
@@ -40,24 +40,24 @@ class Loaded(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class LoadFinished(Generic[V]):
-    """Exactly one of `adapter` and `error` is given."""
+    """The end of one load; exactly one of `adapter` and `error` is given."""
 
     digest: str
     adapter: V | None
     error: LoraServeError | None
-    seconds: float  # of the fetch itself, not of waiting for a thread
-    times: LoadTimes | None = None  # None: it failed
+    seconds: float  # spent fetching; waiting for a thread is not counted
+    times: LoadTimes | None = None  # None: the load failed
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much of the processor loads may take while others run: `share` of one core, all threads together.
+    """The share of one core that all loads together may take while requests run.
 
-    A thread that used t seconds of the processor rests until t is its part of the time; with nobody to disturb it
-    goes on at once. Time spent waiting for a disk or a network is nobody's loss and so not counted.
+    After t seconds of processor time a thread rests until t is its share of the elapsed time; while nothing runs, it
+    does not rest. Waiting for a disk or a network is not counted.
     """
 
-    is_busy: Callable[[], bool]  # whether anybody would be disturbed; called on the loader's threads
+    is_busy: Callable[[], bool]  # True if requests are running; called on the loader's threads
     share: float = 0.25
 
     def pause(self, used: float, num_threads: int) -> float:
@@ -66,7 +66,7 @@ class Pace:
 
 
 class _Load:
-    """One load, of which there may be another of the same digest before or after it."""
+    """One load; compared by identity, as another of the same digest may come before or after it."""
 
     def __init__(self, adapter: AdapterRef) -> None:
         self.adapter = adapter
@@ -74,7 +74,7 @@ class _Load:
 
 
 class Loader(Generic[V]):
-    """One load per digest, however many wait for it."""
+    """Runs one load per digest, however many requests wait for it."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Loader(Generic[V]):
         keep: Callable[[AdapterRef, V], None] | None = None,
         pace: Pace | None = None,
         on_start: Callable[[], None] | None = None,
-        term: float = LOAD_TIMEOUT,
+        timeout: float = LOAD_TIMEOUT,
     ) -> None:
         """`fetch`, `post` and `keep` are called on the loader's threads; `post` must be safe to call from any thread.
 
-        `keep`: called with what was posted, for work that nobody waits for; it must not raise. `pace`: None: no rests.
-        `on_start`: called on each thread first. `term`: seconds after which a load hangs.
+        `keep`: called after the post, for work that nobody waits for; it must not raise. `pace` None: no rests.
+        `on_start`: called first on each thread. `timeout`: seconds after which a load is given up.
         """
         self._fetch = fetch
         self._post = post
@@ -100,17 +100,17 @@ class Loader(Generic[V]):
         self._num_threads = num_threads
         self._lock = threading.Lock()
         self._in_flight: dict[str, _Load] = {}
-        self._hung: dict[str, _Load] = {}  # given up, and not back yet
+        self._hung: dict[str, _Load] = {}  # given up, and still running
         self._closing = threading.Event()
-        self._threads = WatchdogPool("adapter-loader", num_threads, term, self._begin)
+        self._threads = WatchdogPool("adapter-loader", num_threads, timeout, self._begin)
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is loaded, or prepared for its next load; what hangs is not counted."""
+        """True while anything is loaded, or prepared for its next load; hung loads are not counted."""
         return self._threads.is_busy
 
     def submit(self, adapter: AdapterRef) -> None:
-        """Start a load unless one of the same digest is under way. Returns at once."""
+        """Start a load, unless one of the same digest is under way, and return at once."""
         load = _Load(adapter)
         with self._lock:
             if adapter.digest in self._in_flight:
@@ -126,7 +126,7 @@ class Loader(Generic[V]):
             self._finish(load, _failed(adapter, error))
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """Drop loads that have not begun, wait for those that have, `timeout` seconds at most; not for what hangs."""
+        """Drop loads that have not begun; wait for the others, except hung ones, `timeout` seconds at most."""
         self._closing.set()
         self._threads.close(timeout)
 
@@ -150,7 +150,7 @@ class Loader(Generic[V]):
             self._rest(self._pace, time.thread_time() - begun)
 
     def _give_up(self, load: _Load) -> None:
-        """It hangs, or cannot begin as all threads hang; unless it has just come to its end."""
+        """Called for a load that hangs, or cannot begin as all threads hang; it may just have ended."""
         adapter = load.adapter
         with self._lock:
             if self._in_flight.get(adapter.digest) is not load:
@@ -160,10 +160,10 @@ class Loader(Generic[V]):
         self._finish(load, _failed(adapter, _hangs(adapter)))
 
     def _rest(self, pace: Pace, used: float) -> None:
-        """No longer than others run: whoever waits for a load then must not wait for this."""
+        """Rests only while requests run: a load that is waited for then must not wait for this."""
         end = time.monotonic() + pace.pause(used, self._num_threads)
         while (left := end - time.monotonic()) > 0 and pace.is_busy():
-            if self._closing.wait(min(left, _NAP)):
+            if self._closing.wait(min(left, _POLL_INTERVAL)):
                 return
 
     def _load(self, load: _Load) -> Loaded[V] | None:
@@ -177,8 +177,8 @@ class Loader(Generic[V]):
         return loaded
 
     def _finish(self, load: _Load, message: LoadFinished[V]) -> None:
-        """Unless it was given up, or has ended, before."""
-        with self._lock:  # before the post: whoever reads it may submit the same digest again at once
+        """Posts the message, unless the load was given up or has ended before."""
+        with self._lock:  # before the post: its reader may submit the same digest again at once
             if self._in_flight.get(message.digest) is not load:
                 return
             del self._in_flight[message.digest]
@@ -192,7 +192,7 @@ class Loader(Generic[V]):
         except (OSError, MemoryError) as error:
             _log.warning("adapter %s could not be read: %r", adapter.label, error)
             return None, AdapterUnavailableError(f"The weights of {adapter.label} cannot be read at present.")
-        except BaseException:  # whatever would end the thread must not keep the digest in flight for ever
+        except BaseException:  # the digest must not stay in flight for ever
             _log.exception("adapter %s failed to load", adapter.label)
             return None, InternalError(f"The weights of {adapter.label} could not be loaded.")
 
@@ -206,10 +206,10 @@ def _hangs(adapter: AdapterRef) -> LoadHangsError:
 
 
 def _give_way() -> None:
-    """The least share of a busy processor for this thread: on Linux a thread has a priority of its own.
+    """Gives this thread the lowest priority (Linux has priorities per thread).
 
-    A step's parallel parts last as long as their slowest thread, which must not be one that a load keeps waiting. That
-    a thread of low priority may hold the GIL does no harm: whoever waits for the GIL leaves it a core.
+    A step's parallel parts last as long as their slowest thread, which must not wait for a load. A low-priority thread
+    that holds the GIL does no harm: the threads that wait for the GIL leave it a core.
     """
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

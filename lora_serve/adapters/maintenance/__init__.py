@@ -1,1 +1,1 @@
-"""What an operator does to a whole registry: copy, back up, restore, check and rebuild it."""
+"""An operator's tools for a whole registry: copy, back up, restore, check and rebuild."""

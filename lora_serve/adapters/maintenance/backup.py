@@ -1,8 +1,7 @@
-"""Takes a backup beside running servers, and restores one into a store folder or a Redis that holds nothing.
+"""Takes a backup beside running servers, and restores one into an empty store folder or Redis.
 
-A backup is one moment of the catalog with all the blobs that it names, each verified. If one of them is deleted while
-it is taken, a newer moment is taken. Blobs that are broken where they are kept are left out and named: what a backup
-was made for is most of all what is left.
+A backup is the catalog at one moment with all the blobs that it names, each verified. If a blob is deleted while the
+backup is taken, a newer moment is taken. Blobs that are broken at the source are left out and named in the list.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.journals.base import Journal, Page, Position
 from lora_serve.adapters.catalog.opening import CATALOG_NAME, redis_journal
 from lora_serve.adapters.catalog.state import BLOB, CatalogState
+from lora_serve.adapters.maintenance.backup_folder import MARK as INCOMPLETE
 from lora_serve.adapters.maintenance.backup_folder import (
     BackupList,
-    begin,
     copy_database,
     read_journal,
     read_list,
@@ -30,7 +29,7 @@ from lora_serve.adapters.maintenance.backup_folder import (
 )
 from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
 from lora_serve.adapters.maintenance.integrity import NotCopyableError, labels_of
-from lora_serve.adapters.maintenance.registries import RegistryAddress, open_redis_store
+from lora_serve.adapters.maintenance.registries import RegistryAddress, claim_folder, open_redis_store
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
@@ -38,15 +37,15 @@ from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
-_TRIES = 20  # changes of the registry that may come between
+_TRIES = 20  # changes of the registry that may come first
 Missing = Mapping[str, tuple[str, ...]]  # see BackupList
 MARK = "restore.incomplete"
 
 
 @dataclass(frozen=True, slots=True)
 class OtherDatabases:
-    """What a backup holds beside the catalog. `files`: databases of a store folder; `journals`: those of them that
-    replicas share, as the journal's name in Redis' keys by file name.
+    """The databases of a backup beside the catalog. `files`: names in a store folder; `journals`: databases that
+    replicas share, as file name -> name of the journal in Redis' keys.
     """
 
     files: tuple[str, ...]
@@ -54,12 +53,12 @@ class OtherDatabases:
 
 
 class BackupError(Exception):
-    """A database cannot be copied, or a backup is not what was written; the text names the file."""
+    """A database cannot be copied, or a backup was changed; the text names the file."""
 
 
 @contextmanager
 def _source(address: RegistryAddress, folder: Path) -> Iterator[tuple[Callable[[], Page], AdapterStore]]:
-    """How to take the catalog as it is now, into the backup's folder; and the blobs."""
+    """A function that copies the catalog as it is now into the backup's folder, and the store of the blobs."""
     if address.is_redis:
         with open_redis_store(address) as (journal, store, _):
 
@@ -83,11 +82,11 @@ def _source(address: RegistryAddress, folder: Path) -> Iterator[tuple[Callable[[
 def back_up(
     source: RegistryAddress, target: RegistryAddress, others: OtherDatabases, on_progress: OnProgress
 ) -> BackupList:
-    """Servers may be running. Raises ConfigError, AdapterUnavailableError, BackupError."""
+    """Take a backup; servers may be running. Raises ConfigError, AdapterUnavailableError, BackupError."""
     folder, taken = target.folder, time.time()
     try:
         with _source(source, folder) as (take, store):
-            begin(folder, target.flag)
+            claim_folder(folder, INCOMPLETE, target.flag)
             kept = DiskStore(folder)
             page, missing = _consistent(take, store, kept, on_progress)
             databases = [CATALOG_NAME, *_take_others(source, folder, others)]
@@ -106,17 +105,17 @@ def back_up(
 def _consistent(
     take: Callable[[], Page], store: AdapterStore, kept: DiskStore, on_progress: OnProgress
 ) -> tuple[Page, Missing]:
-    """A moment of the catalog of which every blob is there, and verified, but for those that are broken at the source.
+    """Copies the catalog at a moment at which every blob can be copied, except those that are broken at the source.
 
-    A blob is that, and was not deleted meanwhile, if a later moment still names it.
+    A blob is broken, and was not deleted meanwhile, if a later moment still names it.
     """
     before: set[str] = set()
     for _ in range(_TRIES):
         page = take()
-        versions = [v for e in CatalogState.of(page).snapshot.entries.values() for v in e.versions]
-        copier = BlobCopier(store, kept, kept.tmp, {v.digest: v.num_bytes for v in versions}, on_progress)
+        sizes = CatalogState.of(page).snapshot.sizes
+        copier = BlobCopier(store, kept, kept.tmp, sizes, on_progress)
         broken = set()
-        for digest in sorted(_digests(page)):
+        for digest in sorted(sizes):
             if not copier.is_there(digest, is_quick=False):
                 try:
                     copier.copy(digest)
@@ -149,7 +148,7 @@ def _take_others(source: RegistryAddress, folder: Path, others: OtherDatabases) 
 def restore(
     source: RegistryAddress, target: RegistryAddress, others: OtherDatabases, on_progress: OnProgress
 ) -> BackupList:
-    """Into a store folder that is new or empty, or a Redis that holds no registry. What breaks off is done again.
+    """Restore into a new or empty store folder, or a Redis without a registry. Can be repeated if it breaks off.
 
     Raises ConfigError, AdapterUnavailableError, BackupError.
     """
@@ -173,7 +172,7 @@ def _restore_folder(
         store = DiskStore(folder)
         _copy_blobs(source, store, store.tmp, state, listed, on_progress)
         sync_records(store, state)
-        for name in listed.databases:  # until the catalog is there no server starts here
+        for name in listed.databases:  # no server starts here before the catalog exists
             if name != CATALOG_NAME:
                 _private_copy(source.folder / name, folder / name)
         (folder / "restored.sqlite3").rename(folder / CATALOG_NAME)
@@ -223,8 +222,7 @@ def _copy_blobs(
     on_progress: OnProgress,
 ) -> None:
     """Blobs that the backup lacks stay named by the catalog. Raises NotCopyableError, AdapterUnavailableError."""
-    versions = [version for entry in state.snapshot.entries.values() for version in entry.versions]
-    sizes = {version.digest: version.num_bytes for version in versions}
+    sizes = state.snapshot.sizes
     copier = BlobCopier(DiskStore(source.folder), store, tmp, sizes, on_progress)
     for digest in sorted(sizes):
         if digest not in listed.missing and not copier.is_there(digest, is_quick=False):
@@ -233,7 +231,7 @@ def _copy_blobs(
 
 
 def _private_copy(source: Path, target: Path) -> Path:
-    target.unlink(missing_ok=True)  # of a restore that was broken off
+    target.unlink(missing_ok=True)  # of an unfinished restore
     copy_regular(source.parent.resolve() / source.name, target)
     target.chmod(FILE_MODE)
     flush(target)
@@ -241,7 +239,7 @@ def _private_copy(source: Path, target: Path) -> Path:
 
 
 def _commit_anew(journal: Journal, records: Mapping[str, str | None]) -> None:
-    """A registry of its own, whatever replicas still know of another. Notes about blobs were of its servers."""
+    """Begins a registry of its own, whatever replicas still know of another; old leases are dropped."""
     kept = {key: text for key, text in records.items() if not key.startswith(BLOB)}
     if journal.commit(Position(), kept, Position(uuid.uuid4().hex, 1, uuid.uuid4().hex)) is None:
         raise AdapterUnavailableError("A server has begun a registry there meanwhile.")

@@ -1,6 +1,6 @@
-"""A folder that holds a backup: copies of databases, of blobs, and a list of them that is written last.
+"""The files of a backup: copies of databases and blobs, and a list of them.
 
-`backup.json` is there only once the backup is complete. Restoring reads nothing that the list does not name.
+`backup.json` is written last, once the backup is complete. Restoring reads nothing that the list does not name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
 from lora_serve.adapters.catalog.opening import CATALOG_NAME
 from lora_serve.adapters.checkpoint.digest import file_sha256
 from lora_serve.adapters.regular_file import read_regular
-from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private
+from lora_serve.adapters.stores.files import FILE_MODE, flush
 from lora_serve.core.errors import ConfigError
 
 MAX_LIST_BYTES = 2**28
@@ -29,8 +29,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class BackupList:
-    """`databases`: SHA-256 in hex by file name; `position`: of the catalog. `missing`: digests of blobs that were
-    broken or gone where they were kept, with `id@version` of those that name them.
+    """The content of `backup.json`. `databases`: SHA-256 in hex by file name; `position`: the catalog's. `missing`:
+    digests of blobs that were broken or gone at the source, with the `id@version` labels that name them.
     """
 
     taken: float  # Unix seconds
@@ -40,20 +40,8 @@ class BackupList:
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def begin(folder: Path, flag: str) -> None:
-    """Make the folder, or take up a backup that was broken off. Raises ConfigError."""
-    try:
-        if folder.exists() and any(folder.iterdir()) and not (folder / MARK).is_file():
-            raise ConfigError(f"{flag} {folder}: expected a folder that is new or empty.")
-        make_private(folder)
-        (folder / MARK).touch(FILE_MODE)
-        flush(folder)
-    except OSError as error:
-        raise ConfigError(f"{flag} {folder}: the folder cannot be used: {error.strerror}") from None
-
-
 def copy_database(source: Path, target: Path) -> None:
-    """Beside whoever writes it, as it is at one moment. Raises sqlite3.Error, OSError."""
+    """Copy a database, which may be in use, as it is at one moment. Raises sqlite3.Error, OSError."""
     _make_anew(target)
     address = f"{source.resolve().as_uri()}?mode=rw"
     with closing(sqlite3.connect(address, uri=True)) as live, closing(sqlite3.connect(target)) as copy:
@@ -66,7 +54,7 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 def write_journal(page: Page, target: Path) -> None:
-    """The page of a shared journal as a file of its own. Raises ConfigError, AdapterUnavailableError, OSError."""
+    """Write the page of a shared journal as a database. Raises ConfigError, AdapterUnavailableError, OSError."""
     _make_anew(target)
     with closing(Mirror(target)) as journal:
         journal.replace(page)
@@ -87,8 +75,8 @@ def write_list(
     digests: frozenset[str],
     missing: Mapping[str, tuple[str, ...]],
 ) -> BackupList:
-    """The backup is complete. Raises OSError."""
-    folder = folder.resolve()  # it may be a link; what is in it may not
+    """Write the list, which completes the backup. Raises OSError."""
+    folder = folder.resolve()  # the folder may be a link, its files may not
     listed = BackupList(
         taken,
         page.position,
@@ -116,7 +104,7 @@ def write_list(
 
 
 def read_list(folder: Path, flag: str) -> BackupList:
-    """Of a complete backup whose databases are what the list says. Raises ConfigError."""
+    """The list of a complete backup whose databases have the listed digests. Raises ConfigError."""
     folder = folder.resolve()
     try:
         fields = json.loads(read_regular(folder / LIST_NAME, MAX_LIST_BYTES))

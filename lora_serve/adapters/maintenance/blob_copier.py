@@ -17,7 +17,7 @@ OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; the second 
 
 
 class BlobCopier:
-    """`num_blobs` and `num_bytes`: copied so far."""
+    """`num_blobs` and `num_bytes` count what was copied so far."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class BlobCopier:
         num_bytes: Mapping[str, int],
         on_progress: OnProgress,
     ) -> None:
-        """`tmp`: a private folder beside the target. `num_bytes`: about how many each digest has."""
+        """`tmp`: a private folder beside the target. `num_bytes`: an estimate for each digest."""
         self._source, self._target, self._tmp = source, target, tmp
-        self._ahead = dict(num_bytes)  # of what is neither copied nor passed over
+        self._ahead = dict(num_bytes)  # blobs that are neither copied nor skipped yet
         self._left = sum(self._ahead.values())
         self._done = 0
         self._on_progress = on_progress
@@ -37,7 +37,7 @@ class BlobCopier:
         self.num_blobs = self.num_bytes = 0
 
     def is_there(self, digest: str, is_quick: bool) -> bool:
-        """Whether the target has it, and, unless `is_quick`, all its bytes are right."""
+        """True if the target has the blob and, unless `is_quick`, all its bytes are right."""
         if not self._target.has(digest):
             return False
         if not is_quick and digest not in self._verified:
@@ -59,11 +59,11 @@ class BlobCopier:
         self.num_blobs, self.num_bytes = self.num_blobs + 1, self.num_bytes + num_bytes
 
     def pass_over(self, digest: str) -> None:
-        """It will not be copied, or was."""
+        """Count the blob as done: it was copied, or need not be."""
         self._advance(self._ahead.pop(digest, 0))
 
     def forget(self, digest: str) -> None:
-        """The target no longer has it."""
+        """Note that the target no longer has the blob."""
         self._verified.discard(digest)
 
     def _fetch(self, digest: str, scratch: Path) -> int:

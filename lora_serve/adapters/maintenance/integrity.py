@@ -1,4 +1,4 @@
-"""Whether what a registry says can be true: of records that come from elsewhere, and of the blobs that they name."""
+"""Checks the records of a registry, and the blobs that they name."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 class NotCopyableError(Exception):
-    """An id that is not to be copied; the text says why."""
+    """An id cannot be copied; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadBlob:
-    """A blob that some version names, and that cannot be served."""
+    """A named blob that cannot be served."""
 
     digest: str
     problem: str  # "missing" or "corrupt"
-    labels: tuple[str, ...]  # `id@version` of those that name it
+    labels: tuple[str, ...]  # the versions that name it, as `id@version`
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a registry holds."""
+    """The content of a registry, in figures."""
 
     num_adapters: int
     num_versions: int
     num_aliases: int
-    num_bytes: int  # of all contents as they are served, each counted once
+    num_bytes: int  # of all distinct contents, as they are served
     num_blobs: int
     missing: tuple[str, ...]  # digests that a version names and the store lacks
-    unnamed: tuple[str, ...]  # digests that the store has and no version names: on their way in or out
-    aside: tuple[str, ...]  # digests of blobs that the catalog did not know at some start, kept for a rebuild
+    unnamed: tuple[str, ...]  # digests that the store has and no version names: being registered or removed
+    aside: tuple[str, ...]  # digests of orphaned blobs, which the catalog did not know at some start
 
 
 def check_entry(entry: CatalogEntry, aliases: Mapping[str, str]) -> None:
-    """Raises NotCopyableError for what no server has written."""
+    """Raises NotCopyableError for an entry that no server has written."""
     try:
         for name in (entry.name, *aliases):
             check_adapter_id(name)
@@ -62,7 +62,7 @@ def check_entry(entry: CatalogEntry, aliases: Mapping[str, str]) -> None:
 
 
 def is_readable(store: AdapterStore, digest: str) -> bool:
-    """Whether the store hands up what `digest` names, every byte. Raises AdapterUnavailableError if it is away."""
+    """True if the store returns exactly what `digest` names. Raises AdapterUnavailableError if it is away."""
     try:
         with store.open(digest) as folder:
             return is_sound(folder, digest)
@@ -72,10 +72,10 @@ def is_readable(store: AdapterStore, digest: str) -> bool:
 
 
 def inventory_of(place: OpenRegistry) -> Inventory:
-    """Count, and compare names; no blob is read. Raises AdapterUnavailableError."""
+    """Count, and compare names, without reading a blob. Raises AdapterUnavailableError."""
     snapshot, store = place.catalog.snapshot, place.store
     kept = store.digests()
-    sizes = {v.digest: v.num_bytes for entry in snapshot.entries.values() for v in entry.versions}
+    sizes = snapshot.sizes
     return Inventory(
         len(snapshot.entries),
         sum(len(entry.versions) for entry in snapshot.entries.values()),
@@ -89,12 +89,11 @@ def inventory_of(place: OpenRegistry) -> Inventory:
 
 
 def bad_blobs(place: OpenRegistry, on_progress: Callable[[int, int], None]) -> Iterator[BadBlob]:
-    """Read and verify every blob that is named; `on_progress`: bytes done, bytes in all.
+    """Read and verify every named blob; `on_progress`: bytes done, bytes in all.
 
     Raises AdapterUnavailableError.
     """
-    snapshot = place.catalog.snapshot
-    sizes = {v.digest: v.num_bytes for entry in snapshot.entries.values() for v in entry.versions}
+    sizes = place.catalog.snapshot.sizes
     done, total = 0, sum(sizes.values())
     for digest, num_bytes in sizes.items():
         if not (_DIGEST.match(digest) and is_readable(place.store, digest)):
@@ -107,7 +106,7 @@ def bad_blobs(place: OpenRegistry, on_progress: Callable[[int, int], None]) -> I
 
 
 def labels_of(snapshot: Snapshot, digest: str) -> tuple[str, ...]:
-    """`id@version` of those that name it."""
+    """The versions that name a digest, as `id@version`."""
     found = [entry.ref(version) for entry in snapshot.entries.values() for version in entry.versions
              if version.digest == digest]  # fmt: skip
     return tuple(f"{ref.name}@{ref.version}" for ref in found)

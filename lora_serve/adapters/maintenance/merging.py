@@ -1,4 +1,4 @@
-"""What becomes of an id that another registry has: whether it is written here, and by which changes.
+"""Decides how an id of another registry is merged into this one.
 
 An id is taken as a whole, with its versions, numbers, route, history, pin, metadata and aliases, or not at all.
 """
@@ -16,18 +16,18 @@ from lora_serve.adapters.catalog.state import ALIAS, saved
 
 
 class MergeOutcome(enum.StrEnum):
-    """What becomes, or became, of an id."""
+    """The outcome of a transfer for one id."""
 
-    MADE = "made"  # it was not there
-    OVERWRITTEN = "overwritten"  # it was there, and is now what the source says
-    UNCHANGED = "unchanged"  # it was there with the same versions
-    CONFLICT = "conflict"  # it is another one there; nothing of it was written
-    REFUSED = "refused"  # the source's own is not sound; nothing of it was written
+    MADE = "made"  # the target did not have it
+    OVERWRITTEN = "overwritten"  # the target had it; now it is as in the source
+    UNCHANGED = "unchanged"  # the target had it with the same versions
+    CONFLICT = "conflict"  # the target has a different one; nothing was written
+    REFUSED = "refused"  # the source's record or blobs are broken; nothing was written
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """`reason`: of a conflict, in words. `strays`: digests that nothing names once `changes` are made."""
+    """`reason` of a conflict. `strays`: digests that no version names once `changes` are made."""
 
     outcome: MergeOutcome
     reason: str = ""
@@ -40,9 +40,9 @@ class Merge:
 
 
 def merge(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool) -> Merge:
-    """How `entry`, and its aliases (name -> target), come into the registry that `snapshot` is of.
+    """Merge `entry` and its aliases (name -> target) into the registry of `snapshot`.
 
-    Without `overwrite` an id of the same versions is left alone, whatever its route, pin, metadata and aliases are.
+    Without `overwrite` an id of the same versions is unchanged, whatever its route, pin, metadata and aliases are.
     """
     old = snapshot.entries.get(entry.name)
     if old is not None and _is_there(snapshot, old, entry, aliases, overwrite):
@@ -58,12 +58,12 @@ def _is_there(
     snapshot: Snapshot, old: CatalogEntry, entry: CatalogEntry, aliases: Mapping[str, str], overwrite: bool
 ) -> bool:
     if overwrite:
-        return old == entry and _aliases(snapshot, entry.name) == aliases
+        return old == entry and snapshot.aliases_of(entry.name) == aliases
     return old.tenant == entry.tenant and _contents(old) == _contents(entry)
 
 
 def _blocked(snapshot: Snapshot, aliases: Mapping[str, str]) -> str:
-    """Why not even an overwriting may be: it would take another id away."""
+    """The reason why not even overwriting is possible: it would remove another id."""
     taken = sorted(alias for alias in aliases if alias in snapshot.entries)
     return f"its alias `{taken[0]}` is an adapter's id there" if taken else ""
 
@@ -81,7 +81,7 @@ def _contradiction(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str
 
 
 def _changes(snapshot: Snapshot, entry: CatalogEntry, aliases: Mapping[str, str]) -> Changes:
-    gone = _aliases(snapshot, entry.name).keys() - aliases.keys() | snapshot.aliases.keys() & {entry.name}
+    gone = snapshot.aliases_of(entry.name).keys() - aliases.keys() | snapshot.aliases.keys() & {entry.name}
     changes: Changes = {ALIAS + alias: None for alias in sorted(gone)}
     return changes | {ALIAS + alias: target for alias, target in aliases.items()} | saved(entry)
 
@@ -94,16 +94,12 @@ def _strays(snapshot: Snapshot, entry: CatalogEntry) -> frozenset[str]:
     return frozenset(_contents(old).values()) - {digest for other in others for digest in _contents(other).values()}
 
 
-def _aliases(snapshot: Snapshot, name: str) -> dict[str, str]:
-    return {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
-
-
 def _contents(entry: CatalogEntry) -> dict[int, str]:
     return {version.version: version.digest for version in entry.versions}
 
 
 def _numbers(entry: CatalogEntry, other: CatalogEntry) -> str:
-    """The versions of `entry` that are not the same in `other`."""
+    """The versions of `entry` that `other` lacks, for messages."""
     found = sorted(_contents(entry).items() - _contents(other).items())
     names = ", ".join(f"{number} ({digest[:19]})" for number, digest in found[:4])
     if not found:

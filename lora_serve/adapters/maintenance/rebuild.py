@@ -1,7 +1,7 @@
-"""Makes a catalog again from the blobs and their records, in a store folder or in Redis.
+"""Rebuilds a catalog from the blobs and their records, in a store folder or in Redis.
 
-At whatever step it is killed, what there was is still there, and the same again completes it: blobs come first, then
-the catalog that names them, in one step, then what it does not name is set aside.
+Killed at any step, it loses nothing and can be repeated: blobs come first, then the catalog that names them in one
+step, then unnamed blobs are set aside.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.adapters.catalog.blob_records import BlobRecord, record_of
+from lora_serve.adapters.catalog.blob_records import BlobRecord, read_records
 from lora_serve.adapters.catalog.blob_writer import sync_records
 from lora_serve.adapters.catalog.history import CatalogHistory
 from lora_serve.adapters.catalog.journals.base import Journal, Position
@@ -34,15 +34,15 @@ from lora_serve.adapters.stores.files import flush, scratch_folder
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import AdapterUnavailableError
 
-_TRIES = 10  # servers' commits that may come between
-_LEAP = 1_000_000  # more commits than a lost catalog can have made after the last record beside a blob
+_TRIES = 10  # commits of servers that may come first
+_LEAP = 1_000_000  # more commits than a lost catalog can have made after its last record beside a blob
 _MAX_GAPS = 50
 _FILES = ("", "-wal", "-shm")  # of one database
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """`was`: "lost", "damaged", "older" or "good". `kept`: the old catalog's file. `aside`: what nothing names."""
+    """`was`: "lost", "damaged", "older" or "good". `kept`: the old catalog's file. `aside`: digests without a name."""
 
     plan: RebuildPlan
     was: str
@@ -51,12 +51,15 @@ class RebuildReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every id and every version that anything tells of is served again."""
+        """True if every id and version that any source knows is served again."""
         return not any(one.outcome is RebuildOutcome.LOST or one.missing for one in self.plan.ids)
 
 
 def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress: OnProgress) -> RebuildReport:
-    """`also`: other store folders to take blobs from. Raises ConfigError, AdapterUnavailableError."""
+    """Rebuild a store folder's catalog; `also`: other stores to take blobs from.
+
+    Raises ConfigError, AdapterUnavailableError.
+    """
     with closing(lock_store(store)):
         survived, was = _survived(store)
         surviving = SurvivingBlobs(store, also, on_progress)
@@ -88,7 +91,7 @@ def rebuild_folder(store: Path, also: Sequence[Path], is_dry: bool, on_progress:
 def rebuild_redis(
     address: RegistryAddress, also: Sequence[Path], is_dry: bool, on_progress: OnProgress
 ) -> RebuildReport:
-    """Servers may be running on it. Raises ConfigError, AdapterUnavailableError."""
+    """Rebuild a shared registry; servers may be running. Raises ConfigError, AdapterUnavailableError."""
     with open_redis_store(address) as (journal, store, tmp):
         surviving = SurvivingBlobs(None, also, on_progress)
         sound: dict[str, bool] = {}
@@ -101,8 +104,8 @@ def rebuild_redis(
         for _ in range(_TRIES):
             state = CatalogState.of(journal.load())
             there = store.digests()
-            records = _records(store, there)
-            survived = state if state.has_lineage or state.snapshot.entries else None
+            records = read_records(store, there)
+            survived = state if state.lineage or state.snapshot.entries else None
             was = _kind(survived, records)
             plan = plan_rebuild(survived, records, surviving.copies, is_sound)
             named = plan.snapshot(Position()).digests
@@ -127,7 +130,7 @@ def _survived(store: Path) -> tuple[CatalogState | None, str]:
         return None, "damaged"
     if state is None or not state.position.epoch:
         return None, "lost"
-    records = _records(disk := DiskStore(store), disk.digests())
+    records = read_records(disk := DiskStore(store), disk.digests())
     return state, _kind(state, records)
 
 
@@ -138,15 +141,10 @@ def _kind(state: CatalogState | None, records: Iterable[BlobRecord]) -> str:
     return "good" if all(history.includes(record.position) for record in records) else "older"
 
 
-def _records(store: AdapterStore, digests: Iterable[str]) -> list[BlobRecord]:
-    texts = [text for found in store.records(list(digests)).values() for text in found.values()]
-    return [record for text in texts if (record := record_of(text)) is not None]
-
-
 def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
-    """One that nothing was written at yet, neither by the catalog that was nor by one that is still found somewhere.
+    """A position that no known catalog has written at.
 
-    The epoch is the newest that it has gone through: a registry that was set back may have been under another since.
+    The epoch is the newest known one: a registry that was set back may have had another since.
     """
     history, own = CatalogHistory(state), state.position
     newer = [record for record in records if history.is_ahead(record) and record.position.epoch != own.epoch]
@@ -158,7 +156,7 @@ def _position(state: CatalogState, records: Sequence[BlobRecord]) -> Position:
 
 
 def _bring_in(store: AdapterStore, surviving: SurvivingBlobs, named: frozenset[str], tmp: Path) -> None:
-    """Blobs that are to be named and that lie elsewhere, or are broken where they should be."""
+    """Copies named blobs into the store that it lacks, or has only broken."""
     for digest in named:
         folder = surviving.sound(digest)
         if folder is not None and not is_readable(store, digest):
@@ -169,7 +167,7 @@ def _bring_in(store: AdapterStore, surviving: SurvivingBlobs, named: frozenset[s
 
 
 def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:
-    """What makes the catalog of `state` that of the plan."""
+    """The changes from the catalog of `state` to the planned one."""
     old = state.snapshot
     changes: Changes = {}
     for name, entry in plan.entries.items():
@@ -180,23 +178,22 @@ def _changes(state: CatalogState, plan: RebuildPlan) -> Changes:
 
 
 def _made(state: CatalogState, plan: RebuildPlan, records: Sequence[BlobRecord]) -> CatalogState:
-    """The catalog to be: what lies between the one that was, and this one, is not of its past."""
+    """The planned catalog; the generations between the old one and this one are a gap of its lineage."""
     position = _position(state, records)
     return CatalogState(plan.snapshot(position), lineage=_lineage(state, position, records))
 
 
 def _lineage(state: CatalogState, position: Position, records: Iterable[BlobRecord]) -> Lineage:
-    """It knows of the epochs of all that was found."""
-    old = state.lineage or Lineage()
+    """The lineage with the gap, and the epochs of all records that were found."""
     gap = (state.position.generation + 1, position.generation - 1)
     found = [epoch for record in records for epoch in (*record.epochs, record.position.epoch)]
-    epochs = dict.fromkeys((*old.epochs, state.position.epoch, *found))
+    epochs = dict.fromkeys((*(state.lineage.epochs if state.lineage else ()), state.position.epoch, *found))
     earlier = (epoch for epoch in epochs if epoch not in ("", position.epoch))
-    return Lineage((*old.gaps[-_MAX_GAPS:], gap), (*earlier, position.epoch))
+    return Lineage((*state.gaps[-_MAX_GAPS:], gap), (*earlier, position.epoch))
 
 
 def _replace(store: Path, records: Changes, position: Position) -> str:
-    """Put a new catalog in the old one's place, which is kept beside it; its name. Raises OSError."""
+    """Puts a new catalog in the place of the old one, which is kept; returns that one's name. Raises OSError."""
     made = store / f"{CATALOG_NAME}.new"
     for end in _FILES:
         (store / f"{made.name}{end}").unlink(missing_ok=True)
@@ -218,13 +215,13 @@ def _replace(store: Path, records: Changes, position: Position) -> str:
 
 
 def _tidy(disk: DiskStore, named: frozenset[str], history: CatalogHistory) -> None:
-    """What nothing names is set aside, or freed if it was let go; what is named again need not be there twice."""
+    """Sets unnamed blobs aside, or frees them if they were deleted; drops orphaned copies of named ones."""
     disk.sweep(named, history.may_delete)
     disk.orphans.drop(named & disk.digests())
 
 
 def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, made: CatalogState) -> bool:
-    """False: a server was first."""
+    """Returns False if a server was first."""
     changes = _changes(state if state.position.epoch else CatalogState(), plan)
     return (
         journal.commit(state.position, changes | lineage_change(made.lineage or Lineage()), made.position) is not None
@@ -232,9 +229,9 @@ def _write(journal: Journal, state: CatalogState, plan: RebuildPlan, made: Catal
 
 
 def accept_folder(store: Path) -> int:
-    """Go on with what the catalog says: blobs that it does not know are set aside, how many.
+    """Accept the catalog as it is; returns the number of unknown blobs, which are set aside.
 
-    Raises ConfigError for a catalog that is damaged.
+    Raises ConfigError for a damaged catalog.
     """
     with closing(lock_store(store)):
         state = load_own(store) or CatalogState()
@@ -254,10 +251,10 @@ def accept_folder(store: Path) -> int:
 
 
 def accept_redis(address: RegistryAddress) -> None:
-    """Go on with what the registry says; blobs in Redis stay, those in replicas' caches are set aside by them."""
+    """Accept the registry as it is; blobs in Redis stay, replicas set unknown ones in their caches aside."""
     with open_redis_store(address) as (journal, store, _):
         state = CatalogState.of(journal.load())
-        found = _records(store, store.digests())
+        found = read_records(store, store.digests())
         again = _position(state, found)
         changes = {} if state.position.epoch else _changes(CatalogState(), plan_rebuild(state, [], [], lambda _: True))
         if journal.commit(state.position, changes | lineage_change(_lineage(state, again, found)), again) is None:

@@ -1,7 +1,7 @@
-"""Which catalog follows from what is left: the records beside blobs, and a catalog that survived, perhaps an older one.
+"""Plans a catalog from the records beside blobs and from the catalog that survived, which may be an older copy.
 
-An id is taken as a whole from one source. What a catalog that survived says wins, but for records that were written
-after it; an id that it let go knowingly stays away. Among records the newest one of the newest catalog wins.
+An id is taken as a whole from one source. The surviving catalog wins, except over records that were written after it;
+an id that it deleted stays deleted. Among records the newest one of the newest catalog wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapters.catalog import routes
+from lora_serve.adapters.catalog import resolution as routes
 from lora_serve.adapters.catalog.blob_records import BlobRecord
 from lora_serve.adapters.catalog.edits import without
 from lora_serve.adapters.catalog.entry import CatalogEntry
@@ -20,21 +20,21 @@ from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.adapters.catalog.state import CatalogState
 
-Rank = tuple[int, float, int]  # a later one knows better
+Rank = tuple[int, float, int]  # a higher source wins
 
 
 class RebuildOutcome(enum.StrEnum):
-    """What becomes of an id."""
+    """The outcome of a rebuild for one id."""
 
-    UNCHANGED = "unchanged"  # it is as the catalog that survived says
-    CHANGED = "changed"  # a record is newer than the catalog that survived
-    RESTORED = "restored"  # no catalog knew it any more
-    LOST = "lost"  # none of its versions' blobs is there and sound; nothing of it is written
+    UNCHANGED = "unchanged"  # it is as in the surviving catalog
+    CHANGED = "changed"  # a record is newer than the surviving catalog
+    RESTORED = "restored"  # the surviving catalog lacked it
+    LOST = "lost"  # none of its versions has an intact blob; nothing is written
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltId:
-    """One id; `entry` as it will be, None if it is lost. `missing`: versions left out, as `number (digest)`."""
+    """One id; `entry` None: it is lost. `missing`: versions left out, as `number (digest)`."""
 
     name: str
     outcome: RebuildOutcome
@@ -44,7 +44,7 @@ class RebuiltId:
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """The catalog to be; `dropped_aliases` lead nowhere, or bear an id's name."""
+    """The planned catalog; `dropped_aliases` lead nowhere, or have the name of an id."""
 
     ids: tuple[RebuiltId, ...]
     aliases: Mapping[str, str]
@@ -60,7 +60,7 @@ class RebuildPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One id as one source knows it."""
+    """One id in one source."""
 
     rank: Rank
     outcome: RebuildOutcome
@@ -74,8 +74,8 @@ def plan_rebuild(
     copies: Iterable[BlobRecord],
     is_sound: Callable[[str], bool],
 ) -> RebuildPlan:
-    """`survived`: what could still be read of the catalog. `records`: of its own store; `copies`: of caches and other
-    stores, which are not told of every deletion. `is_sound`: whether a blob is there, every byte of it.
+    """Plan the catalog. `survived`: the catalog, if it can be read. `records`: those in its own store; `copies`: those
+    in caches and other stores, which miss some deletions. `is_sound`: True if an intact blob exists.
     """
     state = survived or CatalogState()
     history = CatalogHistory(state)
@@ -93,14 +93,14 @@ def plan_rebuild(
 
 
 def _sources(state: CatalogState, records: list[BlobRecord]) -> dict[str, _Source]:
-    """For each id the source that knows it best."""
+    """The best source of each id."""
     snapshot, history = state.snapshot, CatalogHistory(state)
-    last: dict[str, float] = defaultdict(float)  # when each catalog, by epoch, last wrote a record
+    last: dict[str, float] = defaultdict(float)  # the time of each catalog's last record, by epoch
     for record in records:
         last[record.position.epoch] = max(last[record.position.epoch], record.time)
     found: dict[str, _Source] = {}
     for name, entry in snapshot.entries.items():
-        aliases = {alias: snapshot.aliases[alias] for alias in snapshot.aliases_of(name)}
+        aliases = snapshot.aliases_of(name)
         found[name] = _Source((1, 0.0, 0), RebuildOutcome.UNCHANGED, entry, aliases)
     for record in records:
         name, position = record.entry.name, record.position
@@ -115,7 +115,7 @@ def _rebuilt(source: _Source, is_sound: Callable[[str], bool]) -> RebuiltId:
     entry = source.entry
     gone = [version for version in entry.versions if not is_sound(version.digest)]
     missing = tuple(f"{version.version} ({version.digest})" for version in gone)
-    if source.outcome is RebuildOutcome.UNCHANGED:  # the catalog has the last word, also on what it waits to get back
+    if source.outcome is RebuildOutcome.UNCHANGED:  # keep versions whose blobs may come back
         return RebuiltId(entry.name, source.outcome, entry, missing)
     left = without(entry, gone) if gone else entry
     return RebuiltId(entry.name, source.outcome if left else RebuildOutcome.LOST, left, missing)

@@ -1,4 +1,4 @@
-"""Where a registry is kept, a store folder or Redis, opened without a server: for copying and looking at it."""
+"""Opens a registry, in a store folder or in Redis, without a server: for copying and inspecting it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lora_serve.adapters.catalog.startup_check import check_catalog_exists, chec
 from lora_serve.adapters.catalog.state import ADAPTER
 from lora_serve.adapters.stores.base import AdapterStore
 from lora_serve.adapters.stores.disk import DiskStore
-from lora_serve.adapters.stores.files import remove_folder
+from lora_serve.adapters.stores.files import FILE_MODE, flush, make_private, remove_folder
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError
 
-REPLICA = "transfer"  # who we are in notes about blobs; a server's name is random
+REPLICA = "transfer"  # the holder's name in leases; a server's name is random
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryAddress:
-    """A store folder or a Redis URL. `flag`: what named it on the command line, for error messages."""
+    """A store folder or a Redis URL. `flag`: the command line's flag that named it, for error messages."""
 
     target: str = field(repr=False)  # a URL may hold a password
     flag: str
@@ -43,7 +43,7 @@ class RegistryAddress:
 
     @property
     def text(self) -> str:
-        """For people: without user and password."""
+        """The address without user and password."""
         if not self.is_redis:
             return self.target
         parts = urlsplit(self.target)
@@ -52,18 +52,18 @@ class RegistryAddress:
 
 @dataclass(frozen=True, slots=True)
 class OpenRegistry:
-    """A registry that is open."""
+    """An open registry."""
 
     address: RegistryAddress
     catalog: Catalog
     store: AdapterStore
-    tmp: Path  # private, for files on their way
-    unreadable: tuple[str, ...]  # ids whose records nobody of us has written
+    tmp: Path  # private, for files in transit
+    unreadable: tuple[str, ...]  # ids whose records no server wrote
 
 
 @contextmanager
 def open_registry(address: RegistryAddress, is_source: bool, replica: str = REPLICA) -> Iterator[OpenRegistry]:
-    """Open a registry; a folder is locked meanwhile. `is_source`: it must be there.
+    """Open a registry; a folder is locked meanwhile. `is_source`: it must exist.
 
     Raises ConfigError; AdapterUnavailableError if Redis cannot be reached.
     """
@@ -97,7 +97,7 @@ def _open_folder(address: RegistryAddress, replica: str, stack: ExitStack, is_so
     catalog.keep_blob_records(store)
     if not is_source:
         check_own_catalog(catalog.ledger.state, store, f"--store {folder}")
-        for left in tmp.iterdir():  # of a process that was killed; we hold the lock
+        for left in tmp.iterdir():  # of a killed process, as this one has the lock
             remove_folder(left)
     return OpenRegistry(address, catalog, store, tmp, _unreadable(catalog))
 
@@ -111,12 +111,27 @@ def _open_redis(address: RegistryAddress, replica: str, stack: ExitStack) -> Ope
 
 @contextmanager
 def open_redis_store(address: RegistryAddress) -> Iterator[tuple[Journal, AdapterStore, Path]]:
-    """The journal, the blobs and a private folder for files on their way. Raises ConfigError."""
+    """The journal, the blobs and a private folder for files in transit. Raises ConfigError."""
     with ExitStack() as stack:
         journal = stack.enter_context(closing(redis_journal(address.target, address.redis_prefix)))
         module = importlib.import_module("lora_serve.adapters.stores.redis")
         store = stack.enter_context(closing(module.RedisStore(address.target, f"{address.redis_prefix}:adapters:")))
         yield journal, store, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lora_serve-")))
+
+
+def claim_folder(folder: Path, mark: str, flag: str) -> None:
+    """Make a folder for an export or a backup, or resume an unfinished one, which has the file `mark`.
+
+    Raises ConfigError for any other folder that is not empty, so that nothing is overwritten.
+    """
+    try:
+        if folder.exists() and any(folder.iterdir()) and not (folder / mark).is_file():
+            raise ConfigError(f"{flag} {folder}: expected a folder that is new or empty.")
+        make_private(folder)
+        (folder / mark).touch(FILE_MODE)
+        flush(folder)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder}: the folder cannot be used: {error.strerror}") from None
 
 
 def _unreadable(catalog: Catalog) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What is left of blobs in store folders, wherever it lies there: in use, set aside, broken or in a cache."""
+"""Finds the blobs and records that are left in store folders: in use, orphaned, in quarantine or in a cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class SurvivingBlobs:
-    """Folders by digest, and every record that lies in one."""
+    """Folders by digest, and the records in them."""
 
     def __init__(
         self, store: Path | None, also: Sequence[Path], on_progress: OnProgress = lambda done, total: None
     ) -> None:
-        """`store`: whose catalog is to be made; `also`: others, whose blobs are copies."""
+        """`store`: the one whose catalog is rebuilt; `also`: other stores, whose blobs are copies."""
         self._folders: dict[str, list[Path]] = {}
         self._sound: dict[str, Path | None] = {}
         self._on_progress = on_progress
@@ -37,7 +37,7 @@ class SurvivingBlobs:
         return frozenset(self._folders)
 
     def sound(self, digest: str) -> Path | None:
-        """A folder that holds what the digest says, every byte; None if there is none."""
+        """A folder that has exactly the content of the digest; None if there is none."""
         if digest not in self._sound:
             folders = self._folders.get(digest, [])
             self._sound[digest] = next((folder for folder in folders if is_sound(folder, digest)), None)

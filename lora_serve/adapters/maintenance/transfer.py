@@ -1,7 +1,10 @@
 """Copies a registry into another: blobs first, each verified on its way, then the record that names them.
 
-Every blob is held in the target from before its first byte until its id is written, in one commit with the id's
-aliases. So a crash at any point leaves the target whole, and the same transfer again completes it.
+Every blob is leased in the target from before its first byte until its id is written, in one commit with the id's
+aliases. So a crash at any point leaves the target whole, and repeating the transfer completes it.
+
+An export's target is a folder with the registry alone: no lock, no name of a server, no key. While an export is not
+complete the folder has the file MARK; without it, a folder that is not empty is not touched.
 """
 
 from __future__ import annotations
@@ -10,23 +13,31 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.state import CatalogState, lease_change
 from lora_serve.adapters.maintenance.blob_copier import BlobCopier, OnProgress
-from lora_serve.adapters.maintenance.exports import mark
 from lora_serve.adapters.maintenance.integrity import NotCopyableError, check_entry
 from lora_serve.adapters.maintenance.merging import Merge, MergeOutcome, merge
-from lora_serve.adapters.maintenance.registries import REPLICA, OpenRegistry, RegistryAddress, open_registry
+from lora_serve.adapters.maintenance.registries import (
+    REPLICA,
+    OpenRegistry,
+    RegistryAddress,
+    claim_folder,
+    open_registry,
+)
+from lora_serve.adapters.stores.files import flush
 from lora_serve.core.errors import AdapterUnavailableError
 
-GRACE = 1.5  # seconds that a blob in Redis outlives its name, so that servers that still use it can take their hold
+MARK = "export.incomplete"
+GRACE = 1.5  # seconds that a blob in Redis outlives its last name, so that servers that still use it can lease it
 
 
 @dataclass(frozen=True, slots=True)
 class TransferredId:
-    """What became of one id; `reason` of a conflict or a refusal."""
+    """The outcome for one id, with the reason of a conflict or a refusal."""
 
     name: str
     outcome: MergeOutcome
@@ -35,7 +46,7 @@ class TransferredId:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What became of all ids; `unreadable`: those of which the source's own record makes no sense."""
+    """The outcome for all ids; `unreadable`: ids whose record in the source cannot be read."""
 
     lines: tuple[TransferredId, ...]
     unreadable: tuple[str, ...]
@@ -47,7 +58,7 @@ class TransferReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the target now has everything."""
+        """True if the target now has everything."""
         return not (self.unreadable or self.named(MergeOutcome.CONFLICT) or self.named(MergeOutcome.REFUSED))
 
 
@@ -55,39 +66,38 @@ class TransferReport:
 def open_ends(
     source: RegistryAddress, target: RegistryAddress, is_export: bool = False
 ) -> Iterator[tuple[OpenRegistry, OpenRegistry]]:
-    """Both registries. `is_export`: the target is a folder that is to hold nothing else.
+    """Open both registries. `is_export`: the target is a folder for this registry alone.
 
     Raises ConfigError, AdapterUnavailableError.
     """
     with open_registry(source, is_source=True) as first:
         if is_export:
-            mark(target)
-        # By this name a second run knows what a first one, which was killed, has left held.
+            claim_folder(target.folder, MARK, target.flag)
+        # By this name a second run finds the leases of a first one that was killed.
         replica = f"{REPLICA}-{first.catalog.snapshot.position.epoch}"
         with open_registry(target, is_source=False, replica=replica) as second:
             yield first, second
 
 
 class Transfer:
-    """One run. Ids that cannot be taken stop nothing."""
+    """One run. An id that cannot be copied does not stop it."""
 
     def __init__(self, source: OpenRegistry, target: OpenRegistry, overwrite: bool, on_progress: OnProgress) -> None:
-        """`overwrite`: the target's ids become what the source says, other versions go."""
+        """`overwrite`: the target's ids become as in the source; their other versions are removed."""
         self._source, self._target = source, target
         self._snapshot = source.catalog.snapshot
         self._leases = target.catalog.leases
         self._overwrite = overwrite
-        sizes = {v.digest: v.num_bytes for entry in self._snapshot.entries.values() for v in entry.versions}
-        self._blobs = BlobCopier(source.store, target.store, target.tmp, sizes, on_progress)
+        self._blobs = BlobCopier(source.store, target.store, target.tmp, self._snapshot.sizes, on_progress)
 
     def run(self) -> TransferReport:
-        """Copy everything. Raises AdapterUnavailableError if one of the two fails; what is there then is whole."""
+        """Copy everything. Raises AdapterUnavailableError if a registry fails; the target is consistent even then."""
         lines = [self._transfer(self._snapshot.entries[name]) for name in self._snapshot.names]
         self._clean()
         return TransferReport(tuple(lines), self._source.unreadable, self._blobs.num_blobs, self._blobs.num_bytes)
 
     def _transfer(self, entry: CatalogEntry) -> TransferredId:
-        aliases = {alias: self._snapshot.aliases[alias] for alias in self._snapshot.aliases_of(entry.name)}
+        aliases = self._snapshot.aliases_of(entry.name)
         digests = list(dict.fromkeys(version.digest for version in entry.versions))
         try:
             check_entry(entry, aliases)
@@ -110,9 +120,9 @@ class Transfer:
         for digest in needed:
             if not self._source.store.has(digest):
                 raise self._missing(entry, digest)
-        with self._held(digests) as holders:
+        with self._leased(digests) as holders:
             for digest in digests:
-                if not self._blobs.is_there(digest, is_quick):  # asked again, now that it is held
+                if not self._blobs.is_there(digest, is_quick):  # asked again, now that it is leased
                     self._blobs.copy(digest)
             return self._write(entry, aliases, holders)
 
@@ -123,8 +133,8 @@ class Transfer:
         return NotCopyableError(f"the source lacks the blob {digest}")
 
     @contextmanager
-    def _held(self, digests: list[str]) -> Iterator[dict[str, str]]:
-        """A hold of each blob, by digest; what is not named when the block ends does not stay."""
+    def _leased(self, digests: list[str]) -> Iterator[dict[str, str]]:
+        """Leases on the blobs, as holders by digest; blobs that are not named when the block ends are freed."""
         holders: dict[str, str] = {}
         try:
             for digest in digests:
@@ -143,33 +153,42 @@ class Transfer:
         return self._target.catalog.change(edit)
 
     def _changes(self, state: CatalogState, done: Merge, holders: Mapping[str, str]) -> Changes:
-        """With the holds: of what is named now they end, what nothing names any more is held until `_clean`."""
+        """A merge's changes; leases on named blobs end, blobs that lose their names are leased until `_clean`."""
         changes = dict(done.changes)
         for digest, holder in holders.items():
-            note = state.leases_on(digest)
-            if holder not in note.holders:  # another run of this transfer took it for a dead one's
+            lease = state.lease_on(digest)
+            if holder not in lease.holders:  # another run of this transfer took it for a dead one's
                 raise AdapterUnavailableError("The same transfer is under way elsewhere; run this again afterwards.")
-            changes |= lease_change(digest, note.without(holder))
+            changes |= lease_change(digest, lease.without(holder))
         for digest in done.strays:
-            changes |= lease_change(digest, state.leases_on(digest).with_holder(self._leases.drain_holder, time.time()))
+            changes |= state.leased_by(self._leases.drain_holder, digest, time.time())
         return changes
 
     def _collect(self, digest: str, holder: str) -> None:
-        """End a hold, if it has not ended; delete the blob unless a version names it or somebody else holds it."""
-        holders = self._target.catalog.change(lambda state: ({}, state.leases_on(digest).holders))
+        """Ends a lease, if it has not ended; deletes the blob unless a version names it or somebody else leases it."""
+        holders = self._target.catalog.change(lambda state: ({}, state.lease_on(digest).holders))
         if holder in holders and self._leases.release(digest, holder):
             self._blobs.forget(digest)
-            try:
-                self._target.store.delete(digest)
-                self._leases.deleted(digest)
-            except BaseException:
-                self._leases.deletion_failed(digest)
-                raise
+            self._leases.delete(digest, self._target.store)
 
     def _clean(self) -> None:
-        """Free the blobs of overwritten versions, and what a run before this one, which was killed, left held."""
+        """Frees the blobs of overwritten versions, and those that a killed earlier run left leased."""
         left = {digest: holder for digest, holder in self._leases.expired().items() if holder}
         if self._target.catalog.is_shared and self._leases.drain_holder in left.values():
             time.sleep(GRACE)
         for digest, holder in left.items():
             self._collect(digest, holder)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """True if an export into the folder broke off, or could not take everything."""
+    return (folder / MARK).is_file()
+
+
+def finish_export(target: OpenRegistry) -> None:
+    """Mark the export as complete. Raises OSError."""
+    folder = target.address.folder
+    target.tmp.rmdir()
+    (folder / "lock").unlink()  # while it is locked: a later process makes a new file
+    (folder / MARK).unlink()
+    flush(folder)

@@ -1,19 +1,20 @@
-"""Registers and removes adapters. Registrations run side by side on a few threads, the short edits beside them.
+"""Registers adapters and frees the blobs of removed ones. Registrations run side by side on a few threads.
 
-Order of a registration: private copy, validation, a hold of its blob, store (flushed), smoke test, catalog commit. So
-whoever got an answer finds the adapter again after a crash, and whoever got none finds nothing after `sweep`.
+Order of a registration: private copy, validation, a lease on its blob, store (flushed), smoke test, catalog commit. So
+an adapter whose registration was answered is found again after a crash, and `sweep` removes what any other left.
 
-Until the hold a registration touches nothing but its private folder. What is shared has one owner each: the catalog
-commits one edit after another, and numbers of versions, limits and whether an id may change are decided in that edit;
-the store may be given the same content twice at once, and its bytes go only when nobody holds them; the engine tries
-one adapter after another.
+Before the lease a registration touches nothing but its private folder. Shared state has one owner each: the catalog
+commits one edit after another and decides version numbers, limits and changes of an id inside that edit; the store may
+be given the same content twice at once, and its bytes go only when nobody leases them; the engine runs one smoke test
+after another.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,25 +22,24 @@ from typing import Any
 from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
-from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, VersionEntry
-from lora_serve.adapters.catalog.tenant_removal import TenantRemoval
+from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
-from lora_serve.adapters.registration.blob_collection import BlobCollector
+from lora_serve.adapters.registration.blob_collector import BlobCollector, sweep_store
 from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
-from lora_serve.adapters.registration.sweeping import sweep_store
-from lora_serve.adapters.registration.validation_budget import ValidationBudget
-from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter
-from lora_serve.adapters.sources.folder_copy import copy_files, find_folder, private_folder
+from lora_serve.adapters.registration.verification import AdapterVerifier, StagedAdapter, ValidationBudget
+from lora_serve.adapters.sources.folder import copy_files, find_folder
 from lora_serve.adapters.stores.base import AdapterStore
-from lora_serve.adapters.stores.files import new_folder
+from lora_serve.adapters.stores.files import new_folder, remove_folder
+from lora_serve.adapters.stores.monitor import words_of
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import (
     AdapterUnavailableError,
     InvalidAdapterError,
     InvalidRequestError,
+    StoreUnwritableError,
 )
 from lora_serve.core.messages import AdapterSize
 from lora_serve.core.model_spec import ModelSpec
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What came of a registration."""
+    """The result of a registration."""
 
     entry: CatalogEntry
     ref: AdapterRef
@@ -58,7 +58,7 @@ class Registration:
 
 
 class Registry:
-    """The only writer of catalog and store."""
+    """Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -70,9 +70,7 @@ class Registry:
         base_tokens: BaseTokens | None = None,
         quota_of: Callable[[str], Quota] = lambda tenant: NO_LIMITS,
     ) -> None:
-        """`verifier`: shows what an adapter needs and does before it is taken in. `base_tokens`: None: adapters'
-        tokenizers are not looked at. `quota_of`: a tenant's, as it is now.
-        """
+        """`base_tokens` None: adapters' tokenizers are not read. `quota_of`: a tenant's current quota."""
         self._base_tokens = base_tokens
         self._quota_of = quota_of
         self._config = config
@@ -81,11 +79,11 @@ class Registry:
         self._catalog = catalog
         self._store = store
         self._tmp = config.store / "tmp"
-        self._writer = catalog.keep_blob_records(store)
+        self._record_writer = catalog.keep_blob_records(store)
         self._blobs = BlobCollector(catalog, store)
 
     def new_folder(self) -> Path:
-        """A private folder for files to come; `register_staged` removes it, or the next sweep. Raises OSError."""
+        """A private folder for incoming files; `register_staged` removes it, or the next sweep. Raises OSError."""
         return new_folder(self._tmp)
 
     def register_folder(
@@ -99,15 +97,15 @@ class Registry:
         trusted: bool = False,
         activate: bool = True,
     ) -> Registration:
-        """Register a folder of this machine. `trusted`: named by the operator's own flag, so not held to the roots.
-        `activate`: the bare id means it from now on.
+        """Register a folder of this machine. `trusted`: named by the operator's own flag, so the roots do not apply.
+        `activate`: the bare id means this version from now on.
 
         Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
         """
         self.check_new(name, tenant, metadata)
         roots = None if trusted else self._config.roots
         found = Path(folder) if roots is None else find_folder(folder, roots)
-        with private_folder(self.new_folder) as copy:
+        with _private_folder(self.new_folder) as copy:
             copy_files(found, copy, self._config.max_upload_bytes, roots)
             return self._register(name, copy, f"folder {found.name}", tenant, pin, metadata, allow_noop, activate)
 
@@ -124,13 +122,13 @@ class Registry:
         may_change: bool = True,
         digest: str | None = None,
     ) -> Registration:
-        """Register what was received or fetched into a folder of `new_folder`, which is gone afterwards.
+        """Register files that were received or fetched into a folder of `new_folder`, which is removed afterwards.
 
-        `source`: what the card says. `may_change`: False: an id that is known gets no content that is new to it; then
-        raises OtherContentError, else as above. `digest`: that the version must have, or nothing is stored.
+        `source`: shown on the card. `may_change` False: a known id gets no new content; raises OtherContentError
+        instead. `digest`: the version must have it, or nothing is stored. Raises as `register_folder` does.
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
-        with private_folder(lambda: staged_folder) as folder:
+        with _private_folder(lambda: staged_folder) as folder:
             self.check_new(name, tenant, metadata)
             return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest)
 
@@ -143,65 +141,33 @@ class Registry:
         self._check_allowance(name, tenant)
 
     def delete(self, name: str, version: int | None = None) -> tuple[str, ...]:
-        """Unregister a version, or all; durable on return. The digests that nothing names any more: once no row
-        uses them, `collect` frees their bytes. Raises AdapterNotFoundError.
+        """Unregister a version, or all, durably. Returns the digests that no version names any more: `collect` frees
+        their bytes once no row uses them. Raises AdapterNotFoundError.
         """
         return self._catalog.remove(name, version)
 
-    def drain(self, digest: str) -> None:
-        """Keep a blob that nothing names any more, though another replica may want to delete it, until `collect`."""
-        self._catalog.leases.drain(digest)
-
     def collect(self, digest: str, holder: str | None = None) -> bool:
-        """End a hold (None: that of `drain`); see `BlobCollector.collect`."""
+        """See `BlobCollector.collect`. `holder` None: the lease of running rows ends."""
         return self._blobs.collect(digest, holder or self._catalog.leases.drain_holder)
 
     @property
     def has_pending(self) -> bool:
-        """Whether `retry_pending` has anything to do."""
-        return self._blobs.has_pending or self._writer.has_pending
+        """True if `retry_pending` has anything to do."""
+        return self._blobs.has_pending or self._record_writer.has_pending
 
     def retry_pending(self) -> None:
-        """Try again what could not be done: a disk, or a Redis, that was away may be back."""
-        self._writer.retry_pending(self._catalog.ledger.state)
+        """Retry deletions and blob records that failed: the disk, or Redis, may be back."""
+        self._record_writer.retry_pending(self._catalog.ledger.state)
         self._blobs.retry_pending()
 
-    def set_pinned(self, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
-        """`max_bytes`: that its tenant may have pinned. Raises AdapterNotFoundError, ForbiddenError."""
-        return self._catalog.set_pinned(name, pinned, max_bytes)
-
-    def set_route(self, name: str, version: int | None, canary: Canary | None) -> CatalogEntry:
-        """Raises AdapterNotFoundError, InvalidRequestError."""
-        return self._catalog.set_route(name, version, canary)
-
-    def set_sharing(self, name: str, shared_with: Collection[str]) -> CatalogEntry:
-        """Raises AdapterNotFoundError, InvalidRequestError."""
-        return self._catalog.set_sharing(name, shared_with)
-
-    def delete_tenant(self, tenant: str) -> TenantRemoval:
-        """Unregister all that a tenant has; as `delete`."""
-        return self._catalog.remove_tenant(tenant)
-
-    def roll_back(self, name: str) -> CatalogEntry:
-        """Raises AdapterNotFoundError, ConflictError."""
-        return self._catalog.roll_back(name)
-
-    def set_alias(self, alias: str, target: str) -> None:
-        """Raises InvalidRequestError, AdapterNotFoundError, ConflictError."""
-        self._catalog.set_alias(alias, target)
-
-    def remove_alias(self, alias: str) -> None:
-        """Raises AdapterNotFoundError."""
-        self._catalog.remove_alias(alias)
-
     def set_host_bytes(self, host_bytes: int) -> None:
-        """The host tier's new budget: what one adapter may need from now on."""
+        """Set the host tier's new budget, the most that one adapter may need from now on."""
         self._config = replace(self._config, host_bytes=host_bytes)
 
     def sweep(self) -> None:
-        """Once at start: remove what a crash left over; set aside broken blobs, and those that the catalog cannot know.
+        """Call once at start: remove leftovers of a crash, set broken blobs and blobs unknown to the catalog aside.
 
-        Of a store that replicas share only this server's own leftovers go, and those of replicas long gone.
+        In a shared store only the leftovers of this server, and of replicas long gone, are removed.
         """
         sweep_store(self._catalog, self._store, self._config, self.collect)
 
@@ -224,12 +190,12 @@ class Registry:
         only = None if may_change else sent.digest
         check_same_content(self._catalog.snapshot.entries.get(name), only)
         known = self._converted_before(name, sent)
-        artifact, origin = (sent, {}) if known else self._plain(folder, sent, budget)
+        artifact, origin = (sent, {}) if known else self._converted(folder, sent, budget)
         digest = known.digest if known else artifact.digest
         if wanted not in (None, digest):
             raise InvalidRequestError(f"The adapter's content is {digest}, not what `digest` says.", param="digest")
-        with self._blobs.held(digest) as holder:
-            if known and not self._store.has(digest):  # it was deleted before the hold
+        with self._blobs.leased(digest) as holder:
+            if known and not self._store.has(digest):  # it was deleted before the lease began
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             version = known or self._verified(name, folder, source, tenant, artifact, origin, allow_noop, budget)
             quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
@@ -249,17 +215,16 @@ class Registry:
         allow_noop: bool,
         budget: ValidationBudget,
     ) -> VersionEntry:
-        """Check it, store it, and try it on the engine."""
-        size = self._check(folder, artifact, allow_noop, budget)
+        """Validates the adapter, puts it into the store and runs the smoke test."""
+        size = self._validated(folder, artifact, allow_noop, budget)
         self._check_allowance(name, tenant, artifact.digest, size.num_bytes)
         traits = traits_of(artifact, self._spec)
         ref = AdapterRef(tenant or "", name, 0, artifact.digest, size.rank, size.num_bytes, traits)
         self._store.put(artifact.digest, folder)
-        tested = self._verifier.smoke_test(
-            ref, smoke_test_prompt(artifact.config, self._spec, artifact.bound.vocab_size)
-        )
-        check_smoke_test(tested, allow_noop)
-        summary = summary_of(artifact, traits, tested, (self._spec.name, self._config.base_name))
+        prompt = smoke_test_prompt(artifact.config, self._spec, artifact.bound.vocab_size)
+        result = self._verifier.smoke_test(ref, prompt)
+        check_smoke_test(result, allow_noop)
+        summary = summary_of(artifact, traits, result, (self._spec.name, self._config.base_name))
         return VersionEntry(0, ref.digest, ref.rank, ref.num_bytes, {**summary, **origin}, source, time.time())
 
     def _check_allowance(self, name: str, tenant: str | None, digest: str = "", num_bytes: int = 0) -> None:
@@ -268,7 +233,7 @@ class Registry:
         check_allowance(snapshot, owner, name, digest, num_bytes, self._quota_of(owner))
 
     def _converted_before(self, name: str, sent: Artifact) -> VersionEntry | None:
-        """The version of this id that came of the very same files, if its bytes are still there."""
+        """The version of this id that was converted from the very same files, if its bytes are still there."""
         entry = self._catalog.snapshot.entries.get(name)
         if entry is None or not sent.config.init:
             return None
@@ -278,23 +243,18 @@ class Registry:
                 return version
         return None
 
-    def _plain(self, folder: Path, sent: Artifact, budget: ValidationBudget) -> tuple[Artifact, dict[str, Any]]:
-        """The folder as it will be stored, and what its card says of that."""
+    def _converted(self, folder: Path, sent: Artifact, budget: ValidationBudget) -> tuple[Artifact, dict[str, Any]]:
+        """The folder as it will be stored, and what its card says about the conversion."""
         if not sent.config.init:
             return sent, {}
         started = time.perf_counter()
         self._verifier.convert(self._staged(folder, sent, budget))
         plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
-        _log.info(
-            "%s undone for %d modules in %.1f s",
-            sent.config.init,
-            len(sent.bound.linears),
-            time.perf_counter() - started,
-        )
+        num_modules, seconds = len(sent.bound.linears), time.perf_counter() - started
+        _log.info("%s undone for %d modules in %.1f s", sent.config.init, num_modules, seconds)
         return plain, {"converted_from": origin_of(sent, self._spec)}
 
-    def _check(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:
-        """As it will be served."""
+    def _validated(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:
         size = self._verifier.validate(self._staged(folder, artifact, budget), allow_noop=allow_noop)
         if size.num_bytes > self._config.host_bytes:
             raise InvalidAdapterError(
@@ -304,3 +264,18 @@ class Registry:
 
     def _staged(self, folder: Path, artifact: Artifact, budget: ValidationBudget) -> StagedAdapter:
         return StagedAdapter(folder, artifact, self._spec, self._config.max_lora_rank, budget)
+
+
+@contextmanager
+def _private_folder(make: Callable[[], Path]) -> Iterator[Path]:
+    """The folder that `make` returns, removed afterwards. Raises StoreUnwritableError in place of OSError."""
+    folder = None
+    try:
+        folder = make()
+        yield folder
+    except OSError as error:
+        _log.warning("registration failed: %r", error)
+        raise StoreUnwritableError(f"The store cannot be written at present: {words_of(error)}.") from None
+    finally:
+        if folder is not None:
+            remove_folder(folder)

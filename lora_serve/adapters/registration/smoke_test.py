@@ -1,4 +1,4 @@
-"""The prompt that shows what an adapter changes in the base model's answers."""
+"""The smoke test of a new adapter: one forward pass must show that it changes the base model's logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
 MAX_SMOKE_TEST_TOKENS = 128
-_NUM_RANDOM = 8  # the smoke test is a step that the other rows wait for
-_NUM_TRAINED = 16  # of the tokens whose embeddings were trained
-_NUM_NEW = 4  # of the tokens that the base model does not have
+_NUM_RANDOM = 8  # few, as other rows wait for this step
+_NUM_TRAINED = 16  # tokens whose embeddings were trained
+_NUM_NEW = 4  # tokens that the base model lacks
 
 
 def smoke_test_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) -> tuple[int, ...]:
-    """Arbitrary tokens, the same ones for every adapter, and those without which this one would not act.
+    """Arbitrary tokens, the same for every adapter, and those that this one needs to act.
 
     `vocab_size`: the adapter's own; 0: the base's.
     """
@@ -32,7 +32,7 @@ def smoke_test_prompt(config: PeftConfig, spec: ModelSpec, vocab_size: int = 0) 
 
 
 def check_smoke_test(result: SmokeTestResult, allow_noop: bool = False) -> None:
-    """Raises InvalidAdapterError if the adapter gives no numbers, or (unless `allow_noop`) changes no logit."""
+    """Raises InvalidAdapterError if logits are not finite or, unless `allow_noop`, if no logit changes."""
     if not math.isfinite(result.logit_change):
         raise InvalidAdapterError(["with it the base model's logits are no finite numbers"])
     if result.is_noop and not allow_noop:

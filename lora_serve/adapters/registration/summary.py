@@ -1,4 +1,4 @@
-"""What a registration notes of an adapter version, for its card and for those who resolve it."""
+"""The facts about an adapter version that a registration notes in the catalog, for cards and requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lora_serve.core.adapter import AdapterTraits
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
-MAX_SHOWN = 100  # settings without effect, and characters of each: the card goes into the catalog and every listing
+MAX_SHOWN = 100  # ignored settings, and characters of each, as the card is part of every listing
 
 
 def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
-    """What the doors must know of it."""
+    """The traits that the floors above need."""
     bound = artifact.bound
     return AdapterTraits(
         bound.is_additive,
@@ -28,9 +28,9 @@ def traits_of(artifact: Artifact, spec: ModelSpec) -> AdapterTraits:
 
 
 def summary_of(
-    artifact: Artifact, traits: AdapterTraits, tested: SmokeTestResult, base_names: Iterable[str]
+    artifact: Artifact, traits: AdapterTraits, result: SmokeTestResult, base_names: Iterable[str]
 ) -> dict[str, Any]:
-    """JSON values. `base_names`: what the served base model is called."""
+    """The summary as JSON values. `base_names`: names of the served base model."""
     config, bound = artifact.config, artifact.bound
     return {
         "peft_type": config.peft_type,
@@ -44,18 +44,18 @@ def summary_of(
         "base_model": _without_folder(config.base_model),
         "ignored_settings": [key[:MAX_SHOWN] for key in config.ignored[:MAX_SHOWN]],
         "traits": dataclasses.asdict(traits),
-        "probe": {"max_logit_change": round(tested.logit_change, 6), "max_logit": round(tested.logit_scale, 6)},
+        "probe": {"max_logit_change": round(result.logit_change, 6), "max_logit": round(result.logit_scale, 6)},
         "warnings": base_warnings(artifact, base_names),
     }
 
 
 def origin_of(sent: Artifact, spec: ModelSpec) -> dict[str, Any]:
-    """What the card of an adapter that was rewritten as plain LoRA says of the files that were sent."""
+    """The card's facts about the files that were sent, for an adapter that was converted to plain LoRA."""
     return {"init": sent.config.init, "digest": sent.digest, "r": sent.config.ranks.r, "base": spec.name}
 
 
 def kinds_of(artifact: Artifact) -> list[str]:
-    """What it is besides, or instead of, plain LoRA, in PEFT's words."""
+    """The kinds of change that the adapter has besides, or instead of, plain LoRA, in PEFT's words."""
     config, bound = artifact.config, artifact.bound
     kinds = {
         config.peft_type.lower(): config.peft_type != "LORA",
@@ -75,7 +75,7 @@ def kinds_of(artifact: Artifact) -> list[str]:
 
 
 def base_warnings(artifact: Artifact, base_names: Iterable[str]) -> list[str]:
-    """The config's name for its base is a matter of the trainer's disk, so another name is no reason to refuse."""
+    """A warning if the config names another base; no reason to refuse, as the name depends on the trainer's disk."""
     named, served = _last(artifact.config.base_model), [_last(name) for name in base_names if name]
     if not named or named in served:
         return []
@@ -87,5 +87,5 @@ def _last(name: str) -> str:
 
 
 def _without_folder(name: str) -> str:
-    """A hub id as it is; of a path only its last part, as where the trainer's disk has it is nobody's business."""
+    """The name of a base: a hub id as it is, of a private path only the last part."""
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", "~", "file:")) else name

@@ -1,4 +1,4 @@
-"""What a registration must know of an adapter's values: the part of it that needs torch, where the model is."""
+"""Validation of an adapter's values: the part of a registration that needs torch, run beside the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lora_serve.core.messages import AdapterSize
 
 
 def convert(staged: StagedAdapter, undo: Undo) -> None:
-    """See `AdapterVerifier.convert`. Whether it is a no-op shows after the conversion."""
+    """See `AdapterVerifier.convert`. A no-op is allowed here, as only the converted adapter shows it."""
     check = staged.budget.check
     check_values(staged.folder, staged.artifact, allow_noop=True, check=check)
     convert_to_plain_lora(staged.folder, staged.artifact, staged.spec, undo, staged.max_rank, check)

@@ -1,24 +1,60 @@
-"""The seam through which a registration tries an adapter on the base model, which this floor does not know.
+"""The seam through which a registration verifies a new adapter against the base model, which this floor does not know.
 
-Only words cross it, as the model may live in another process: a folder, a digest, numbers. No torch.
+Verification has three parts. `read_artifact` checks the files statically: format, names and shapes. `validate` checks
+every value. `smoke_test` runs a forward pass that shows that the adapter changes the logits. A ValidationBudget limits
+the processor time of the first two. Only paths, digests and numbers cross this seam, as the model may live in another
+process. No torch.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
-from lora_serve.adapters.registration.validation_budget import ValidationBudget, unlimited
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.errors import InvalidAdapterError
 from lora_serve.core.messages import AdapterSize, SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
 
+class ValidationBudget:
+    """The processor time that one thread may spend on an adapter.
+
+    Waiting for a disk or for others costs nothing, so that the verdict does not depend on how busy the machine is.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
+        """Must be made and asked on the thread that does the work."""
+        self._seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds, not below zero."""
+        return max(0.0, self._end - self._clock())
+
+    def check(self) -> None:
+        """Called at every tensor and after every part of a validation. Raises InvalidAdapterError."""
+        if self.left <= 0:
+            raise InvalidAdapterError(
+                [f"its validation takes more than {self._seconds:.3g} s of the processor (--registration-seconds)"]
+            )
+
+
+def unlimited() -> ValidationBudget:
+    """The budget of an adapter that the operator trusts."""
+    return ValidationBudget(math.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class StagedAdapter:
-    """An adapter in a private folder. Its files fit the base model; nobody has looked at its values yet."""
+    """An adapter in a private folder. Its files fit the base model; its values are not checked yet."""
 
     folder: Path
     artifact: Artifact
@@ -28,18 +64,18 @@ class StagedAdapter:
 
 
 class AdapterVerifier(Protocol):
-    """Called on the registry's threads, several at once. Every method raises AdapterUnavailableError if the engine is
-    away.
+    """Called on the registry's threads, several at once. Every method raises AdapterUnavailableError if the engine
+    cannot be reached.
     """
 
     def convert(self, staged: StagedAdapter) -> None:
-        """Rewrite the folder: what was trained from a start of its own as a LoRA of the base as it is.
+        """Rewrite the folder: an adapter that was trained on a changed base becomes a LoRA of the base as it is.
 
         Raises InvalidAdapterError, OSError.
         """
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """Check every value, and make it ready for the base model. Raises InvalidAdapterError, OSError."""
+        """Check every value and make the adapter ready for the base model. Raises InvalidAdapterError, OSError."""
 
     def smoke_test(self, adapter: AdapterRef, token_ids: tuple[int, ...]) -> SmokeTestResult:
-        """What an adapter that is in the store changes in the answers. Raises AdapterUnavailableError."""
+        """Run a prompt with and without an adapter that is in the store, and compare the logits."""

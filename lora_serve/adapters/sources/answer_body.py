@@ -1,4 +1,4 @@
-"""The body of a URL's answer: held, as it is sent, against what its headers say of it, and then decoded."""
+"""Checks the body of a URL's response, as sent, against the checksums in its headers, and decodes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lora_serve.core.errors import InvalidAdapterError, InvalidRequestError, Uns
 
 WHAT = "The URL's answer"
 _INSTANCE_DIGESTS = {"md5": "md5", "sha": "sha1", "sha-256": "sha256", "sha-512": "sha512"}  # RFC 3230, 5843
-_STORED_AS_SENT = ("", "aws-chunked")  # the second: of an upload to S3, which some stores keep as a header
+_STORED_AS_SENT = ("", "aws-chunked")  # the second: set at uploads to S3; some stores keep it
 
 
 def content_of(headers: Mapping[str, str], host: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The content; `headers` in lower case, those that came twice as one.
+    """The decoded content; `headers` with lower-case names, repeated ones joined.
 
-    Raises InvalidAdapterError where it is not what they say, InvalidRequestError for a coding that is not known.
+    Raises InvalidAdapterError if a checksum differs, InvalidRequestError for an unknown coding.
     """
     decoder = _decoder(headers)
     for checksum in dict.fromkeys(_said(headers, host)):
@@ -43,7 +43,7 @@ def _coding(header: str) -> str:
 
 
 def _said(headers: Mapping[str, str], host: str) -> Iterator[Checksum]:
-    """What cannot be understood says nothing."""
+    """The checksums in the headers; those that cannot be read are ignored."""
     found = [of_base64("md5", headers.get("content-md5"))]
     found += _listed(headers.get("digest", ""), _INSTANCE_DIGESTS)
     if _is_as_google_stores_it(headers):
@@ -56,13 +56,13 @@ def _said(headers: Mapping[str, str], host: str) -> Iterator[Checksum]:
 
 
 def _listed(header: str, kinds: Mapping[str, str]) -> list[Checksum | None]:
-    """`name=BASE64, ...`; `kinds`: hashlib's names by those."""
+    """The checksums of `name=BASE64, ...`; `kinds`: hashlib's name for each."""
     members = [member.strip().partition("=") for member in header.split(",")]
     return [of_base64(kinds[name.lower()], value) for name, _, value in members if name.lower() in kinds]
 
 
 def _is_as_google_stores_it(headers: Mapping[str, str]) -> bool:
-    """Google's hash is of the stored object, which lies there coded where the answer is not (transcoding)."""
+    """Google's hash is of the stored object, whose coding differs after transcoding."""
     stored = headers.get("x-goog-stored-content-encoding", headers.get("content-encoding", ""))
     return _plain(stored) == _plain(headers.get("content-encoding", ""))
 
@@ -84,5 +84,5 @@ def _digested(headers: Mapping[str, str], chunks: Iterable[bytes]) -> Iterator[b
 def _digests(header: str | None) -> ExpectedDigests:
     try:
         return ExpectedDigests(header)
-    except InvalidRequestError:  # somebody else's header, which may mean something that is not known here
+    except InvalidRequestError:  # a header of another meaning
         return ExpectedDigests(None)

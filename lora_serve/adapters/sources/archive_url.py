@@ -1,7 +1,7 @@
 """A tar, tar.gz or zip behind an http(s) URL that begins as --adapter-url allows.
 
-The standard library's client: it blocks, as this floor does, and does nothing by itself (no redirects, no proxies, no
-cookies, no decoding), so that every hop is checked here.
+Uses the standard library's client: it blocks, as this floor does, and follows no redirects, proxies or cookies by
+itself, so that every hop is checked here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ _log = logging.getLogger(__name__)
 class ArchiveUrlSource:
     """See AdapterSource. `source`: an http(s) URL; its query may hold a signature, which is not kept."""
 
-    def __init__(self, beginnings: Sequence[str], timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
+    def __init__(self, prefixes: Sequence[str], timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         """Raises ConfigError."""
-        self._allowed = tuple(map(_beginning, beginnings))
+        self._allowed = tuple(map(_prefix, prefixes))
         self._timeouts = timeouts
         self._tls = ssl.create_default_context()
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
-        """See AdapterSource."""
         url = self._checked(source)
         with scratch_folder(target.parent) as scratch:
             archive = scratch / "archive"
@@ -58,7 +57,7 @@ class ArchiveUrlSource:
         return self._allow(url)
 
     def _allow(self, url: Url) -> Url:
-        if not any(url.is_below(beginning) for beginning in self._allowed):
+        if not any(url.is_below(prefix) for prefix in self._allowed):
             raise refuse("The URL does not lie below an allowed one (--adapter-url).")
         return url
 
@@ -81,7 +80,7 @@ class ArchiveUrlSource:
 
     @contextmanager
     def _answer(self, url: Url, clock: TransferClock) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a GET of `url`, its body not read yet."""
+        """The response to a GET of `url`, its body not read yet."""
         connection: Any = self._connection(url)
         connection.response_class = lambda sock, *a, **k: http.client.HTTPResponse(_timed(sock, clock), *a, **k)
         clock.begin_headers()
@@ -106,7 +105,7 @@ class ArchiveUrlSource:
             connection = http.client.HTTPConnection(host, url.port, timeout=self._timeouts.idle)
         try:
             connection.connect()
-        except OSError as error:  # also a name that is not resolved
+        except OSError as error:  # also an unresolved name
             connection.close()
             raise _unreachable(error) from None
         return connection
@@ -117,13 +116,13 @@ def _timed(sock: socket.socket, clock: TransferClock) -> socket.socket:
 
 
 def _receive(answer: http.client.HTTPResponse, url: Url, archive: Path, intake: Intake) -> None:
-    expected = answer.length  # None: chunked, or until the connection ends; then the archive's own form tells
+    expected = answer.length  # None: chunked, or until the connection ends; the archive has its own end
     intake.check_size(expected or 0)
     intake.write(archive, content_of(_headers(answer), url.host, _chunks(answer, expected)))
 
 
 def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
-    """By their names in lower case; those that came twice as one, as RFC 9110 (5.3) has it."""
+    """The headers by lower-case name, repeated ones joined (RFC 9110, 5.3)."""
     found: dict[str, str] = {}
     for name, value in answer.getheaders():
         key = name.lower()
@@ -132,7 +131,7 @@ def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
 
 
 def _chunks(answer: http.client.HTTPResponse, expected: int | None) -> Iterator[bytes]:
-    """The body, all of it, if its length is known."""
+    """The body. Raises AdapterUnavailableError if it is shorter than its declared length."""
     left = expected
     while chunk := answer.read1(CHUNK_BYTES):
         left = None if left is None else left - len(chunk)
@@ -149,7 +148,7 @@ def _check_status(status: int) -> None:
     raise refuse(f"The URL answers with status {status}.")
 
 
-def _beginning(text: str) -> Url:
+def _prefix(text: str) -> Url:
     try:
         url = parse_url(text)
     except InvalidRequestError as error:

@@ -1,4 +1,4 @@
-"""What sources say of a file's content beside its size, and the content held against it."""
+"""Checksums that sources declare for a file, and their verification."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 from lora_serve.core.errors import InvalidAdapterError
 
 _HEX = re.compile(r"[0-9a-f]+")
-_ETAGS: Mapping[int, tuple[str, ...]] = {64: ("sha256",), 40: ("git", "sha1")}  # by their length: those of a hub
+_ETAGS: Mapping[int, tuple[str, ...]] = {64: ("sha256",), 40: ("git", "sha1")}  # a hub's ETags by length
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The digest that a content has under one of `kinds`: hashlib's names, "git" (SHA-1 of a blob in git), "crc32"."""
+    """A digest under one of `kinds`: hashlib's names, "git" (SHA-1 of a git blob), "crc32"."""
 
     kinds: tuple[str, ...]
     digest: bytes
 
 
 def checked(chunks: Iterable[bytes], size: int, checksum: Checksum | None, what: str) -> Iterator[bytes]:
-    """The chunks, which have `size` bytes in all. Raises InvalidAdapterError at their end, if they are not the ones."""
+    """The chunks, `size` bytes in all. Raises InvalidAdapterError at their end if the checksum differs."""
     hashes = [] if checksum is None else [_hash(kind, size) for kind in checksum.kinds]
     for chunk in chunks:
         for each in hashes:
@@ -37,17 +37,17 @@ def checked(chunks: Iterable[bytes], size: int, checksum: Checksum | None, what:
 
 
 def of_hub(etag: str | None) -> Checksum | None:
-    """A hub's ETag: SHA-256 of what is in LFS, else git's own; mirrors give a plain SHA-1."""
+    """The checksum in a hub's ETag: SHA-256 for files in LFS, else git's; mirrors use a plain SHA-1."""
     text = (etag or "").strip('"').lower()
     kinds = _ETAGS.get(len(text)) if _HEX.fullmatch(text) else None
     return None if kinds is None else Checksum(kinds, bytes.fromhex(text))
 
 
 def of_s3(headers: Mapping[str, str], host: str) -> Checksum | None:
-    """What S3's answer to GET or HEAD says, `headers` in lower case.
+    """The checksum in S3's response to GET or HEAD; `headers` with lower-case names.
 
-    The ETag is an MD5 unless the object came in parts (then it has a dash), lies encrypted under a key of its own, or
-    lies in a directory bucket (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html).
+    The ETag is an MD5 unless the object was uploaded in parts (then it has a dash), is encrypted under a key of its
+    own, or is in a directory bucket (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html).
     """
     if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
         whole = of_base64("sha256", headers.get("x-amz-checksum-sha256"))
@@ -62,7 +62,7 @@ def of_s3(headers: Mapping[str, str], host: str) -> Checksum | None:
 
 
 def of_base64(kind: str, text: str | None) -> Checksum | None:
-    """None for what is no digest of this kind."""
+    """The checksum; None if this is no digest of the kind."""
     try:
         digest = base64.b64decode(text or "", validate=True)
     except (binascii.Error, ValueError):
@@ -71,7 +71,7 @@ def of_base64(kind: str, text: str | None) -> Checksum | None:
 
 
 def of_bytes(kind: str, digest: bytes | bytearray | None) -> Checksum | None:
-    """None for what is no digest of this kind."""
+    """The checksum; None if this is no digest of the kind."""
     return Checksum((kind,), bytes(digest)) if digest and len(digest) == _hash(kind, 0).digest_size else None
 
 
@@ -82,7 +82,7 @@ def _hash(kind: str, size: int) -> Any:
 
 
 class _Crc32:
-    """As those of hashlib."""
+    """CRC-32 with the interface of hashlib."""
 
     digest_size = 4
 

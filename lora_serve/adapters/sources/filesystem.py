@@ -1,7 +1,7 @@
 """A folder in a bucket, through fsspec (the extra `sources`).
 
-Only object stores that the server's own configuration opens: schemes that read this machine (file, local, memory, dir,
-...), wrap others (filecache, reference, anything with "::") or let the caller name a host (sftp, ...) are not known.
+Only object stores that the server's own configuration opens. Not supported are schemes that read this machine (file,
+local, memory, dir, ...), wrap others (filecache, reference, anything with "::") or let the caller name a host (sftp).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lora_serve.adapters.sources.intake import Intake, Progress
 from lora_serve.adapters.sources.named_files import take_files
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError
 
-PACKAGES: Mapping[str, str] = {  # scheme -> what implements it
+PACKAGES: Mapping[str, str] = {  # scheme -> the package that implements it
     "s3": "s3fs",
     "gs": "gcsfs",
     "gcs": "gcsfs",
@@ -41,13 +41,13 @@ class FilesystemSource:
     """See AdapterSource. `source`: `SCHEME://bucket/folder`. Credentials are those of the server's environment."""
 
     def __init__(self, scheme: str, package: str, options: Mapping[str, Any] | None = None) -> None:
-        """`package`: to be named if it is missing. `options`: for the file system (an endpoint, for instance)."""
+        """`package`: named in the error if it is missing. `options`: for the file system, for instance an endpoint."""
         self._scheme = scheme
         self._package = package
         self._options = dict(options or {})
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
-        """See AdapterSource. A folder whose objects change meanwhile is not taken."""
+        """A folder whose objects change meanwhile is refused."""
         folder = _folder(self._scheme, source)
         files = self._files(folder)
         with _readable_errors(self._scheme):
@@ -64,14 +64,14 @@ class FilesystemSource:
                 f"{self._scheme}:// needs a package that is not installed: pip install 'lora-serve[sources]'"
                 + ("." if self._package == "s3fs" else f" {self._package}.")
             ) from None
-        except Exception as error:  # whatever a file system makes of the server's configuration
+        except Exception as error:  # depends on the file system and the server's configuration
             raise _unreadable(self._scheme, error) from None
         filesystem.invalidate_cache()
         return _Objects(filesystem, folder)
 
 
 class _Objects:
-    """See NamedFiles. Read in ranges; what each object was at first is remembered."""
+    """See NamedFiles. Reads in ranges and remembers the first version of each object."""
 
     def __init__(self, filesystem: Any, folder: str) -> None:
         self._filesystem = filesystem
@@ -108,16 +108,16 @@ class _Objects:
                 raise AdapterUnavailableError(f"{name} was changed while it was read; try again.")
 
     def _read(self, path: str, start: int, end: int) -> bytes:
-        """One range. What answers in drops is broken off, where the file system's calls can be."""
+        """Reads one range, with a timeout if the file system is asynchronous."""
         filesystem, wanted = self._filesystem, {"start": start, "end": end}
         if not filesystem.async_impl:
             return bytes(filesystem.cat_file(path, **wanted))
-        cat_file = filesystem._cat_file  # noqa: SLF001 (so fsspec calls its coroutines, for whoever runs them)
+        cat_file = filesystem._cat_file  # noqa: SLF001 (fsspec's name for the coroutine)
         sync = importlib.import_module("fsspec.asyn").sync
         return bytes(sync(filesystem.loop, cat_file, path, **wanted, timeout=_READ_SECONDS))
 
     def _declared(self, path: str, info: Mapping[str, Any]) -> Checksum | None:
-        """What the object store says of the content, under the name that each gives to it."""
+        """The checksum that the object store declares, by the name that each store uses."""
         if hasattr(self._filesystem, "call_s3"):
             bucket, _, key = path.partition("/")
             head = self._filesystem.call_s3("head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED")
@@ -136,7 +136,7 @@ def _folder(scheme: str, source: str) -> str:
 
 @contextmanager
 def _readable_errors(scheme: str) -> Iterator[None]:
-    """File systems raise what their own libraries do, so everything that is not ours is taken as "not now"."""
+    """File systems raise their libraries' exceptions, so any foreign one becomes AdapterUnavailableError."""
     try:
         yield
     except LoraServeError:

@@ -1,7 +1,7 @@
 """A repository on the Hugging Face hub, at one commit.
 
-Asked for are the allow-listed names only; the client is the hub's own, with the server's token if it has one
-(HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean everywhere).
+Only allow-listed names are asked for, through the hub's own client with the server's token, if it has one (HF_TOKEN,
+HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class HubSource:
     """See AdapterSource. `source`: `hf://org/repo[/folder][@revision]`."""
 
     def __init__(self, endpoint: str | None = None, timeout: float = 10.0) -> None:
-        """`endpoint`: None: the client's own default. `timeout`: seconds for the first word of an answer."""
+        """`endpoint` None: the client's default. `timeout`: seconds until the first byte of a response."""
         self._endpoint = endpoint
         self._timeout = timeout
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
-        """See AdapterSource. The card names the commit that the revision meant."""
+        """The card names the commit of the revision."""
         match = _FORM.fullmatch(source)
         if match is None or ".." in source:
             raise refuse("`source` must be hf://org/repo, hf://org/repo/folder or either with @revision.")
@@ -51,7 +51,7 @@ class HubSource:
 
 @dataclass(slots=True)
 class _Repository:
-    """See NamedFiles. The first file that is found says which commit `revision` is; the others are asked of that."""
+    """See NamedFiles. The first file determines the commit of `revision`; the other files are read at that commit."""
 
     endpoint: str | None
     timeout: float
@@ -106,7 +106,7 @@ class _Repository:
 
 
 def _bar_of(intake: Intake) -> type[Any]:
-    """The client's only way to hear of a download's progress is a progress bar: this one shows nothing."""
+    """A progress bar that shows nothing: the client reports the progress of a download in no other way."""
     from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415
 
     base: Any = tqdm  # untyped
@@ -140,7 +140,7 @@ def _readable_errors(repo: str) -> Iterator[None]:
         raise AdapterUnavailableError("The server may not use the hub: it runs with HF_HUB_OFFLINE.") from None
     except errors.HfHubHTTPError as error:
         raise _of_status(repo, error) from None
-    except Exception as error:  # httpx's, under whichever name the client brings it
+    except Exception as error:  # exceptions of the client's HTTP library
         raise _unreachable(error) from None
 
 

@@ -1,4 +1,4 @@
-"""What comes into a private folder: files that WE name, their bytes counted while they stream."""
+"""Writes received files into a private folder under fixed names, and counts their bytes while they stream."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lora_serve.core.errors import PayloadTooLargeError
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 PICKLE_NAME = "adapter_model.bin"
 CHUNK_BYTES = 2**20
-Progress = Callable[[int], None]  # gets the bytes so far; what it raises breaks the transfer off
+Progress = Callable[[int], None]  # gets the bytes so far; an exception aborts the transfer
 
 
 def no_progress(num_bytes: int) -> None:
-    """For callers that do not want to know."""
+    """Ignores the progress."""
 
 
 class Intake:
@@ -28,17 +28,17 @@ class Intake:
         self._num_bytes = 0
 
     def check_size(self, num_bytes: int) -> None:
-        """Before the first byte moves, where the size is known. Raises PayloadTooLargeError."""
+        """Check a size that is known before the first byte moves. Raises PayloadTooLargeError."""
         if num_bytes > self._limit - self._num_bytes:
             raise PayloadTooLargeError(f"The adapter's files exceed --max-upload-size ({self._limit} bytes).")
 
     def take(self, name: str, chunks: Iterable[bytes]) -> int:
-        """Write `name`, one of NAMES; its bytes. Raises PayloadTooLargeError, OSError, what `chunks` raises."""
+        """Write `name`, one of NAMES; returns its bytes. Raises PayloadTooLargeError, OSError, what `chunks` raises."""
         assert name in NAMES, name
         return self.write(self._folder / name, chunks)
 
     def take_tokenizer(self, chunks: Iterable[bytes]) -> None:
-        """Few adapters need it, so one that is too large is left empty: refused in words only if it is looked at."""
+        """Write the tokenizer; one that is too large is left empty, so that only adapters that need it are refused."""
         path, before = self._folder / TOKENIZER_NAME, self._num_bytes
         try:
             self.write(path, _at_most(chunks, MAX_TOKENIZER_BYTES))
@@ -47,15 +47,15 @@ class Intake:
             self.empty(TOKENIZER_NAME)
 
     def empty(self, name: str) -> None:
-        """`name` without content: only the fact that it is there counts (artifact.check_files, added_tokens)."""
+        """Write `name` without content: only its presence counts (artifact.check_files, added_tokens)."""
         (self._folder / name).write_bytes(b"")
 
     def beat(self) -> None:
-        """Bytes are on their way, counted when they come here: the transfer may be broken off."""
+        """Report progress although no byte has arrived here yet, so that the transfer can be aborted."""
         self._progress(self._num_bytes)
 
     def write(self, path: Path, chunks: Iterable[bytes]) -> int:
-        """Write any file of ours, an archive aside for instance; its bytes. Raises as `take` does."""
+        """Write any private file, for instance an archive; returns its bytes. Raises as `take` does."""
         before = self._num_bytes
         with path.open("wb") as file:
             for chunk in chunks:

@@ -1,4 +1,4 @@
-"""For sources that keep an adapter's files under their names: sizes first, then only the bytes that are wanted."""
+"""Fetches from sources that keep an adapter's files by name: sizes first, then only the needed bytes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lora_serve.core.errors import AdapterUnavailableError
 
 
 class NamedFiles(Protocol):
-    """Files that are asked for by allow-listed names only; nothing is ever listed."""
+    """Files that are read by allow-listed names only; a folder is never listed."""
 
     def size(self, name: str) -> int | None:
-        """Bytes; None if there is no such file."""
+        """The bytes of a file; None if there is none."""
 
     def chunks(self, name: str) -> Iterable[bytes]:
-        """Its content, in pieces."""
+        """The content of a file, in pieces."""
 
     def checksum(self, name: str) -> Checksum | None:
-        """What the source says of its content; None: nothing. Asked after its size."""
+        """The checksum that the source declares, or None. Called after `size`."""
 
 
 def take_files(files: NamedFiles, intake: Intake) -> None:
-    """Everything, or, if one of the two files is missing, only the fact of what is there.
+    """Fetch all files; if one of the two required files is missing, only note which files exist.
 
     Raises PayloadTooLargeError before a byte moves, AdapterUnavailableError for a file that ends too early,
-    InvalidAdapterError for one that is not what its checksum says.
+    InvalidAdapterError for one whose checksum differs.
     """
     sizes = {name: size for name in NAMES if (size := files.size(name)) is not None}
     if len(sizes) < len(NAMES):
@@ -45,7 +45,7 @@ def take_files(files: NamedFiles, intake: Intake) -> None:
 
 
 def _whole(files: NamedFiles, name: str, size: int) -> Iterator[bytes]:
-    """Its content, which has the size and the checksum that the source names."""
+    """The content, checked against the declared size and checksum."""
     num_bytes = 0
     for chunk in checked(files.chunks(name), size, files.checksum(name), name):
         num_bytes += len(chunk)

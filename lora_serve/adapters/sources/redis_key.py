@@ -1,4 +1,4 @@
-"""A key in the server's own Redis (--redis-url): a hash of files by name, or a string that is a tar, tar.gz or zip."""
+"""A key in the server's own Redis (--redis-url): a hash of files by name, or a tar, tar.gz or zip as a string."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ _log = logging.getLogger(__name__)
 
 
 class RedisKeySource:
-    """See AdapterSource. `source`: `redis://KEY`, all of the rest is the key; never a host, that is the server's own.
+    """See AdapterSource. `source`: `redis://KEY`; the host is always the server's own Redis.
 
-    One connection per fetch watches the key, so that a mixture of two values is never taken.
+    One connection per fetch watches the key, so that two values are never mixed.
     """
 
     def __init__(self, url: str | None, own_prefix: str = "lora_serve", timeout: float = 10.0) -> None:
-        """`own_prefix`: of the server's own keys, which are no sources. `timeout`: seconds. Raises ConfigError."""
+        """`own_prefix`: keys with it are the server's own and no sources. `timeout`: seconds. Raises ConfigError."""
         self._own_prefix = own_prefix
         self._redis: Any = None if url is None else _connect(url, timeout)
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
-        """See AdapterSource."""
         key = source[len(_START) :]
         if not key or "@" in key:
             raise refuse("`source` is redis://KEY, a key in the server's own Redis; no host, no credentials.")
@@ -54,7 +53,6 @@ class RedisKeySource:
         return f"{_START}{key}"
 
     def close(self) -> None:
-        """Give the connections back."""
         if self._redis is not None:
             self._redis.close()
 
@@ -74,7 +72,7 @@ class RedisKeySource:
 
 
 class _HashFields:
-    """See NamedFiles. A field comes in one piece; its size is asked first."""
+    """See NamedFiles. A field is read in one piece."""
 
     def __init__(self, connection: Any, key: str) -> None:
         self._connection = connection
@@ -90,7 +88,7 @@ class _HashFields:
             yield bytes(content[start : start + CHUNK_BYTES])
 
     def checksum(self, name: str) -> None:
-        """Redis has none."""
+        """None: Redis has no checksums."""
 
 
 def _read_string(connection: Any, key: str, archive: Path, intake: Intake) -> None:

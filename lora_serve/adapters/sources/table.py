@@ -1,4 +1,4 @@
-"""Which source a text names, by its scheme. A new source is one file here and one line in `build_sources`."""
+"""Finds the source that a text names by its scheme. A new source is one file here and one line in `build_sources`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.config import AdapterConfig
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
 
-MAX_LENGTH = 4096  # of a source; URLs may carry a signature
+MAX_LENGTH = 4096  # of a source; URLs may have a signature
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _log = logging.getLogger(__name__)
 
 
 class SourceTable:
-    """Sources by scheme; "" is what has none, a folder."""
+    """Sources by scheme; "" stands for a folder, which has none."""
 
     def __init__(self, sources: Mapping[str, AdapterSource]) -> None:
         self._sources = dict(sources)
 
     def fetch(self, source: str, target: Path, limit: int, progress: Progress = no_progress) -> str:
-        """See AdapterSource, but nothing stays behind: `target` is gone after an error, and complete otherwise."""
+        """See AdapterSource; `target` is removed after an error, and complete otherwise."""
         try:
             words = self._source_of(source).fetch(source, target, limit, within(DEFAULT_TIMEOUTS.total, progress))
             check_files(target)
@@ -60,8 +60,8 @@ class SourceTable:
 
 
 def build_sources(config: AdapterConfig) -> SourceTable:
-    """Every source there is. Raises ConfigError for a wrong --adapter-url, --redis-url or --tenant-source."""
-    allowed = ("hf", "http", "https", *PACKAGES)  # folders and Redis keys may be any tenant's
+    """All sources. Raises ConfigError for a wrong --adapter-url, --redis-url or --tenant-source."""
+    allowed = ("hf", "http", "https", *PACKAGES)  # folders and Redis keys may belong to any tenant
     if wrong := [scheme for scheme in config.tenant_sources if scheme not in allowed]:
         raise ConfigError(f"--tenant-source: expected one of {', '.join(allowed)} (got {wrong[0][:200]!r})")
     archive_url = ArchiveUrlSource(config.urls)

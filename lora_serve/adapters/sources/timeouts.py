@@ -1,4 +1,4 @@
-"""How long a source is waited for, however it spreads its bytes: drops of them hold no transfer for ever."""
+"""Timeouts of a transfer, which hold also for a source that sends single bytes for ever."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lora_serve.core.errors import AdapterUnavailableError
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds, unless it says bytes."""
+    """Limits of one transfer, in seconds."""
 
-    idle: float = 20.0  # to connect, and without a byte
-    headers: float = 30.0  # from a request to the end of its answer's headers
-    total: float = 3600.0  # for all of a transfer
-    window: float = 60.0  # in each of which so much must come:
+    idle: float = 20.0  # to connect, and between two bytes
+    headers: float = 30.0  # from a request to the end of the response headers
+    total: float = 3600.0  # the whole transfer
+    window: float = 60.0  # in each window at least `window_bytes` must arrive
     window_bytes: int = 2**16
 
 
@@ -27,7 +27,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 class TransferClock:
-    """The time of one transfer. `timeouts.total` counts from its making, a window only while bytes are waited for."""
+    """Measures one transfer. `timeouts.total` counts from the construction, a window only while bytes are awaited."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
@@ -36,18 +36,18 @@ class TransferClock:
         self._has_windows = False
 
     def begin_headers(self) -> None:
-        """An answer is asked for."""
+        """Called when a request is sent."""
         self._end_of_phase = min(self._end, time.monotonic() + self._timeouts.headers)
         self._has_windows = False
 
     def begin_body(self) -> None:
-        """Its headers are there."""
+        """Called when the response headers have arrived."""
         self._end_of_phase = self._end
         self._waited, self._num_bytes = 0.0, 0
         self._has_windows = True
 
     def seconds(self) -> float:
-        """How long the next byte may be waited for. Raises AdapterUnavailableError."""
+        """The seconds that the next byte may take. Raises AdapterUnavailableError if a limit is exceeded."""
         left = self._end_of_phase - time.monotonic()
         if left <= 0:
             raise AdapterUnavailableError("The source's answer takes too long.")
@@ -58,13 +58,13 @@ class TransferClock:
         return min(self._timeouts.idle, left)
 
     def heard(self, num_bytes: int, seconds: float) -> None:
-        """So much came, after so long a wait."""
+        """Called when `num_bytes` arrived after `seconds`."""
         self._num_bytes += num_bytes
         self._waited += seconds
 
 
 def within(seconds: float, progress: Progress) -> Progress:
-    """`progress` that breaks the transfer off once it has taken `seconds`."""
+    """`progress`, aborting the transfer once it has taken `seconds`."""
     end = time.monotonic() + seconds
 
     def limited(num_bytes: int) -> None:
@@ -76,14 +76,14 @@ def within(seconds: float, progress: Progress) -> Progress:
 
 
 class TimedSocket:
-    """What `http.client.HTTPResponse` reads from: a socket whose every read asks `clock` how long it may take."""
+    """A socket for `http.client.HTTPResponse` whose every read asks `clock` for its timeout."""
 
     def __init__(self, sock: socket.socket, clock: TransferClock) -> None:
         self._sock = sock
         self._clock = clock
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """A stream of what comes. It keeps the connection open until it is closed itself."""
+        """A stream that keeps the connection open until it is closed itself."""
         return io.BufferedReader(_TimedStream(self._sock, self._clock))
 
 

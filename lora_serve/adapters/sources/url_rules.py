@@ -1,7 +1,7 @@
-"""http(s) URLs in one written form, and whether one lies below an allowed beginning.
+"""Normalises http(s) URLs, and checks that one lies below an allowed prefix.
 
-Compared is what the request will say, part by part, never a raw text: `https://host.evil`, `https://host@evil` and
-`/allowed/../x` all begin like something that is allowed.
+The parts of the request are compared, never raw text: `https://host.evil`, `https://host@evil` and `/allowed/../x` all
+begin like an allowed URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPED_AGAIN = re.compile(r"%(2e|2f|5c|25|00)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """What a request is made of; `path` begins with "/" and is percent-encoded in one way only."""
+    """The parts of a request; `path` begins with "/" and is percent-encoded in one way only."""
 
     scheme: str
     host: str
@@ -30,24 +30,24 @@ class Url:
     query: str
 
     def __str__(self) -> str:
-        """Without the query, which may hold a signature."""
+        """The URL without its query, which may be a signature."""
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{self.host}{port}{self.path}"
 
     @property
     def target(self) -> str:
-        """Path and query, as the request line has them."""
+        """Path and query for the request line."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
-    def is_below(self, beginning: Url) -> bool:
-        """Whether `beginning` allows it: same scheme, host and port, and its path up to a "/"."""
-        if (self.scheme, self.host, self.port) != (beginning.scheme, beginning.host, beginning.port):
+    def is_below(self, prefix: Url) -> bool:
+        """True if `prefix` allows the URL: same scheme, host and port, and its path up to a "/"."""
+        if (self.scheme, self.host, self.port) != (prefix.scheme, prefix.host, prefix.port):
             return False
-        return self.path == beginning.path or self.path.startswith(beginning.path.rstrip("/") + "/")
+        return self.path == prefix.path or self.path.startswith(prefix.path.rstrip("/") + "/")
 
 
 def parse_url(text: str) -> Url:
-    """Raises InvalidRequestError for what is no http(s) URL or could be understood in two ways."""
+    """The URL. Raises InvalidRequestError for text that is no http(s) URL or is ambiguous."""
     if not _PLAIN.fullmatch(text):
         raise refuse("the URL holds a character that must be percent-encoded")
     try:
@@ -68,7 +68,7 @@ def parse_url(text: str) -> Url:
 
 
 def join_url(base: Url, location: str) -> Url:
-    """Where a redirect from `base` leads. Raises InvalidRequestError."""
+    """The target of a redirect from `base`. Raises InvalidRequestError."""
     try:
         return parse_url(urljoin(f"{base}", location))
     except ValueError:
@@ -86,7 +86,7 @@ def _path(path: str) -> str:
 
 
 def _segment(segment: str) -> str:
-    """One way of writing it. A ".." is refused in every disguise that some server would take for one."""
+    """The segment in one normal form. A ".." is refused in every form that some server would accept."""
     raw = unquote_to_bytes(segment)
     plain = raw.decode("latin-1")
     if (

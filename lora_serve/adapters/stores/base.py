@@ -1,4 +1,4 @@
-"""The seam between the registry, the loader and whatever keeps adapter files."""
+"""The seam between the registry, the loader and the stores of adapter files."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Protocol
 from lora_serve.core.stats import TierStats
 
 Records = Mapping[str, str]  # texts by key
-MayDelete = Callable[[str, Records, Records], bool]  # digest, its records, and tombstones of those that were taken away
+MayDelete = Callable[[str, Records, Records], bool]  # digest, its records, and the tombstones of removed ones
 
 
 class RecordStore(Protocol):
-    """Short texts beside blobs, each under a key of 32 hex digits: the catalog's own words, so that they outlive it.
+    """Durable texts beside blobs, each under a key of 32 hex digits, from which the catalog can be rebuilt.
 
-    They are durable, no part of a digest, and go with their blob. Every method raises AdapterUnavailableError.
+    A record is no part of a digest and goes with its blob. Every method raises AdapterUnavailableError.
     """
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """By digest, of those that are here: its records. What cannot be read as text is an empty one."""
+        """The records of each blob that is here; an unreadable record is an empty text."""
 
     def staging(self, records: Mapping[str, Records]) -> AbstractContextManager[Callable[[], None]]:
-        """Make sure that there is room for these records, by digest; what is given puts them in their place.
+        """Write these records, by digest, aside; the yielded function puts them in their place.
 
-        Of a blob that is not here they are left out.
+        Records of blobs that are not here are left out.
         """
 
     def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
-        """A record counts no more, though a disk may be full. `tombstone`: that there was one stays known."""
+        """Remove a record, also on a full disk. `tombstone`: leave a mark that there was one."""
 
 
 class AdapterStore(RecordStore, Protocol):
@@ -53,27 +53,27 @@ class AdapterStore(RecordStore, Protocol):
         """
 
     def has(self, digest: str) -> bool:
-        """Whether it is here."""
+        """True if the store has the blob."""
 
     def delete(self, digest: str) -> None:
-        """Forget it; a no-op if it is not here."""
+        """Delete the blob, if the store has it."""
 
     def digests(self) -> frozenset[str]:
-        """Everything that is here."""
+        """The digests of all blobs in the store."""
 
     def release(self, digest: str) -> None:
-        """Drop a copy that is this machine's own beside one that others may need; a no-op without such a copy."""
+        """Drop this machine's own copy beside one that other replicas may need, if there is such a copy."""
 
     def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
-        """At start: remove what a crash left on this machine, set broken blobs aside.
+        """At start: remove leftovers of a crash on this machine, and set broken blobs aside.
 
-        Of what is not in `named` that is removed which the catalog `knows`; the rest is kept aside for so many days
-        (0: for ever). How many are kept aside now.
+        A blob that is not in `named` is removed if `may_delete` says so; otherwise it is kept as an orphan for `days`
+        (0: for ever). Returns the number of orphans.
         """
 
 
 class StoreFigures(Protocol):
-    """What the web asks of a store; never a round trip to another machine."""
+    """The figures that the web asks of a store; never a round trip to another machine."""
 
     def tiers(self) -> dict[str, TierStats]:
         """Figures by tier. May wait for a thread that writes. Raises AdapterUnavailableError."""

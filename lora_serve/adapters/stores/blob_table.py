@@ -1,8 +1,7 @@
-"""The table of the blobs on the local disk: how large, how long unused, and which are being read.
+"""The table of the blobs on the local disk: sizes, order of use, and which are being read.
 
-It has one owner for the tenants' floors, unlike the tiers above it: a blob is named by its content, two tenants may
-share it, and a store knows digests only. A floor there would also protect little: what leaves the disk is fetched
-again from the far store, beside the steps.
+Tenants' floors do not apply here, unlike in the tiers above: two tenants may share a blob, and a store knows digests
+only. An evicted blob is fetched again from the far store without delaying a step.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from contextlib import contextmanager
 
 from lora_serve.adapters.eviction import create_policy
 from lora_serve.adapters.eviction.residents import Residents
-from lora_serve.adapters.eviction.tier_counts import TierCounts
+from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.stats import EvictionReason, TierStats
 
 _OWNER = ""
 
 
 class BlobTable:
-    """Safe to call from several threads. `scan` gives what is there, least recently used first, with bytes."""
+    """Safe to call from several threads."""
 
     def __init__(
         self,
@@ -31,10 +30,10 @@ class BlobTable:
         is_cache: bool,
         policy: str,
     ) -> None:
-        """`evict` takes a blob away, under the table's lock. `is_cache`: blobs may leave to make room for others.
+        """`scan`: lists digests with bytes, least recently used first; called at the first use, so after the sweep.
 
-        `policy`: name of a file in adapters/eviction. The first look at the table scans, so that what a sweep at
-        start removes is not counted.
+        `evict`: removes a blob, under the table's lock. `is_cache`: blobs may be evicted to make room. `policy`: a file
+        in adapters/eviction.
         """
         self._scan = scan
         self._evict = evict
@@ -48,7 +47,7 @@ class BlobTable:
 
     @contextmanager
     def holding(self, digest: str) -> Iterator[None]:
-        """It does not leave for room meanwhile, nor will it if it comes only now."""
+        """The blob, which need not be here yet, is not evicted meanwhile."""
         with self._lock:
             self._held[digest] += 1
         try:
@@ -60,13 +59,13 @@ class BlobTable:
                     del self._held[digest]
 
     def admit(self, digest: str, num_bytes: int, load_seconds: float) -> bool:
-        """Make room for a blob and count it; False, and nothing left, if there is none. Raises OSError."""
+        """Make room for a blob and count it; returns False, and evicts nothing, if there is none. Raises OSError."""
         with self._lock:
             if digest in self._residents:
                 return True
             victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
             if victims is None and not self._is_cache:
-                self._scanned = None  # something else may have removed blobs since
+                self._scanned = None  # another process may have removed blobs
                 victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
             if victims is None:
                 return False
@@ -75,10 +74,10 @@ class BlobTable:
             return True
 
     def grow(self, digest: str, num_bytes: int) -> bool:
-        """Make room for more bytes of a blob that is here and held; False, and nothing left, if there is none."""
+        """Make room for more bytes of a held blob; returns False, and evicts nothing, if there is none."""
         with self._lock:
             if digest not in self._residents:
-                return True  # it left meanwhile: the writing will tell
+                return True  # it was removed meanwhile: the write will fail
             victims = self._residents.victims(_OWNER, num_bytes, self._reluctance)
             if victims is None:
                 return False
@@ -87,7 +86,7 @@ class BlobTable:
             return True
 
     def looked_up(self, digest: str, is_found: bool) -> None:
-        """Somebody asked for it; that is a use if it is here."""
+        """Count a lookup, which is a use if the blob was found."""
         with self._lock:
             self._counts.hits += is_found
             self._counts.misses += not is_found
@@ -95,12 +94,12 @@ class BlobTable:
                 self._residents.use(digest)
 
     def arrived(self, seconds: float) -> None:
-        """A blob was written, which took so long with the fetch."""
+        """Count a blob that was fetched and written in `seconds`."""
         with self._lock:
             self._counts.loaded(seconds)
 
     def left(self, digest: str, reason: EvictionReason | None) -> None:
-        """It is not there any more. None: it never was, its writing failed."""
+        """Note that a blob is gone; `reason` None: its writing failed."""
         with self._lock:
             if digest in self._residents:
                 self._residents.remove(digest)
@@ -108,7 +107,6 @@ class BlobTable:
                 self._counts.evictions[reason] += 1
 
     def stats(self) -> TierStats:
-        """A snapshot."""
         with self._lock:
             return self._counts.frozen(len(self._residents), self._residents.num_bytes, self._max_bytes)
 

@@ -1,7 +1,7 @@
 """A SQLite file in WAL mode that only its owner may read, every commit flushed to disk before it is acknowledged.
 
-On a disk that cannot be written now the file is read as it is, its write-ahead log included; what would change it is
-refused, until the store's monitor has opened it for writing.
+On a disk that cannot be written now the file and its write-ahead log are read as they are, and changes are refused
+until the store's monitor has opened the file for writing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`prepare` makes the tables of `version`, or brings older ones up."""
+    """`prepare` creates the tables of `version`, or migrates older ones."""
 
     version: int
     prepare: Callable[[sqlite3.Connection], None]
@@ -41,7 +41,7 @@ class Database:
     """Used by one thread at a time, not always by the same."""
 
     def __init__(self, path: Path, schema: Schema, title: str, monitor: StoreMonitor | None = None) -> None:
-        """Open or make the file. `title`: for messages. `monitor`: opens it for writing later if it cannot be now.
+        """Open or make the file. `title`: for messages. `monitor`: opens it for writing later if that fails now.
 
         Raises ConfigError if it cannot be used, DamagedFileError if a page of it cannot be read.
         """
@@ -73,7 +73,7 @@ class Database:
         self.connection.executemany(statement, rows)
 
     def select(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
-        """The rows. Raises AdapterUnavailableError."""
+        """All rows. Raises AdapterUnavailableError."""
         try:
             return self.connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
@@ -81,7 +81,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it or nothing, durable at the end. Raises StoreUnwritableError: disk full, read-only, damaged."""
+        """An atomic change, durable at the end. Raises StoreUnwritableError: disk full, read-only, damaged."""
         try:
             with self._lock, self.connection:
                 self.connection.execute("BEGIN IMMEDIATE" if self._problem is None else "BEGIN")
@@ -90,21 +90,21 @@ class Database:
             raise self.unavailable(error) from None
 
     def unavailable(self, error: sqlite3.Error) -> StoreUnwritableError:
-        """What to raise for an error of a change."""
+        """The exception for a failed change."""
         return StoreUnwritableError(f"The {self._title} cannot be written at present: {self._problem or error}.")
 
     def open_for_writing(self) -> None:
-        """In place of reading it only. Raises OSError, sqlite3.Error, ConfigError."""
+        """Open a file for writing that was opened for reading. Raises OSError, sqlite3.Error, ConfigError."""
         with self._lock:
             if self._problem is None:
                 return
             connection = self._opened_for_writing()
-            self._retired.append(self.connection)  # somebody may be reading it
+            self._retired.append(self.connection)  # another thread may be reading
             self.connection, self._problem = connection, None
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """For reading it at the start: raises DamagedFileError where SQLite cannot, and closes it."""
+        """Guards the first read: closes the file after an error; raises DamagedFileError in place of SQLite's."""
         try:
             yield
         except sqlite3.Error as error:
@@ -115,7 +115,7 @@ class Database:
             raise
 
     def damaged(self, said: object) -> DamagedFileError:
-        """What to raise for a file that makes no sense."""
+        """The exception for an unreadable file."""
         return _damaged(self._path, self._title, said)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Database:
         return connection
 
     def _opened_for_reading(self) -> sqlite3.Connection:
-        """As it is; of older tables a copy in memory. Empty if there is no file yet."""
+        """Opens the file as it is; older tables as a migrated copy in memory; no file as an empty one."""
         found = _connected_for_reading(self._path)
         try:
             if found.execute("PRAGMA user_version").fetchone()[0] == self._schema.version:
@@ -178,8 +178,9 @@ class Database:
 
 
 def check_pages(path: Path, title: str) -> None:
-    """Whether every page of a file that nobody has open makes sense; it stays as it is. Of a damaged file some records
-    may still be read, as if the others had been deleted. Raises DamagedFileError.
+    """Check every page of a file that nobody has open, as a damaged file may look as if records had been deleted.
+
+    Raises DamagedFileError.
     """
     if not path.is_file():
         return
@@ -188,7 +189,7 @@ def check_pages(path: Path, title: str) -> None:
             found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(1)")]
     except (OSError, sqlite3.Error) as error:
         if _code_of(error) not in _DAMAGED:
-            return  # whoever opens it will tell
+            return  # opening it fails likewise
         raise _damaged(path, title, error) from None
     if found != ["ok"]:
         raise _damaged(path, title, found[0] if found else "no pages")
@@ -201,7 +202,7 @@ def _damaged(path: Path, title: str, said: object) -> DamagedFileError:
 
 
 def made_by(script: str) -> Callable[[sqlite3.Connection], None]:
-    """The `prepare` of a schema whose statements can be run on older tables too."""
+    """The `prepare` of a schema whose statements also work on older tables."""
 
     def prepare(connection: sqlite3.Connection) -> None:
         for statement in script.strip().split(";\n"):
@@ -211,7 +212,7 @@ def made_by(script: str) -> Callable[[sqlite3.Connection], None]:
 
 
 def _make_file(path: Path) -> None:
-    """Raises OSError, also for what is there and is no file."""
+    """Creates the file. Raises OSError, also for anything but a regular file."""
     if path.is_symlink() and not path.exists():
         raise OSError(errno.ENOENT, "a link that leads nowhere")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
@@ -223,11 +224,11 @@ def _make_file(path: Path) -> None:
 
 
 def _connected_for_reading(path: Path) -> sqlite3.Connection:
-    """No byte is written, nor one beside it. The store's lock keeps writers away, so that none of SQLite's is needed,
+    """Opens the file without writing a byte. The store's lock keeps writers away, so SQLite's locks are not needed,
     which the file system may refuse.
 
-    With a log beside the file its index is made in memory, for which SQLite has to have the file for itself; without
-    one a file in WAL mode can be opened only if it is said to stay as it is.
+    If there is a write-ahead log its index is made in memory, for which SQLite needs the file for itself; otherwise a
+    file in WAL mode can only be opened as immutable.
     """
     if not path.exists() or not path.stat().st_size:
         return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

@@ -53,21 +53,21 @@ _log = logging.getLogger(__name__)
 
 
 class DiskStore:
-    """Content-addressed and crash-safe: a blob is built in STORE/tmp, flushed, then renamed into place.
+    """See AdapterStore, StoreFigures. Content-addressed and crash-safe: a blob is built in STORE/tmp, flushed, renamed.
 
-    Its bytes have a budget. As the store of record it refuses what would exceed it; as the cache of a far store it
-    lets the least valuable blobs leave, never one that is held.
+    The store of record refuses blobs beyond its budget in bytes; the cache of a far store evicts the least valuable
+    blobs, never a held one.
     """
 
     def __init__(
         self, store: Path, max_bytes: int | None = None, *, is_cache: bool = False, policy: str = "lru"
     ) -> None:
-        """`max_bytes` of all blobs (None: no limit). `policy`: name of a file in adapters/eviction.
+        """`max_bytes` of all blobs (None: no limit). `policy`: a file in adapters/eviction.
 
-        Raises OSError if something else lies in a folder's place.
+        Raises OSError if anything else is in the place of a folder.
         """
         self._blobs = private_or_later(store / "blobs")
-        self.tmp = private_or_later(store / "tmp")  # for files on their way here; emptied by `sweep`
+        self.tmp = private_or_later(store / "tmp")  # for files in transit; emptied by `sweep`
         self._quarantine = store / "quarantine"
         self.orphans = OrphanedBlobs(store / "unnamed")
         self._max_bytes = max_bytes
@@ -75,7 +75,7 @@ class DiskStore:
         self._table = BlobTable(self._scan, self._evict, max_bytes, is_cache, policy)
 
     def put(self, digest: str, folder: Path) -> None:
-        """See AdapterStore. A broken blob of the same digest is replaced. Raises PayloadTooLargeError."""
+        """Replaces a broken blob of the same digest. Raises PayloadTooLargeError."""
         if self.keep(digest, folder) is None:
             raise PayloadTooLargeError(
                 f"The adapter needs {content_bytes(folder)} bytes on disk; --adapter-disk-memory allows "
@@ -83,16 +83,16 @@ class DiskStore:
             )
 
     def keep(self, digest: str, folder: Path, load_seconds: float = 0.0, records: Records | None = None) -> Path | None:
-        """`put` that gives the blob; None, and nothing written, if there is no room beside what may not leave.
+        """`put` that returns the blob; None, and nothing is written, if no room can be made.
 
-        `load_seconds`: what fetching the folder took, 0: not known. `records`: to lie beside it from the beginning.
+        `load_seconds`: the time that fetching the folder took, 0: not known. `records`: written together with the blob.
         """
         started, blob, records = time.perf_counter(), self._blob(digest), dict(records or {})
         with _readable_errors():
             if blob.exists():
                 if is_sound(blob, digest):
                     return blob
-                records = read_records(blob) | records  # of others that name the same content
+                records = read_records(blob) | records  # other ids name the same content
                 self.quarantine(digest)
             if not self._table.admit(digest, content_bytes(folder), load_seconds):
                 return None
@@ -107,7 +107,7 @@ class DiskStore:
 
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
-        """See AdapterStore. The blob itself, nothing is copied."""
+        """The blob itself, without a copy."""
         with self.holding(digest):
             blob = self._blob(digest)
             self._table.looked_up(digest, blob.is_dir())
@@ -116,11 +116,11 @@ class DiskStore:
             yield blob
 
     def holding(self, digest: str) -> AbstractContextManager[None]:
-        """The blob does not leave for room meanwhile; it need not be here yet."""
+        """The blob, which need not be here yet, is not evicted meanwhile."""
         return self._table.holding(digest)
 
     def sound_copy(self, digest: str) -> Path | None:
-        """The blob if it is here and what its digest says; a broken one is set aside. Call it while `holding`."""
+        """The blob if it is here and intact; a broken one is set aside. Call it while `holding`."""
         blob = self._blob(digest)
         is_here = blob.is_dir()
         if is_here and not is_sound(blob, digest):
@@ -133,28 +133,26 @@ class DiskStore:
         return blob if is_here else None
 
     def keep_beside(self, digest: str, name: str, content: bytes | memoryview) -> None:
-        """Put a file of ours into the blob's folder, which goes wherever the blob goes; it is no part of the digest.
+        """Put another file, which is no part of the digest, into the blob's folder, if there is room for it.
 
-        Left out if there is no room for it. Not flushed: whoever reads it must see by itself whether it is whole.
-        Raises OSError, also if there is no blob.
+        It is not flushed: a reader must check whether it is complete. Raises OSError, also if there is no blob.
         """
         with scratch_folder(self.tmp) as scratch:
             (scratch / name).write_bytes(content)
             self.take_beside(digest, scratch / name)
 
     def take_beside(self, digest: str, file: Path) -> None:
-        """`keep_beside` of a file on the same file system, which is moved away under its own name."""
+        """`keep_beside` that moves a file of the same file system, which keeps its name."""
         with self.holding(digest):
             if self._table.grow(digest, file.stat().st_size):
                 file.chmod(FILE_MODE)
                 file.rename(self._blob(digest) / file.name)
 
     def has(self, digest: str) -> bool:
-        """See AdapterStore."""
         return self._blob(digest).is_dir()
 
     def delete(self, digest: str) -> None:
-        """See AdapterStore. Renamed away first, so that half a blob is never seen."""
+        """Renames the blob first, so that half a blob is never seen."""
         blob = self._blob(digest)
         with _readable_errors(), scratch_folder(self.tmp) as scratch:
             if blob.is_dir():
@@ -163,49 +161,43 @@ class DiskStore:
                 self._table.left(digest, EvictionReason.DELETED)
 
     def quarantine(self, digest: str) -> None:
-        """Set a broken blob aside for the operator to look at; a cache keeps the last few."""
+        """Set a broken blob aside for the operator; a cache keeps only the last few."""
         with _readable_errors(), suppress(FileNotFoundError):  # another thread was first
             self._set_aside(self._blob(digest))
             self._table.left(digest, EvictionReason.CORRUPT)
 
     def tiers(self) -> dict[str, TierStats]:
-        """See StoreFigures."""
         with _readable_errors():
             return {"disk": self._table.stats()}
 
     def places_of(self, digest: str) -> tuple[str, ...]:
-        """See StoreFigures."""
         return ("disk",) if self.has(digest) else ()
 
     def digests(self) -> frozenset[str]:
-        """See AdapterStore."""
         with _readable_errors():
             return frozenset("sha256:" + blob.name for blob in listed(self._blobs) if BLOB_NAME.match(blob.name))
 
     def release(self, digest: str) -> None:
-        """See AdapterStore. There is no other copy."""
+        """A no-op: there is no other copy."""
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """See RecordStore."""
         with _readable_errors():
             return {digest: read_records(self._blob(digest)) for digest in digests if self.has(digest)}
 
     @contextmanager
     def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
-        """See RecordStore."""
         here = {digest: texts for digest, texts in records.items() if self.has(digest)}
         with _readable_errors(), staged_records(self.tmp, self._blob, here) as publish:
             yield publish
 
     def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
-        """See RecordStore."""
         with _readable_errors():
             remove_record(self._blob(digest), key, tombstone)
 
     def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
-        """See AdapterStore. Raises OSError. What lies among the blobs and is nothing of ours stays.
+        """Raises OSError. Foreign files among the blobs stay.
 
-        The check is of the files' form only; their digests are checked whenever they are loaded.
+        Only the form of the files is checked; their digests are checked whenever they are loaded.
         """
         for folder in listed(self.tmp):
             remove_folder(folder)
@@ -214,9 +206,9 @@ class DiskStore:
             if digest in named:
                 if not _is_well_formed(blob):
                     self._set_aside(blob)
-            elif not BLOB_NAME.match(blob.name):  # nothing of ours
+            elif not BLOB_NAME.match(blob.name):  # foreign
                 continue
-            elif _is_known(digest, blob, may_delete):
+            elif _may_delete(digest, blob, may_delete):
                 blob.rename(new_folder(self.tmp) / "blob")
             else:
                 self.orphans.take(blob)
@@ -259,14 +251,14 @@ class DiskStore:
             return
         blob.rename(place)
         _log.warning("blob %s is broken; moved to %s", blob.name, place)
-        if not self._is_cache:  # what looks broken may be all that is left of it
+        if not self._is_cache:  # what looks broken may be all that is left
             return
         oldest_first = sorted(self._quarantine.iterdir(), key=lambda folder: folder.name.rpartition("-")[2])
         for folder in oldest_first[:-MAX_QUARANTINED]:
             remove_folder(folder)
 
     def _scan(self) -> list[tuple[str, int]]:
-        """Every blob with its bytes, the longest unused first."""
+        """Every blob with its bytes, least recently used first."""
         blobs = [blob for blob in listed(self._blobs) if BLOB_NAME.match(blob.name)]
         return [
             ("sha256:" + blob.name, sum(file.stat().st_size for file in blob.iterdir() if not is_record(file.name)))
@@ -279,12 +271,12 @@ class DiskStore:
 
 
 def content_bytes(folder: Path) -> int:
-    """Bytes of the files that are the adapter's content, those that are there. Raises OSError."""
+    """The bytes of the content files that exist. Raises OSError."""
     return sum((folder / name).stat().st_size for name in content_names(folder) if (folder / name).is_file())
 
 
 def is_sound(folder: Path, digest: str) -> bool:
-    """Whether the folder holds exactly what `digest` names."""
+    """True if the folder has exactly the content that `digest` names."""
     try:
         check_sizes(folder)
         return adapter_digest(folder) == digest
@@ -292,7 +284,7 @@ def is_sound(folder: Path, digest: str) -> bool:
         return False
 
 
-def _is_known(digest: str, blob: Path, may_delete: MayDelete) -> bool:
+def _may_delete(digest: str, blob: Path, may_delete: MayDelete) -> bool:
     try:
         return may_delete(digest, read_records(blob), read_records(blob, TOMBSTONE))
     except OSError:
@@ -300,7 +292,7 @@ def _is_known(digest: str, blob: Path, may_delete: MayDelete) -> bool:
 
 
 def _is_well_formed(blob: Path) -> bool:
-    """Also if it cannot be read at present: that is no fault of the blob's."""
+    """True also if the blob cannot be read at present, as it may be intact."""
     try:
         check_files(blob)
         read_header(blob / WEIGHTS_NAME)

@@ -1,4 +1,4 @@
-"""Private folders and durable files: what survives a crash, and who may read it."""
+"""Private folders and durable files: created so that only the owner can read them, and flushed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_serve.adapters.regular_file import link_regular
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
-# Say that something cannot be written now, and nothing of the thing itself.
+# Errors that say that nothing can be written now, and nothing about the file itself.
 UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM))
 
 
@@ -28,13 +28,13 @@ def make_private(folder: Path) -> Path:
     try:
         folder.chmod(FOLDER_MODE)
     except OSError as error:
-        if error.errno not in UNWRITABLE:  # another owner's folder, or a disk's that is read-only, stays as it is
+        if error.errno not in UNWRITABLE:  # a folder of another owner, or on a read-only disk, stays as it is
             raise
     return folder
 
 
 def private_or_later(folder: Path) -> Path:
-    """`make_private`, put off to whoever writes into it if nothing can be made now. Raises OSError."""
+    """`make_private`, left to the first writer if nothing can be made now. Raises OSError."""
     try:
         return make_private(folder)
     except OSError as error:
@@ -44,12 +44,12 @@ def private_or_later(folder: Path) -> Path:
 
 
 def listed(folder: Path) -> list[Path]:
-    """What lies in it; nothing if it is not there yet. Raises OSError."""
+    """The paths in a folder; none if it does not exist. Raises OSError."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def read_small_file(path: Path, max_bytes: int = 2**16) -> bytes:
-    """Its content, without waiting for a writer. Raises OSError, also for what is no file, or too large a one."""
+    """The content of a file. Raises OSError, also for anything but a regular file, or one that is too large."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -81,9 +81,7 @@ def scratch_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove it with all it holds, or what lies there in a folder's place; what cannot be removed is left to the next
-    sweep.
-    """
+    """Remove a folder with its content, or a file in its place; what cannot be removed is left to the next sweep."""
     if folder.is_symlink() or folder.is_file():
         with suppress(OSError):
             folder.unlink()

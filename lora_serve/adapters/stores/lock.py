@@ -1,4 +1,4 @@
-"""One server per store folder: locks say so, and the kernel lets them go when the process dies."""
+"""One server per store folder, by locks that the kernel releases when the process dies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class StoreLock:
 
 
 def lock_store(store: Path) -> StoreLock:
-    """Hold the folder. Raises ConfigError if another process holds it, or it is unusable.
+    """Lock the folder. Raises ConfigError if another process has it, or if it is unusable.
 
-    A disk that cannot be written, and has no lock file yet, lets the folder itself be locked; so it always is.
+    The folder itself is locked too, as a disk that cannot be written may have no lock file.
     """
     try:
         make_private(store)
@@ -41,7 +41,7 @@ def lock_store(store: Path) -> StoreLock:
         except BlockingIOError:
             lock.close()
             raise ConfigError(f"--store {store}: another server is using this store.") from None
-        except OSError:  # a network's file system may lock files only
+        except OSError:  # a network file system may lock files only
             continue
     if not num_held:
         lock.close()
@@ -50,7 +50,7 @@ def lock_store(store: Path) -> StoreLock:
 
 
 def _lock_file(store: Path) -> list[int]:
-    """None if it is not there and cannot be made now. Raises OSError."""
+    """The open lock file; empty if there is none and none can be made now. Raises OSError."""
     path, flags = store / "lock", os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return [_checked(os.open(path, os.O_RDWR | os.O_CREAT | flags, FILE_MODE))]
@@ -61,7 +61,7 @@ def _lock_file(store: Path) -> list[int]:
 
 
 def _checked(descriptor: int) -> int:
-    """Raises OSError for what is no file: a pipe or a device, also behind a link, and closes it."""
+    """The descriptor of a regular file; anything else is closed. Raises OSError."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "lock is not a file; move it away")

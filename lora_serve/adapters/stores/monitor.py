@@ -1,8 +1,7 @@
-"""Whether the store folder can be written now, and what is made up for once it can again.
+"""Tests whether the store folder can be written, and retries failed writes once it can.
 
-The folder is tried every few seconds by writing into it, whatever it is that may stand against it: a full disk, a
-quota, a read-only file system, rights. So a server that starts on such a disk, and one whose disk becomes so, are in
-the same state, and leave it in the same way.
+The test writes into the folder every few seconds, so that it covers a full disk, a quota, a read-only file system and
+missing rights alike, and a server that starts on such a disk recovers like one whose disk becomes so.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from pathlib import Path
 
 from lora_serve.core.errors import LoraServeError, StoreUnwritableError
 
-INTERVAL = 5.0  # seconds between two tries of a folder that can be written
-FIRST_PAUSE, MAX_PAUSE = 1.0, 10.0  # seconds between two tries of one that cannot: each is twice the one before
-TRIED_BYTES = 64 * 2**10  # what a commit of a database writes at least
+INTERVAL = 5.0  # seconds between two tests of a writable folder
+FIRST_PAUSE, MAX_PAUSE = 1.0, 10.0  # seconds between two tests of an unwritable one; doubled each time
+TRIED_BYTES = 64 * 2**10  # a commit of a database writes at least this
 _log = logging.getLogger(__name__)
 
 
@@ -30,56 +29,56 @@ class StoreMonitor:
         """Nothing is tried before the first `look`."""
         self._store = store
         self._lock = threading.Lock()
-        self._pending: dict[str, Callable[[], None]] = {}  # by what it is, in words
+        self._pending: dict[str, Callable[[], None]] = {}  # by description
         self._problem: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store monitor", daemon=True)
 
     @property
     def problem(self) -> str | None:
-        """Why the store cannot be written, in words without paths; None: it can, as far as is known."""
+        """The reason why the store cannot be written, without paths; None: it can, as far as known."""
         return self._problem
 
     def retry_when_writable(self, what: str, write: Callable[[], None]) -> None:
-        """`what` could not be written, so the store counts as one that cannot. `settle` makes up for it once there is
-        room; until it can it raises OSError, sqlite3.Error or LoraServeError, and is called again.
+        """Note that `what` could not be written, and call `write` later, until it raises no OSError, sqlite3.Error or
+        LoraServeError. Until then the store counts as unwritable.
         """
         self._pending[what] = write
 
     def look(self) -> bool:
-        """Try it now: whether the store can be written, and nothing is owed any more."""
+        """Test the store now; returns True if it can be written and no failed write is left."""
         with self._lock:
             self._note(self._try())
             return self._problem is None
 
     def check(self) -> None:
-        """Raises StoreUnwritableError if the store cannot be written: it is tried again first."""
+        """Raises StoreUnwritableError if the store cannot be written, after another test."""
         if self._problem is not None and not self.look():
             raise StoreUnwritableError(f"No changes are taken at present: {self._problem}.", retry_after=MAX_PAUSE)
 
     def start(self) -> None:
-        """Keep looking, on a thread, until `close`."""
+        """Test the store regularly, on a thread, until `close`."""
         self.look()
         self._thread.start()
 
     def close(self) -> None:
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(MAX_PAUSE)  # a disk that hangs holds up no end
+            self._thread.join(MAX_PAUSE)  # a disk that hangs must not delay the end
 
     def _run(self) -> None:
-        pause, hindered = INTERVAL, FIRST_PAUSE
+        pause, next_pause = INTERVAL, FIRST_PAUSE
         while not self._stopping.wait(pause):
             try:
                 is_well = self.look()
             except Exception:
                 _log.exception("the store's monitor met a bug and goes on")
                 is_well = True
-            pause = INTERVAL if is_well else hindered
-            hindered = FIRST_PAUSE if is_well else min(MAX_PAUSE, 2 * hindered)
+            pause = INTERVAL if is_well else next_pause
+            next_pause = FIRST_PAUSE if is_well else min(MAX_PAUSE, 2 * next_pause)
 
     def _try(self) -> str | None:
-        """What stands against it; None: nothing."""
+        """The problem, or None."""
         try:
             write_and_drop(self._store)
         except OSError as error:
@@ -101,13 +100,13 @@ class StoreMonitor:
 
 
 def write_and_drop(folder: Path) -> None:
-    """Write a file without a name into the folder. Raises OSError."""
+    """Write a temporary file into the folder. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         file.write(bytes(TRIED_BYTES))
 
 
 def words_of(error: Exception) -> str:
-    """What went wrong, without the path."""
+    """The error's message without the path."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return str(error)

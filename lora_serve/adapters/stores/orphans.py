@@ -1,7 +1,8 @@
-"""Blobs that no catalog names and none has let go: kept aside, each with its records, until their term is over.
+"""Orphaned blobs: unknown to the catalog, so they are kept, each with its records, for some days.
 
-Not knowing a blob is no reason to delete it: the catalog may have been lost, or be an older one. A folder is named
-`<hex of the digest>-<when it was set aside, Unix seconds>-<number>`, so that no copied or touched file moves its term.
+An unknown blob is not deleted at once, as the catalog may have been lost, or be an older copy. A folder is named
+`<hex of the digest>-<when it was set aside, Unix seconds>-<number>`, so that copying or touching it does not extend its
+time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OrphanedBlobs:
-    """The folder of them; it is made when there is a first one."""
+    """The folder of the orphans, which is made for the first one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,20 +37,20 @@ class OrphanedBlobs:
         _log.warning("blob %s is named by no catalog; it is kept in %s", blob.name, target)
 
     def all(self) -> Iterator[tuple[str, Path]]:
-        """Digests with their folders; a digest may come more than once. Raises OSError."""
+        """The digests with their folders; a digest may occur more than once. Raises OSError."""
         if self.folder.is_dir():
             for path in sorted(self.folder.iterdir()):
                 if named := _NAME.match(path.name):
                     yield "sha256:" + named[1], path
 
     def drop(self, digests: Collection[str]) -> None:
-        """These are in use again. Raises OSError."""
+        """Remove the orphans of these digests, which are in use again. Raises OSError."""
         for digest, path in list(self.all()):
             if digest in digests:
                 remove_folder(path)
 
     def expire(self, days: float) -> None:
-        """Remove those whose term is over; `days` 0: it never is. Raises OSError."""
+        """Remove orphans older than `days`; 0: none. Raises OSError."""
         if not days:
             return
         for digest, path in list(self.all()):

@@ -1,6 +1,6 @@
-"""Records beside a blob on disk: `named-<key>.json` is one that counts, `gone-<key>.json` the trace of one that did.
+"""The records beside a blob on disk: `named-<key>.json` is a record, `gone-<key>.json` the tombstone of a removed one.
 
-They are no part of the blob's digest and go wherever its folder goes. What they say is the catalog's affair.
+They are no part of the blob's digest and move with its folder. The catalog writes and reads their content.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path
 from lora_serve.adapters.regular_file import NotRegularError, TooLargeFileError, read_regular
 from lora_serve.adapters.stores.files import FILE_MODE, flush, scratch_folder
 
-MAX_BYTES = 2**26  # of one
+MAX_BYTES = 2**26  # of one record
 Texts = Mapping[str, str]  # by key
 RECORD = re.compile(r"named-([0-9a-f]{32})\.json\Z")
 TOMBSTONE = re.compile(r"gone-([0-9a-f]{32})\.json\Z")
 
 
 def is_record(name: str) -> bool:
-    """Whether a file in a blob's folder is a record, or the trace of one."""
+    """True if a file in a blob's folder is a record or a tombstone."""
     return bool(RECORD.match(name) or TOMBSTONE.match(name))
 
 
 def read_records(blob: Path, kind: re.Pattern[str] = RECORD) -> dict[str, str]:
-    """Texts by key; one that cannot be read as text is empty. Raises OSError."""
+    """The texts by key; an unreadable one is empty. Raises OSError."""
     found = {}
     for path in blob.iterdir():
         if named := kind.match(path.name):
-            with suppress(FileNotFoundError):  # it was replaced or taken away meanwhile
+            with suppress(FileNotFoundError):  # it was replaced or removed meanwhile
                 found[named[1]] = _text(path)
     return found
 
@@ -37,12 +37,12 @@ def read_records(blob: Path, kind: re.Pattern[str] = RECORD) -> dict[str, str]:
 def _text(path: Path) -> str:
     try:
         return read_regular(path, MAX_BYTES).decode("utf-8", "replace")
-    except (NotRegularError, TooLargeFileError):  # nobody of us put it there
+    except (NotRegularError, TooLargeFileError):  # no server put it there
         return ""
 
 
 def write_record(folder: Path, key: str, text: str) -> Path:
-    """A new file, flushed. Raises OSError."""
+    """Write a record, flushed, as a new file. Raises OSError."""
     path = folder / f"named-{key}.json"
     path.touch(FILE_MODE)
     path.write_text(text, encoding="utf-8")
@@ -51,7 +51,7 @@ def write_record(folder: Path, key: str, text: str) -> Path:
 
 
 def remove_record(blob: Path, key: str, tombstone: bool) -> None:
-    """No room is needed for it. Raises OSError; a no-op if there is no such record."""
+    """Remove a record, if there is one; needs no room on the disk. Raises OSError."""
     path, trace = blob / f"named-{key}.json", blob / f"gone-{key}.json"
     with suppress(FileNotFoundError):
         if tombstone:
@@ -66,9 +66,9 @@ def remove_record(blob: Path, key: str, tombstone: bool) -> None:
 def staged_records(
     tmp: Path, blob_of: Callable[[str], Path], records: Mapping[str, Texts]
 ) -> Iterator[Callable[[], None]]:
-    """Write the records durably into `tmp`; what is given moves them beside their blobs, which needs no more room.
+    """Write the records durably into `tmp`; the yielded function moves them beside their blobs, which needs no room.
 
-    `records`: by digest. A blob that is not there is passed over. Raises OSError.
+    `records`: by digest. Missing blobs are skipped. Raises OSError.
     """
     if not any(records.values()):
         yield lambda: None

@@ -1,7 +1,7 @@
 """Adapter files in Redis, shared by replicas: chunks of 1 MiB, then a manifest that makes them visible.
 
 Keys: `<prefix><hex>:<file>:<number>` hold chunks, `<prefix><hex>:manifest` a JSON object file -> {size, chunks},
-`<prefix><hex>:records` a hash of the records beside the blob.
+`<prefix><hex>:records` a hash of the records of the blob.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ _log = logging.getLogger(__name__)
 
 
 class RedisStore:
-    """See AdapterStore. Everything is idempotent, so two replicas may write the same digest at once."""
+    """See AdapterStore. All writes are idempotent, so two replicas may write the same digest at once."""
 
     def __init__(
         self, url: str, prefix: str = "lora_serve:adapters:", timeout: float = 5.0, tmp: Path | None = None
     ) -> None:
-        """`timeout`: seconds for connecting and for each reply. `tmp`: where fetched files lie as long as they are
-        used; None, or no room there: the system's own place. Raises ConfigError for a URL that is not one.
+        """`timeout`: seconds for connecting and for each reply. `tmp`: the folder for fetched files while in use; None,
+        or no room there: the system's own. Raises ConfigError for a URL that is not one.
         """
         self._redis = connect(url, timeout)
         self._prefix = prefix
         self._tmp = tmp
 
     def put(self, digest: str, folder: Path) -> None:
-        """See AdapterStore."""
         with _readable_errors():
             if self._manifest(digest) is not None:
                 return
@@ -58,36 +57,34 @@ class RedisStore:
 
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
-        """See AdapterStore. The files are fetched into a temporary folder."""
+        """Fetches the files into a temporary folder."""
         with ExitStack() as stack:
             with _readable_errors():
                 folder = self._fetch(digest, stack)
             yield folder
 
     def has(self, digest: str) -> bool:
-        """See AdapterStore."""
         with _readable_errors():
             return self._manifest(digest) is not None
 
     def delete(self, digest: str) -> None:
-        """See AdapterStore. The manifest goes first, so that half a blob is never seen."""
+        """Deletes the manifest first, so that half a blob is never seen."""
         with _readable_errors():
             self._redis.delete(self._key(digest, "manifest"))
             for key in list(self._redis.scan_iter(match=self._key(digest, "*"), count=1000)):
                 self._redis.unlink(key)
 
     def digests(self) -> frozenset[str]:
-        """See AdapterStore."""
         start = len(self._prefix)
         with _readable_errors():
             keys = [key.decode() for key in self._redis.scan_iter(match=f"{self._prefix}*:manifest", count=1000)]
         return frozenset("sha256:" + key[start:].partition(":")[0] for key in keys)
 
     def release(self, digest: str) -> None:
-        """See AdapterStore. There is no copy on this machine."""
+        """A no-op: there is no copy on this machine."""
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """See RecordStore. Of a blob that is not here too, if there are any."""
+        """Also returns records of blobs that are not here."""
         asked, found = list(digests), {}
         with _readable_errors():
             for start in range(0, len(asked), _PAGE):
@@ -100,7 +97,7 @@ class RedisStore:
 
     @contextmanager
     def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
-        """See RecordStore. Room is not looked for."""
+        """Does not reserve room."""
 
         def publish() -> None:
             with _readable_errors():
@@ -111,16 +108,15 @@ class RedisStore:
         yield publish
 
     def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
-        """See RecordStore. No trace is left: nothing here is ever swept."""
+        """Leaves no tombstone, as this store is never swept."""
         with _readable_errors():
             self._redis.hdel(self._key(digest, "records"), key)
 
     def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
-        """See AdapterStore. There is nothing on this machine, and others may name what is in Redis."""
+        """A no-op: other replicas may name what is in Redis."""
         return 0
 
     def close(self) -> None:
-        """Give the connections back."""
         self._redis.close()
 
     def _key(self, digest: str, *parts: object) -> str:
@@ -130,12 +126,12 @@ class RedisStore:
         return [self._key(digest, name, number) for name, file in manifest.items() for number in range(file["chunks"])]
 
     def _manifest(self, digest: str) -> _Manifest | None:
-        """The manifest, or None if there is none, it is broken, or one of its chunks was evicted."""
+        """The manifest; None if it is missing or broken, or if a chunk was evicted."""
         manifest = _parse_manifest(self._text(self._key(digest, "manifest")))
         return manifest if manifest and self._has_all(self._chunk_keys(digest, manifest)) else None
 
     def _text(self, key: str) -> bytes | None:
-        """None also for what is of another type: whoever puts the blob again writes over it."""
+        """The value; None also for a key of another type, which the next `put` overwrites."""
         if self._redis.type(key) not in (b"string", b"none"):
             return None
         found: bytes | None = self._redis.get(key)
@@ -155,7 +151,7 @@ class RedisStore:
         return {"size": size, "chunks": chunks}
 
     def _fetch(self, digest: str, stack: ExitStack) -> Path:
-        """The files in a folder that is gone once `stack` is closed."""
+        """The files in a folder that is removed when `stack` is closed."""
         if self._tmp is not None:
             try:
                 with ExitStack() as tried:
@@ -177,7 +173,7 @@ class RedisStore:
             with (folder / name).open("wb") as file:
                 for number in range(manifest[name]["chunks"]):
                     wanted = min(CHUNK_BYTES, manifest[name]["size"] - file.tell())
-                    chunk = self._redis.getrange(self._key(digest, name, number), 0, wanted)  # one more would show
+                    chunk = self._redis.getrange(self._key(digest, name, number), 0, wanted)  # one byte more would show
                     if len(chunk) != wanted:
                         raise AdapterUnavailableError(f"Redis has lost a part of {digest}.")
                     file.write(chunk)
@@ -198,7 +194,7 @@ def _parse_manifest(text: bytes | None) -> _Manifest | None:
 
 
 def _is_possible(file: dict[str, int]) -> bool:
-    """A manifest that claims a billion chunks would have as many keys asked for."""
+    """False for a manifest that claims, say, a billion chunks, which would all be asked for."""
     return 0 <= file["size"] <= MAX_FILE_BYTES and file["chunks"] == -(-file["size"] // CHUNK_BYTES)
 
 

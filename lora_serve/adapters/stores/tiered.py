@@ -1,7 +1,7 @@
 """A near store in front of a far one: read-through with verification, write-through.
 
-Digests are checked whenever a tier hands bytes up: a broken near copy is set aside and fetched again, a broken far
-copy is taken out, so that it is refused in words everywhere and the same content can be registered again.
+Digests are checked whenever bytes are read from a tier: a broken near copy is set aside and fetched again, a broken far
+copy is removed, so that every replica reports it and the same content can be registered again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.content import check_sizes
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.adapters.eviction.tier_counts import TierCounts
 from lora_serve.adapters.stores.base import AdapterStore, MayDelete, Records
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.stats import EvictionReason, TierStats
 
@@ -27,27 +27,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBlob:
-    """A folder that holds what its digest says."""
+    """A folder whose content matches its digest."""
 
     folder: Path
-    tier: str  # the bytes came from
-    fetch: float  # seconds from there onto this machine
-    verify: float  # seconds for their digest
+    tier: str  # where the bytes came from
+    fetch: float  # seconds to bring them onto this machine
+    verify: float  # seconds to check the digest
 
 
 class TieredStore:
-    """See AdapterStore. What is near and sound is served even while the far store is away."""
+    """See AdapterStore, StoreFigures. Intact near copies are served even while the far store is away."""
 
     def __init__(self, near: DiskStore, far: AdapterStore, far_name: str = "redis") -> None:
-        """`near` is a cache: what does not fit there is served from the far store. `far_name`: in figures."""
+        """`near` is a cache; blobs that do not fit there are served from `far`. `far_name`: for the figures."""
         self.near = near
         self.far = far
         self._far_name = far_name
-        self._lock = threading.Lock()  # of the far tier's figures
+        self._lock = threading.Lock()  # guards the far tier's figures
         self._counts = TierCounts()
 
     def put(self, digest: str, folder: Path) -> None:
-        """See AdapterStore. Done only when the far store has it, and the near one if it has room."""
+        """Returns when the far store has the blob, and the near one if there is room."""
         with self.near.holding(digest):
             self.near.keep(digest, folder)
             started = time.perf_counter()
@@ -57,13 +57,13 @@ class TieredStore:
 
     @contextmanager
     def open(self, digest: str) -> Iterator[Path]:
-        """See AdapterStore. A near copy that is missing or broken is fetched again; what is given is sound."""
+        """Fetches a missing or broken near copy again; the folder is verified."""
         with self.opened(digest) as blob:
             yield blob.folder
 
     @contextmanager
     def opened(self, digest: str) -> Iterator[VerifiedBlob]:
-        """`open`, told which tier the bytes came from and what the look at their digest took."""
+        """`open` that also tells the tier of the bytes and the times."""
         started = time.perf_counter()
         with self.near.holding(digest):
             near = self.near.sound_copy(digest)
@@ -79,37 +79,34 @@ class TieredStore:
             yield VerifiedBlob(near, far.tier, far.fetch, far.verify)
 
     def has(self, digest: str) -> bool:
-        """See AdapterStore."""
         return self.near.has(digest) or self.far.has(digest)
 
     def delete(self, digest: str) -> None:
-        """See AdapterStore. Far first: if that fails, the near copy is still listed and can be deleted again."""
+        """Far first: if that fails, the near copy is still listed and can be deleted again."""
         self.far.delete(digest)
         self.near.delete(digest)
 
     def digests(self) -> frozenset[str]:
-        """See AdapterStore."""
         return self.near.digests() | self.far.digests()
 
     def release(self, digest: str) -> None:
-        """See AdapterStore."""
         self.near.delete(digest)
 
     def records(self, digests: Collection[str]) -> dict[str, dict[str, str]]:
-        """See RecordStore. The far store's; where it has none, the near one's."""
+        """The far store's records; where it has none, the near one's."""
         near, far = self.near.records(digests), self.far.records(digests)
         return {digest: far.get(digest) or near.get(digest, {}) for digest in far.keys() | near.keys()}
 
     @contextmanager
     def staging(self, records: Mapping[str, Records]) -> Iterator[Callable[[], None]]:
-        """See RecordStore. The far ones count; what cannot be written near is made up for at the next start."""
+        """The far records count; near ones that cannot be written follow at the next start."""
         with ExitStack() as stack:
             far = stack.enter_context(self.far.staging(records))
             try:
                 near = stack.enter_context(self.near.staging(records))
             except AdapterUnavailableError as error:
                 _log.warning("records are not kept near: %s", error)
-                near = _nothing
+                near = _no_records
 
             def publish() -> None:
                 far()
@@ -118,18 +115,17 @@ class TieredStore:
             yield publish
 
     def remove_record(self, digest: str, key: str, tombstone: bool) -> None:
-        """See RecordStore."""
         try:
             self.far.remove_record(digest, key, tombstone)
         finally:
             self.near.remove_record(digest, key, tombstone)
 
     def sweep(self, named: frozenset[str], may_delete: MayDelete, days: float = 0) -> int:
-        """See AdapterStore. The far store's other blobs may be named by others."""
+        """Sweeps the near store; the far one's blobs may be named by other replicas."""
         return self.near.sweep(named, may_delete, days)
 
     def replenish(self, digests: frozenset[str]) -> None:
-        """Give the far store back what it has lost of these and is here: it was emptied, or dropped keys."""
+        """Restore the blobs that the far store has lost and the near one still has."""
         for digest in digests & self.near.digests():
             if not self.far.has(digest):
                 with self.near.holding(digest):
@@ -138,17 +134,17 @@ class TieredStore:
                         self.far.put(digest, folder)
 
     def tiers(self) -> dict[str, TierStats]:
-        """See StoreFigures. How much the far store holds is not asked: that would be a round trip."""
+        """The size of the far store is left out: it would cost a round trip."""
         with self._lock:
             far = self._counts.frozen(None, None, None)
         return {**self.near.tiers(), self._far_name: far}
 
     def places_of(self, digest: str) -> tuple[str, ...]:
-        """See StoreFigures. Whatever is registered is far."""
+        """Every registered adapter is in the far store."""
         return (self._far_name, *self.near.places_of(digest))
 
     def _keep_near(self, digest: str, far: Path, seconds: float) -> Path | None:
-        """None: no room, or the disk cannot be written; the far store's copy does as well."""
+        """The near copy; None if there is no room, or the disk cannot be written."""
         try:
             return self.near.keep(digest, far, seconds, self.far.records([digest]).get(digest))
         except AdapterUnavailableError as error:
@@ -157,8 +153,9 @@ class TieredStore:
 
     @contextmanager
     def _sound_far_copy(self, digest: str) -> Iterator[VerifiedBlob]:
-        """Raises AdapterUnavailableError. Two reads that agree on wrong bytes condemn the far copy, not one, as the
-        fault may be this machine's.
+        """The verified far copy. It is removed if two reads agree on wrong bytes; one read may be this machine's fault.
+
+        Raises AdapterUnavailableError.
         """
         found: set[str | None] = set()
         for _ in range(2):
@@ -190,7 +187,7 @@ class TieredStore:
 
     def _condemn(self, digest: str) -> None:
         _log.error("the far store's copy of %s is corrupt; it is taken out", digest)
-        records = self.far.records([digest])  # whoever registers the same content again is not the only one to name it
+        records = self.far.records([digest])  # other ids may name the same content
         self.far.delete(digest)
         with self.far.staging(records) as publish:
             publish()
@@ -198,12 +195,12 @@ class TieredStore:
             self._counts.evictions[EvictionReason.CORRUPT] += 1
 
 
-def _nothing() -> None:
-    """There are no records to put in their place."""
+def _no_records() -> None:
+    pass
 
 
 def _digest_of(folder: Path) -> str | None:
-    """None: a file is missing or cannot be read."""
+    """The digest; None if a file is missing or cannot be read."""
     try:
         check_sizes(folder)
         return adapter_digest(folder)

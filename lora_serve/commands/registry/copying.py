@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from lora_serve.adapters.maintenance.exports import finish, is_unfinished
 from lora_serve.adapters.maintenance.merging import MergeOutcome
 from lora_serve.adapters.maintenance.registries import RegistryAddress
-from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, open_ends
+from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, finish_export, is_unfinished, open_ends
 from lora_serve.commands.output import Output, bytes_text, plain
 from lora_serve.commands.registry.addresses import (
     add_prefix_flag,
@@ -79,7 +78,7 @@ def _copy(verb: str, source: RegistryAddress, target: RegistryAddress, overwrite
         report = Transfer(first, second, overwrite, on_progress).run()
         if is_export and report.is_whole:
             try:
-                finish(second)
+                finish_export(second)
             except OSError as error:
                 raise AdapterUnavailableError(f"The export cannot be completed: {error.strerror}.") from None
     output.show(_document(verb, source, target, report), _sentence(report, target))

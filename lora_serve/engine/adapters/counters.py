@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from lora_serve.adapters.eviction.tier_counts import TierCounts
+from lora_serve.adapters.tier_counts import TierCounts
 from lora_serve.core.stats import AdapterCounters, EvictionReason, LoadTimes
 
 

@@ -49,7 +49,7 @@ async def set_sharing(request: web.Request) -> web.StreamResponse:
     """Share with the named tenants and no others. The names need not be those of known tenants."""
     services, name = request.app[SERVICES], request.match_info["id"]
     shared_with = check_fields(SharingFields, await read_json(request)).shared_with
-    await services.edit(lambda: services.registry.set_sharing(name, shared_with), f"sharing {name}")
+    await services.edit(lambda: services.catalog.set_sharing(name, shared_with), f"sharing {name}")
     return await card_response(request, name)
 
 
@@ -81,7 +81,7 @@ async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> di
 
 
 def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None, caller: Caller) -> dict[str, Any]:
-    aliases = services.catalog.snapshot.aliases_of(entry.name)
+    aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
     if caller.scope is not None:
         return tenant_card(entry, caller.scope, aliases)
     return adapter_card(entry, stats, services.places_of, aliases)

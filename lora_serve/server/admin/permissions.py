@@ -7,7 +7,7 @@ import re
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.adapters.catalog.routes import own_name
+from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import AdapterNotFoundError, ConflictError, ForbiddenError

@@ -22,14 +22,14 @@ async def set_route(request: web.Request) -> web.StreamResponse:
     services, name = request.app[SERVICES], own_name_in(request)
     fields = check_fields(RouteFields, await read_json(request))
     canary = None if fields.canary is None else Canary(fields.canary.version, fields.canary.percent)
-    await services.edit(lambda: services.registry.set_route(name, fields.version, canary), f"routing {name}")
+    await services.edit(lambda: services.catalog.set_route(name, fields.version, canary), f"routing {name}")
     return await card_response(request, name)
 
 
 async def roll_back(request: web.Request) -> web.StreamResponse:
     """A canary ends; without one, the version before is back. 409 if there is none."""
     services, name = request.app[SERVICES], own_name_in(request)
-    await services.edit(lambda: services.registry.roll_back(name), f"rolling back {name}")
+    await services.edit(lambda: services.catalog.roll_back(name), f"rolling back {name}")
     return await card_response(request, name)
 
 
@@ -47,11 +47,11 @@ async def set_alias(request: web.Request) -> web.StreamResponse:
     target = check_fields(AliasFields, await read_json(request)).target
     if check_adapter_id(alias) == services.base_name:
         raise ConflictError(f"`{alias}` is the base model's name.")
-    await services.edit(lambda: services.registry.set_alias(alias, target), f"naming {alias}")
+    await services.edit(lambda: services.catalog.set_alias(alias, target), f"naming {alias}")
     return web.json_response({"alias": alias, "target": target})
 
 
 async def remove_alias(request: web.Request) -> web.StreamResponse:
     services, alias = request.app[SERVICES], request.match_info["id"]
-    await services.edit(lambda: services.registry.remove_alias(alias), f"removing {alias}")
+    await services.edit(lambda: services.catalog.remove_alias(alias), f"removing {alias}")
     return web.json_response({"alias": alias, "deleted": True})

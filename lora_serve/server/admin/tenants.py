@@ -12,9 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
+from lora_serve.adapters.catalog.edits import TenantRemoval
 from lora_serve.adapters.catalog.ledger import Ledger
 from lora_serve.adapters.catalog.state import CatalogState
-from lora_serve.adapters.catalog.tenant_removal import TenantRemoval
 from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError, NotFoundError
 from lora_serve.core.tenant import ADMIN_CALLER, Tenant, check_tenant_name
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
@@ -130,7 +130,7 @@ async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
     AdapterUnavailableError.
     """
     was_there = await asyncio.to_thread(services.keys.directory.delete_tenant, tenant)
-    removal = await asyncio.to_thread(services.registry.delete_tenant, tenant)
+    removal = await asyncio.to_thread(services.catalog.remove_tenant, tenant)
     if not was_there and not removal.names:
         raise NotFoundError(tenant)
     services.background.start(_forget(services, removal), f"forgetting the tenant {tenant}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.routes import own_name
+from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import split_name
 from lora_serve.core.errors import AdapterUnavailableError

@@ -41,7 +41,7 @@ class Reconciler:
         def changed() -> None:
             loop.call_soon_threadsafe(self._changed.set)
 
-        self._services.catalog.listen(changed)
+        self._services.catalog.ledger.listen(changed)
         work = (self._follow, self._keep_pins, self._keep_collecting)
         self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
         self._changed.set()
@@ -98,7 +98,7 @@ class Reconciler:
     async def _leave(self, digest: str) -> None:
         services = self._services
         if services.catalog.is_shared:
-            await asyncio.gather(asyncio.to_thread(services.registry.drain, digest), return_exceptions=True)
+            await asyncio.gather(asyncio.to_thread(services.catalog.leases.drain, digest), return_exceptions=True)
         for command in (Unpin(digest), Evict(digest, forget=True)):
             if digest not in services.catalog.snapshot.digests:
                 await self._try(command, None)  # waits for the rows, however long they take

@@ -140,7 +140,7 @@ def test_sweep_on_a_catalog_that_was_begun_anew_deletes_nothing(
         registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
         registry.sweep()
         assert blobs_in(filled.store) == before
-        catalog.leases.forget(catalog.leases.take("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
+        catalog.leases.deleted(catalog.leases.acquire("sha256:" + "0" * 64) and "sha256:" + "0" * 64)
         registry.sweep()
     aside = list(DiskStore(filled.store).orphans.all())
     assert {digest.removeprefix("sha256:") for digest, _ in aside} == before
@@ -156,7 +156,7 @@ def test_crash_leftovers_are_freed_as_ever(filled: AdapterConfig, spec: ModelSpe
         (deleted,) = place.catalog.remove("initech/z")
     with closing(open_catalog(filled.store)) as catalog:
         coming = "sha256:" + "7" * 64
-        catalog.leases.take(coming)
+        catalog.leases.acquire(coming)
         (filled.store / "blobs" / ("7" * 64)).mkdir()
     with closing(open_catalog(filled.store)) as catalog:
         registry = Registry(filled, spec, catalog, DiskStore(filled.store), FakeVerifier())
@@ -171,7 +171,7 @@ def test_note_of_an_older_catalog_gives_no_right_to_what_came_after_it(filled: A
     with open_registry(registries.at(filled.store), is_source=False) as place:
         digest = place.catalog.snapshot.entries["initech/z"].default.digest
         registries.remove(place, "initech/z")
-        place.catalog.leases.take(digest)
+        place.catalog.leases.acquire(digest)
     shutil.copyfile(filled.store / CATALOG, filled.store / "older")
     with open_registry(registries.at(filled.store), is_source=False) as place:
         registries.put(place, "initech/z", "five")
@@ -252,7 +252,7 @@ def assert_newest_records_say_what_the_catalog_does(catalog: Catalog, store: Pat
         records = [record for record in found if record is not None and record.entry.name == name]
         newest = max(records, key=lambda record: record.position.generation)
         assert newest.entry == entry
-        assert tuple(sorted(newest.aliases)) == catalog.snapshot.aliases_of(name)
+        assert newest.aliases == catalog.snapshot.aliases_of(name)
 
 
 def test_deleted_id_leaves_no_record_beside_what_others_name(filled: AdapterConfig) -> None:

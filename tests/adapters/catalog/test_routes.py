@@ -6,7 +6,7 @@ import pytest
 
 from lora_serve.adapters.catalog.edits import new_entry, routed, with_version
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry
-from lora_serve.adapters.catalog.routes import split
+from lora_serve.adapters.catalog.resolution import split
 from tests.catalog_versions import version
 
 KEYS = [f"tenant-{number % 7}\0user-{number}" for number in range(10_000)]

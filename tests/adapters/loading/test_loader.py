@@ -273,7 +273,7 @@ def store() -> Iterator[HangingStore]:
 def test_loads_that_hang_leave_their_threads_places_to_others(
     started: Started, posted: queue.Queue[LoadFinished[str]], store: HangingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = started(store.fetch, num_threads=2, term=0.05)
+    loader = started(store.fetch, num_threads=2, timeout=0.05)
     loader.submit(ref("hung 1"))
     loader.submit(ref("hung 2"))
     loader.submit(ref("sound"))
@@ -288,7 +288,7 @@ def test_digest_whose_load_hangs_is_refused_until_it_is_back_and_then_loaded_ane
     started: Started, posted: queue.Queue[LoadFinished[str]], store: HangingStore
 ) -> None:
     back = threading.Event()
-    loader = started(store.fetch, num_threads=1, term=0.05, keep=lambda adapter, value: back.set())
+    loader = started(store.fetch, num_threads=1, timeout=0.05, keep=lambda adapter, value: back.set())
     loader.submit(ref("hung"))
     assert isinstance(posted.get(timeout=60).error, LoadHangsError)
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_more_hung_threads_than_the_bound_refuse_every_load_until_one_is_back(
     started: Started, posted: queue.Queue[LoadFinished[str]], store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog_pool, "MAX_HUNG", 1)
-    loader = started(store.fetch, num_threads=1, term=0.05)
+    loader = started(store.fetch, num_threads=1, timeout=0.05)
     loader.submit(ref("hung 1"))
     loader.submit(ref("hung 2"))
     loader.submit(ref("waits"))  # behind the second, for which there is the last thread
@@ -333,7 +333,7 @@ def test_work_after_the_load_that_hangs_keeps_nobody_waiting(
         posted.put,
         1,
         keep=lambda adapter, value: store.fetch(adapter) and None,
-        term=0.05,
+        timeout=0.05,
     )
     for digest in ("hung", "sound"):
         loader.submit(ref(digest))

@@ -19,10 +19,9 @@ import pytest
 from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.opening import open_catalog
 from lora_serve.adapters.catalog.state import saved
-from lora_serve.adapters.maintenance.exports import MARK, finish
 from lora_serve.adapters.maintenance.merging import MergeOutcome
 from lora_serve.adapters.maintenance.registries import open_registry
-from lora_serve.adapters.maintenance.transfer import Transfer, TransferReport, open_ends
+from lora_serve.adapters.maintenance.transfer import MARK, Transfer, TransferReport, finish_export, open_ends
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.adapters.stores.record_files import is_record
 from lora_serve.core.errors import AdapterUnavailableError, ConfigError
@@ -134,7 +133,7 @@ def test_overwritten_blob_that_a_server_still_holds_stays_until_it_lets_go(sourc
         assert server.store.has(digest)
         assert server.catalog.leases.release(digest, holder)
         server.store.delete(digest)
-        server.catalog.leases.forget(digest)
+        server.catalog.leases.deleted(digest)
     assert content(redis_url) == content(source)
 
 
@@ -261,7 +260,7 @@ def test_only_records_of_adapters_and_aliases_travel(source: Path, tmp_path: Pat
     folder = tmp_path / "backup"
     with open_ends(at(source), at(folder), is_export=True) as (first, second):
         assert Transfer(first, second, False, lambda done, total: None).run().is_whole
-        finish(second)
+        finish_export(second)
     assert sorted(os.listdir(folder)) == ["blobs", "catalog.sqlite3"]
     assert b"secret" not in (folder / "catalog.sqlite3").read_bytes()
     assert [path.stat().st_mode & 0o077 for path in folder.rglob("*")] == [0] * len(list(folder.rglob("*")))
@@ -291,7 +290,7 @@ def test_export_goes_into_a_new_or_empty_folder_or_one_that_broke_off_only(sourc
     assert (folder / MARK).is_file()
     with open_ends(at(source), at(folder), is_export=True) as (first, second):
         assert Transfer(first, second, False, lambda done, total: None).run().is_whole
-        finish(second)
+        finish_export(second)
     assert content(folder) == content(source)
 
 
@@ -348,7 +347,7 @@ def test_blob_that_a_server_is_deleting_in_the_target_is_waited_for(source: Path
         with pytest.raises(AdapterUnavailableError, match="being deleted"):
             copy(source, redis_url)
         server.catalog.refresh()
-        server.catalog.leases.forget(digest)
+        server.catalog.leases.deleted(digest)
     assert copy(source, redis_url).is_whole
     assert content(redis_url) == content(source)
 
@@ -357,7 +356,7 @@ def test_hold_that_another_run_ended_is_noticed_before_the_record_is_written(sou
     def end_holds(done: int, total: int) -> None:
         with open_registry(at(redis_url), is_source=False) as other:
             for digest in held(other.catalog):
-                other.catalog.leases.forget(digest)
+                other.catalog.leases.deleted(digest)
 
     with open_ends(at(source), at(redis_url)) as (first, second):
         with pytest.raises(AdapterUnavailableError, match="under way elsewhere"):

@@ -14,7 +14,7 @@ import pytest
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import OtherContentError
 from lora_serve.adapters.registration.registry import Registration, Registry
-from lora_serve.adapters.registration.validation_budget import ValidationBudget
+from lora_serve.adapters.registration.verification import ValidationBudget
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
@@ -176,14 +176,14 @@ def test_converted_adapter_that_is_deleted_while_it_is_registered_again_is_not_n
 ) -> None:
     registry, folder = build(FakeVerifier(), Quota()), make_adapter(settings={"init_lora_weights": "pissa"})
     first = registry.register_folder("a", folder)
-    take = catalog.leases.take
+    take = catalog.leases.acquire
 
     def late(digest: str) -> str:
         for gone in registry.delete("a"):
             registry.collect(gone)
         return take(digest)
 
-    monkeypatch.setattr(catalog.leases, "take", late)
+    monkeypatch.setattr(catalog.leases, "acquire", late)
     with pytest.raises(AdapterUnavailableError, match="try again"):
         registry.register_folder("a", folder)
     assert first.ref.digest not in store.digests() | catalog.snapshot.digests

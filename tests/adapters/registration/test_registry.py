@@ -264,11 +264,11 @@ def test_deleted_and_registered_again_before_its_bytes_are_collected(
     assert held(catalog) == set()
 
 
-def test_pinning_what_is_not_there(registry: Registry, make_adapter: MakeAdapter) -> None:
+def test_pinning_what_is_not_there(registry: Registry, catalog: Catalog, make_adapter: MakeAdapter) -> None:
     registry.register_folder("a", make_adapter())
-    assert registry.set_pinned("a", True).pinned
+    assert catalog.set_pinned("a", True).pinned
     with pytest.raises(AdapterNotFoundError):
-        registry.set_pinned("b", True)
+        catalog.set_pinned("b", True)
 
 
 def test_sweep_removes_leftovers_and_keeps_what_is_named(
@@ -355,16 +355,16 @@ def test_every_hold_that_could_not_be_ended_is_ended_later(
     registry: Registry, catalog: Catalog, store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = "sha256:" + "7" * 64
-    first, second = catalog.leases.take(digest), catalog.leases.take(digest)
+    first, second = catalog.leases.acquire(digest), catalog.leases.acquire(digest)
     with monkeypatch.context() as patched:
-        patched.setattr(catalog.leases, "condemn", _away)
+        patched.setattr(catalog.leases, "release", _away)
         for holder in (first, second):
             with pytest.raises(AdapterUnavailableError):
                 registry.collect(digest, holder)
-    registry.drain(digest)
+    catalog.leases.drain(digest)
     registry.collect(digest)
     registry.retry_pending()
-    assert not catalog.ledger.state.leases_on(digest).holders
+    assert not catalog.ledger.state.lease_on(digest).holders
     assert not registry.has_pending
 
 

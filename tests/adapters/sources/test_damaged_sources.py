@@ -28,7 +28,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from lora_serve.adapters.sources import folder_copy
+from lora_serve.adapters.sources import folder as folder_module
 from lora_serve.adapters.sources.archive_url import ArchiveUrlSource
 from lora_serve.adapters.sources.base import AdapterSource
 from lora_serve.adapters.sources.checksum import of_hub, of_s3
@@ -286,7 +286,7 @@ def test_file_of_a_folder_that_changes_while_it_is_read_is_refused(
     folder.mkdir(parents=True)
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
-    plain = folder_copy.pieces_of
+    plain = folder_module.pieces_of
 
     def changing(file: Any) -> Iterator[bytes]:
         pieces = plain(file)
@@ -296,7 +296,7 @@ def test_file_of_a_folder_that_changes_while_it_is_read_is_refused(
         yield from pieces
 
     monkeypatch.setattr("lora_serve.adapters.regular_file.CHUNK_BYTES", 10_000)
-    monkeypatch.setattr(folder_copy, "pieces_of", changing)
+    monkeypatch.setattr(folder_module, "pieces_of", changing)
     with pytest.raises(AdapterUnavailableError, match="changed"):
         fetched(FolderSource([tmp_path / "root"]), str(folder), tmp_path)
 

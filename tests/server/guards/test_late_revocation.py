@@ -112,7 +112,7 @@ async def test_registration_that_ends_after_its_tenant_was_made_again_is_not_the
 
     def late(*given: Any, **named: Any) -> Any:
         services.keys.directory.delete_tenant("acme")
-        services.registry.delete_tenant("acme")
+        services.catalog.remove_tenant("acme")
         services.keys.directory.create_tenant("acme")
         return stage(*given, **named)
 

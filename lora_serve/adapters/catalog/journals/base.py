@@ -1,4 +1,4 @@
-"""The seam between the catalog and what keeps its records: texts by key, and a count of the changes made to them."""
+"""The seam between the catalog and the place of its records: texts by key, and a count of the commits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A moment in a journal's life."""
+    """A moment in the life of a journal."""
 
-    epoch: str = ""  # names the journal itself; empty: nothing was ever written
+    epoch: str = ""  # names the journal; empty: nothing was ever written
     generation: int = 0  # commits made so far
-    head: str = ""  # names the last of them, as two branches may count alike; empty: it has no name
+    head: str = ""  # names the last commit, as two branches may have the same count; empty: no name
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Records as they are at `position`; a None text is a record that is gone."""
+    """Records as they are at `position`; a None text is a deleted record."""
 
     position: Position
     records: Mapping[str, str | None]
-    # Names of commits that led here, with their generations; negative: of a branch that was taken in.
+    # Names of the commits that led here, with their generations; negative: commits of a merged branch.
     heads: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -36,7 +36,7 @@ class Journal(Protocol):
         """All records."""
 
     def since(self, position: Position) -> Page | None:
-        """Records changed after `position`, perhaps some that were not; None: that cannot be told, load all."""
+        """Records changed after `position`, perhaps more; None: unknown, so that all must be loaded."""
 
     def commit(
         self,
@@ -45,20 +45,20 @@ class Journal(Protocol):
         becomes: Position | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> Position | None:
-        """Write `changes` if the journal is still at `expected`; None, and nothing is written, if it is not.
+        """Write `changes` durably if the journal is still at `expected`; otherwise write nothing and return None.
 
-        Durable on return. `becomes`: where it then is, when it is filled anew or takes in another branch, and `heads`
-        that branch's commits; None: one generation on.
+        `becomes`: the new position when the journal is filled anew or merges another branch, whose commits are `heads`;
+        None: one generation on.
         """
 
     def wait(self, position: Position, seconds: float) -> None:
-        """Return once there may be something after `position`, or after so many seconds."""
+        """Return once there may be something after `position`, or after `seconds`."""
 
     def forget(self) -> None:
-        """Drop what else is kept of records that are gone: their names in the list of changes, their old pages.
+        """Erase the remains of deleted records: their names in the list of changes, their old pages.
 
-        Whoever is not at the newest position loads all then.
+        Readers that are not at the newest position load all records then.
         """
 
     def close(self) -> None:
-        """Give back what it holds; it may be called twice."""
+        """Release all resources; may be called twice."""

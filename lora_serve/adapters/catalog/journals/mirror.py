@@ -1,4 +1,4 @@
-"""The local copy of a shared journal: its records, and what is known of how it came to them."""
+"""The local copy of a shared journal: its records and the commits that led to them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.adapters.catalog.journals.base import Page, Position
-from lora_serve.adapters.catalog.journals.sqlite import SqliteJournal
-from lora_serve.adapters.catalog.journals.sqlite_schema import MAX_CHANGES
+from lora_serve.adapters.catalog.journals.sqlite import MAX_CHANGES, SqliteJournal
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.errors import DamagedFileError
 
-MAX_HEADS = 20_000  # commits whose names are kept: whoever was away for longer is believed to be behind
-_GONE = "gone:"  # begins what stands for the key of a record that is gone; no key begins so
+MAX_HEADS = 20_000  # names of commits that are kept; a replica that was away for longer counts as behind
+_GONE = "gone:"  # prefix of the hash that stands for the key of a deleted record; no key begins so
 _log = logging.getLogger(__name__)
 
 
 class Mirror(SqliteJournal):
-    """Follows only; what it holds was acknowledged by the shared journal."""
+    """A follower: all that it has was acknowledged by the shared journal."""
 
     def replace(self, page: Page) -> None:
-        """Become a copy of the shared journal at this page, which holds all of its records.
+        """Become a copy of the shared journal at this page, which has all of its records.
 
-        Where that did not come from here commit by commit, any record may have changed in between.
+        If the page is no successor of this copy, commit by commit, every record counts as changed.
         """
         with self._db.transaction():
             known = self._position()
@@ -41,7 +40,7 @@ class Mirror(SqliteJournal):
         self._truncate()
 
     def apply(self, page: Page) -> None:
-        """Follow the shared journal to this page, whose records changed there."""
+        """Follow the shared journal to this page of changed records."""
         with self._db.transaction():
             self._write(page.position, page.records)
             self._note_changed(page, page.records)
@@ -50,13 +49,13 @@ class Mirror(SqliteJournal):
             self._truncate()
 
     def heads(self) -> dict[str, int]:
-        """Names of the commits that led here, with their generations. Raises AdapterUnavailableError."""
+        """The names of the commits that led here, with their generations. Raises AdapterUnavailableError."""
         return dict(self._db.select("SELECT head, abs(generation) FROM heads"))
 
     def changed_since(self, position: Position, there: Iterable[str]) -> frozenset[str] | None:
-        """Keys of records that changed after `position`, which led here; None: that is not known any more.
+        """The keys of records that changed after `position`, which led here; None: unknown.
 
-        Those of records that are gone here are named only if they are among the keys `there`.
+        The key of a deleted record is returned only if it is among the keys `there`.
         """
         generation = self._db.select("SELECT generation FROM position")[0][0]
         if generation - position.generation > MAX_CHANGES or position.generation < self._floor:
@@ -64,16 +63,16 @@ class Mirror(SqliteJournal):
         rows = self._db.select("SELECT DISTINCT key FROM changes WHERE generation > ?", (position.generation,))
         noted = {row[0] for row in rows}
         return frozenset(key for key in noted if not key.startswith(_GONE)) | {
-            key for key in there if _trace_of(key) in noted
+            key for key in there if _hash_of(key) in noted
         }
 
     def _note_changed(self, page: Page, keys: Iterable[str]) -> None:
-        """Of a record that is gone no name stays, as it may be a deleted tenant's: only what recognises it."""
+        """Notes the changes; of a deleted record only the hash of its key, which may name a deleted tenant."""
         listed = list(keys)
         gone = [key for key in listed if page.records.get(key) is None]
         self._db.executemany("DELETE FROM changes WHERE key = ?", [(key,) for key in gone])
         here = [key for key in listed if page.records.get(key) is not None]
-        self._note(page.position.generation, [*here, *map(_trace_of, gone)])
+        self._note(page.position.generation, [*here, *map(_hash_of, gone)])
 
     def _take(self, page: Page) -> None:
         heads = {**page.heads, **({page.position.head: page.position.generation} if page.position.head else {})}
@@ -82,10 +81,7 @@ class Mirror(SqliteJournal):
 
 
 def open_mirror(path: Path, title: str = "adapter catalog", monitor: StoreMonitor | None = None) -> Mirror:
-    """The local copy; one that is damaged is set aside, and the new one filled by the shared journal.
-
-    Raises ConfigError.
-    """
+    """The local copy. A damaged one is set aside; the shared journal fills the new one. Raises ConfigError."""
     try:
         return Mirror(path, title, monitor)
     except DamagedFileError as error:
@@ -97,7 +93,7 @@ def open_mirror(path: Path, title: str = "adapter catalog", monitor: StoreMonito
         return Mirror(path, title, monitor)
 
 
-def _trace_of(key: str) -> str:
+def _hash_of(key: str) -> str:
     return _GONE + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -106,7 +102,7 @@ def _differing(before: Mapping[str, str], after: Mapping[str, str | None]) -> It
 
 
 def _set_aside(path: Path) -> None:
-    """With what SQLite keeps beside it. Raises OSError."""
+    """Renames the file and what SQLite keeps beside it. Raises OSError."""
     path.replace(path.with_name(f"{path.name}.damaged"))
     for more in ("-wal", "-shm"):
         with suppress(FileNotFoundError):

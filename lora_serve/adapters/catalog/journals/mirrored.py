@@ -1,9 +1,8 @@
-"""A shared journal with a local copy: what was heard of it is known even while it is away, and can be given back to
-one that has forgotten.
+"""A shared journal with a local copy, which serves while the shared one is away and restores what that one lost.
 
-Every commit has a name. A shared journal that does not have the name of the last commit heard of here was started from
-an older state and went on without what came after it: a branch. What only this copy changed since is given back; of
-what both changed, the journal's user says what holds (`Merge`).
+Every commit has a name. A shared journal that lacks the last commit known here was started from an older state and went
+on from there: a branch. Records that only this copy changed since the fork are restored; for records that both changed,
+the journal's user decides (`Merge`).
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from lora_serve.adapters.catalog.journals.mirror import Mirror
 from lora_serve.core.errors import AdapterUnavailableError
 
 Records = dict[str, str]
-# Of the records so far, and of those that may have changed on both sides (ours, theirs), what holds.
+# From the records so far, and those that may have changed on both sides as (ours, theirs), to the merged records.
 Merge = Callable[[Records, Mapping[str, tuple[str | None, str | None]]], Records]
 _log = logging.getLogger(__name__)
 
 
 class MirroredJournal:
-    """See Journal. The shared one decides; the mirror only follows, so that what it holds was acknowledged there."""
+    """See Journal. The shared journal decides; the mirror only follows it."""
 
     def __init__(self, shared: Journal, mirror: Mirror, merge: Merge) -> None:
         self._shared = shared
         self._mirror = mirror
         self._merge = merge
         self._is_first = True
-        self._is_behind = False  # the mirror could not be written: it is to be made anew
+        self._is_behind = False  # the mirror could not be written and must be filled anew
 
     def load(self) -> Page:
-        """See Journal. At the first call, and only then, the mirror's page while the shared journal is away."""
+        """Returns the mirror's page if the shared journal is away at the first call, and only then."""
         is_first, self._is_first = self._is_first, False
         try:
             page = self._restored(self._shared.load())
@@ -46,7 +45,6 @@ class MirroredJournal:
         return page
 
     def since(self, position: Position) -> Page | None:
-        """See Journal."""
         if self._is_behind:
             return None
         page = self._shared.since(position)
@@ -61,28 +59,24 @@ class MirroredJournal:
         becomes: Position | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> Position | None:
-        """See Journal."""
         position = self._shared.commit(expected, changes, becomes, heads)
         if position is not None:
             self._follow(Page(position, changes))
         return position
 
     def wait(self, position: Position, seconds: float) -> None:
-        """See Journal."""
         self._shared.wait(position, seconds)
 
     def forget(self) -> None:
-        """See Journal."""
         self._shared.forget()
         self._mirror.forget()
 
     def close(self) -> None:
-        """See Journal."""
         self._shared.close()
         self._mirror.close()
 
     def _follow(self, page: Page, is_whole: bool = False) -> None:
-        """Write it into the mirror; a disk that is full must not stop what the shared journal has already done."""
+        """Writes a page into the mirror; a full disk must not stop what the shared journal has already done."""
         try:
             if is_whole:
                 self._mirror.replace(page)
@@ -95,14 +89,14 @@ class MirroredJournal:
             self._is_behind = self._is_behind and not is_whole
 
     def _restored(self, page: Page) -> Page:
-        """The shared journal's page, after it was given back what it had and lost: emptied, or set back in time."""
+        """The shared journal's page, after what it had lost (by being emptied or set back) was restored."""
         known = self._mirror.load()
         epoch, heads = known.position.epoch, self._mirror.heads()
         if not _has_lost(page, known):
             if epoch not in ("", page.position.epoch) and known.position.head not in page.heads:
                 _log.warning("the shared registry is another one than before; this store's copy of the old is dropped")
             return page
-        there = page.records if page.position.epoch else {}  # without a position, what is left is dropped by the commit
+        there = page.records if page.position.epoch else {}  # without a position the commit drops what is left
         is_bare = page.position.epoch == "" or page.position == known.position  # nobody has committed since
         records = _texts(known) if is_bare else self._with_ours(page, known, heads)
         changes: dict[str, str | None] = {k: t for k, t in records.items() if there.get(k) != t}
@@ -117,13 +111,13 @@ class MirroredJournal:
         return Page(becomes, records, {**{head: sign * number for head, number in missing.items()}, **page.heads})
 
     def _with_ours(self, page: Page, known: Page, heads: Mapping[str, int]) -> Records:
-        """What both branches together say."""
+        """The records of both branches together."""
         fork = _fork_of(page, heads)
         ours = None if fork is None else self._mirror.changed_since(fork, page.records)
         since = None if fork is None else self._shared.since(fork)
         theirs = None if since is None or since.position != page.position else frozenset(since.records)
         if fork is None and not known.position.head and page.position.generation < known.position.generation:
-            theirs = frozenset()  # commits without names, of an older lora_serve: ours is the newer one
+            theirs = frozenset()  # an older lora_serve made commits without names: ours is newer
         records, contested = _texts(page), {}
         for key in known.records.keys() | page.records.keys() if ours is None else ours:
             our, their = known.records.get(key), page.records.get(key)
@@ -139,7 +133,7 @@ class MirroredJournal:
 
 
 def _has_lost(page: Page, known: Page) -> bool:
-    """Whether the shared journal is without some of what is known here, as far as names of commits tell."""
+    """True if the shared journal lacks commits that are known here, as far as their names tell."""
     there, here = page.position, known.position
     if not here.epoch or not there.epoch:
         return bool(here.epoch)
@@ -153,7 +147,7 @@ def _has_lost(page: Page, known: Page) -> bool:
 
 
 def _fork_of(page: Page, heads: Mapping[str, int]) -> Position | None:
-    """The last commit that both come from; None: none is known."""
+    """The last common commit; None: unknown."""
     common = {head: number for head, number in page.heads.items() if number > 0 and head in heads}
     if not common:
         return None

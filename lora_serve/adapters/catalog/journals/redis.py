@@ -2,11 +2,10 @@
 
 `...:position` a hash {epoch, generation, head}, `...:records` a hash key -> text, `...:changes` a stream with one entry
 per commit, whose id is its generation and whose field `keys` is a JSON list of what it changed, `...:heads` a hash of
-the names of commits -> generation. A commit is WATCH, MULTI, EXEC on the position, so no script is needed and it is
-there whole or not at all.
+the names of commits -> generation. A commit is WATCH, MULTI, EXEC on the position, so it is atomic without a script.
 
-Position and records say what is. The other two say how it came, for those who follow: what else somebody writes there
-costs them a look at all records, and is dropped. A position that is none is made anew over the records as they are.
+Position and records are the state; changes and heads tell followers how it came about. Foreign data in the latter two
+is dropped and costs followers a reload of all records. An unreadable position is made anew over the same records.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from lora_serve.adapters.catalog.journals.mirror import MAX_HEADS
 from lora_serve.adapters.redis_connection import connect
 from lora_serve.core.errors import AdapterUnavailableError
 
-MAX_CHANGES = 10_000  # commits that are remembered for replicas that were away
-_TRIM = 1000  # commits between two removals of old names
+MAX_CHANGES = 10_000  # commits that are kept for replicas that were away
+_TRIM = 1000  # commits between two trims of old names
 _MAX_GENERATION = 2**62
 _log = logging.getLogger(__name__)
 
@@ -43,12 +42,12 @@ class RedisJournal:
         name: str = "registry",
         title: str = "adapter registry",
     ) -> None:
-        """`timeout`: seconds for connecting and for each reply. `name`: in the keys; `title`: in messages.
+        """`timeout`: seconds for connecting and for each reply. `name`: part of the keys; `title`: for messages.
 
         Raises ConfigError for a URL that is not one.
         """
         self._redis = connect(url, timeout)
-        # Its own connection: while it blocks for news, commits go on.
+        # A connection of its own: it blocks for news while commits go on.
         self._news = connect(url, timeout)
         self._position_key = f"{prefix}:{name}:position"
         self._records_key = f"{prefix}:{name}:records"
@@ -58,7 +57,6 @@ class RedisJournal:
         self._title = title
 
     def load(self) -> Page:
-        """See Journal."""
         with self._readable_errors():
             self._mend()
             pipe = self._redis.pipeline(transaction=True)
@@ -69,7 +67,6 @@ class RedisJournal:
             return Page(_position(position), texts, _generations(heads))
 
     def since(self, position: Position) -> Page | None:
-        """See Journal."""
         with self._readable_errors():
             try:
                 return self._since(position)
@@ -87,7 +84,7 @@ class RedisJournal:
         becomes: Position | None = None,
         heads: Mapping[str, int] | None = None,
     ) -> Position | None:
-        """See Journal. Durable as far as Redis is: with its append-only file."""
+        """Durable as far as Redis is: with its append-only file."""
         new = Position(expected.epoch or uuid.uuid4().hex, expected.generation + 1, uuid.uuid4().hex)
         position = new if becomes is None else replace(becomes, head=becomes.head or new.head)
         with self._readable_errors(), self._redis.pipeline(transaction=True) as pipe:
@@ -98,13 +95,13 @@ class RedisJournal:
                 raise ValueError("the records are no hash")
             old = self._old_heads(position)
             pipe.multi()
-            if not expected.epoch:  # what is left of a journal that lost its position
+            if not expected.epoch:  # the rest of a journal that lost its position
                 pipe.delete(self._records_key, self._changes_key, self._heads_key)
             self._write(pipe, position, changes)
             if expected.epoch or heads is None:
                 commit = _Commit(position.generation, expected.generation, list(changes), position.head)
                 taken_in = {head: -number for head, number in (heads or {}).items()}
-            else:  # as it was, and nothing has changed
+            else:  # restored as it was; nothing has changed
                 commit = _Commit(position.generation, position.generation - 1, [], position.head)
                 taken_in = dict(heads or {})
             hints = self._tell(pipe, commit, taken_in, old)
@@ -118,18 +115,15 @@ class RedisJournal:
         return position
 
     def wait(self, position: Position, seconds: float) -> None:
-        """See Journal."""
         block = max(1, min(int(seconds * 1000), int(self._timeout * 500)))
         with self._readable_errors():
             self._news.xread({self._changes_key: f"{position.generation}-0"}, count=1, block=block)
 
     def forget(self) -> None:
-        """See Journal."""
         with self._readable_errors():
             self._redis.xtrim(self._changes_key, maxlen=0, approximate=False)
 
     def close(self) -> None:
-        """See Journal."""
         self._redis.close()
         self._news.close()
 
@@ -160,7 +154,7 @@ class RedisJournal:
         pipe.hset(self._position_key, mapping=_fields_of(position))
 
     def _tell(self, pipe: Any, commit: _Commit, taken_in: Mapping[str, int], old: Sequence[bytes]) -> list[str]:
-        """What followers are told; the keys of the last commands, whose failure takes nothing back."""
+        """Adds the commands for followers; returns the keys of these last commands, whose failure undoes nothing."""
         pipe.hset(self._heads_key, mapping={**taken_in, commit.head: commit.generation})
         entry = f"{commit.generation}-0"
         pipe.xadd(self._changes_key, commit.fields(), id=entry, maxlen=MAX_CHANGES, approximate=True)
@@ -170,34 +164,34 @@ class RedisJournal:
         return [self._heads_key, self._changes_key, self._heads_key]
 
     def _old_heads(self, position: Position) -> list[bytes]:
-        """Names of commits that need not be kept any more."""
+        """The names of commits that need not be kept any more."""
         if position.generation % _TRIM:
             return []
         floor = position.generation - MAX_HEADS
         return [head for head, number in self._redis.hgetall(self._heads_key).items() if abs(_number(number)) <= floor]
 
     def _drop(self, keys: set[str]) -> None:
-        """Keys that took no entry: of another type, or with an id of somebody else's that is beyond ours."""
+        """Deletes keys that took no entry: they have another type, or a foreign id beyond the next one."""
         if keys:
             _log.warning("the shared %s: %s held what is not ours; dropped", self._title, ", ".join(sorted(keys)))
             with self._readable_errors():
                 self._redis.delete(*keys)
 
     def _mend(self) -> None:
-        """Drop what is of another type; a position that is none is made anew over the records as they are."""
+        """Drops keys of another type; makes an unreadable position anew over the records as they are."""
         pipe = self._redis.pipeline(transaction=True)
         for key in (self._changes_key, self._heads_key, self._records_key, self._position_key):
             pipe.type(key)
         changes, heads, records, position = pipe.execute()
         self._drop({self._changes_key} if changes not in (b"stream", b"none") else set())
         self._drop({self._heads_key} if heads not in (b"hash", b"none") else set())
-        if records not in (b"hash", b"none"):  # there is nothing left: whoever has a copy gives it back
+        if records not in (b"hash", b"none"):  # nothing is left: a replica with a copy restores it
             self._drop({self._records_key, self._position_key})
         elif not self._is_position(position, records):
             self._make_position()
 
     def _is_position(self, kind: bytes, records: bytes) -> bool:
-        """Of a journal with such records."""
+        """True if the position's key is readable, beside records of type `records`."""
         if kind != b"hash":
             return kind == records == b"none"
         try:
@@ -236,7 +230,7 @@ class RedisJournal:
 
 
 class _NotOursError(Exception):
-    """The list of changes holds what no commit wrote."""
+    """The list of changes has an entry that no commit wrote."""
 
 
 def _position(found: Mapping[bytes, bytes]) -> Position:
@@ -257,7 +251,7 @@ class _Commit:
     """An entry of the list of changes."""
 
     generation: int
-    before: int  # the generation that it was made on: another than the one before if a branch was taken in
+    before: int  # the generation that it was made on; not the previous one if a branch was merged
     keys: list[str]
     head: str
 
@@ -279,7 +273,7 @@ class _Commit:
 
 
 def _lead(commits: Sequence[_Commit], start: int, end: int) -> bool:
-    """Whether these are all the commits from one generation to the other."""
+    """True if these are all the commits from one generation to the other."""
     for commit in commits:
         if commit.before != start:
             return False
@@ -292,7 +286,7 @@ def _generations(heads: Mapping[bytes, bytes]) -> dict[str, int]:
 
 
 def _number(text: bytes) -> int:
-    """0: it is none."""
+    """The number; 0 for anything else."""
     return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 20 else 0
 
 

@@ -1,4 +1,4 @@
-"""What happened in one tier since start. Plain numbers without a lock: whoever owns the tier owns this."""
+"""Counts the events in one tier since start. Without a lock: the owner of the tier owns the counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lora_serve.core.stats import EvictionReason, TierStats
 
 @dataclass(slots=True)
 class TierCounts:
-    """Counted up as it happens; `frozen` is the snapshot."""
+    """Running counts; `frozen` gives a snapshot."""
 
     hits: int = 0
     misses: int = 0
@@ -19,12 +19,12 @@ class TierCounts:
     evictions: Counter[EvictionReason] = field(default_factory=Counter)
 
     def loaded(self, seconds: float) -> None:
-        """One more load into the tier."""
+        """Count a load into the tier."""
         self.loads += 1
         self.load_seconds += seconds
 
     def frozen(self, num_items: int | None, num_bytes: int | None, budget: int | None) -> TierStats:
-        """With what is resident now (None: not known here); `budget` in bytes, None: no limit."""
+        """A snapshot with what is resident now (None: unknown); `budget` in bytes, None: no limit."""
         return TierStats(
             self.hits,
             self.misses,

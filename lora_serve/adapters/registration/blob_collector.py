@@ -1,0 +1,128 @@
+"""Frees blobs that no version names and nobody leases, and sorts out the blobs that a start finds unnamed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from lora_serve.adapters.catalog.blob_writer import sync_records
+from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.history import CatalogHistory
+from lora_serve.adapters.stores.base import AdapterStore
+from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.adapters.stores.files import listed, private_or_later, remove_folder
+from lora_serve.adapters.stores.monitor import words_of
+from lora_serve.adapters.stores.tiered import TieredStore
+from lora_serve.core.config import AdapterConfig
+from lora_serve.core.errors import AdapterUnavailableError
+
+_MAX_NAMED = 10  # digests in one line of the log
+_log = logging.getLogger(__name__)
+
+
+class BlobCollector:
+    """Every method may be called from any thread."""
+
+    def __init__(self, catalog: Catalog, store: AdapterStore) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._pending: set[tuple[str, str]] = set()  # digests whose deletion failed, and the holder whose lease ends
+
+    @property
+    def has_pending(self) -> bool:
+        """True if `retry_pending` has anything to do."""
+        return bool(self._pending)
+
+    @contextmanager
+    def leased(self, digest: str) -> Iterator[str]:
+        """A lease on the blob; the catalog's commit of a version ends it. After an error the blob is freed."""
+        holder = self._catalog.leases.acquire(digest)
+        try:
+            yield holder
+        except BaseException:
+            with suppress(AdapterUnavailableError):  # `retry_pending` tries again
+                self.collect(digest, holder)
+            raise
+
+    def collect(self, digest: str, holder: str) -> bool:
+        """End a lease; delete the blob unless a version names it or somebody else leases it.
+
+        Returns whether it was deleted; this server's own copy is dropped if no version names it. Raises
+        AdapterUnavailableError; `retry_pending` then tries again.
+        """
+        try:
+            is_gone = self._collect(digest, holder)
+        except AdapterUnavailableError:
+            self._pending.add((digest, holder))
+            raise
+        self._pending.discard((digest, holder))
+        return is_gone
+
+    def retry_pending(self) -> None:
+        """Retry the deletions that failed: the disk, or Redis, may be back."""
+        for digest, holder in list(self._pending):
+            with suppress(AdapterUnavailableError):
+                self.collect(digest, holder)
+
+    def _collect(self, digest: str, holder: str) -> bool:
+        if not self._catalog.leases.release(digest, holder):
+            if digest not in self._catalog.snapshot.digests:
+                self._store.release(digest)
+            return False
+        self._catalog.leases.delete(digest, self._store)
+        return True
+
+
+def sweep_store(
+    catalog: Catalog, store: AdapterStore, config: AdapterConfig, collect: Callable[[str, str], bool]
+) -> None:
+    """At start, before anything else changes catalog or store: free the unnamed blobs that the catalog let go, and keep
+    the others aside. `collect`: ends a lease and frees its blob. Raises AdapterUnavailableError.
+    """
+    own = store.near if isinstance(store, TieredStore) else store
+    state = catalog.ledger.state
+    history = CatalogHistory(state, catalog.is_shared)
+    # Without an epoch the catalog cannot tell whether anything is named.
+    named = state.snapshot.digests if state.position.epoch else own.digests()
+    if num_orphans := _swept(store, named, history, config):
+        _log.warning(
+            "blobs that the catalog does not know are kept aside in %s: %d (%s); `lora-serve registry rebuild` brings "
+            "back what they were",
+            config.store,
+            num_orphans,
+            _shown_orphans(own),
+        )
+    expired = catalog.leases.expired()
+    records = _records_of(store, expired)
+    for digest, holder in expired.items():
+        if history.may_delete(digest, records.get(digest, {}), {}):
+            with suppress(AdapterUnavailableError):  # the collector retries later
+                collect(digest, holder)
+    with suppress(AdapterUnavailableError):  # an unreachable store is synchronised when it is back
+        catalog.record_lineage()
+        sync_records(own, catalog.ledger.state)
+
+
+def _shown_orphans(store: AdapterStore) -> str:
+    digests = sorted({digest for digest, _ in store.orphans.all()}) if isinstance(store, DiskStore) else []
+    more = f" and {len(digests) - _MAX_NAMED} more" if len(digests) > _MAX_NAMED else ""
+    return ", ".join(digests[:_MAX_NAMED]) + more
+
+
+def _swept(store: AdapterStore, named: frozenset[str], history: CatalogHistory, config: AdapterConfig) -> int:
+    """The number of orphaned blobs."""
+    try:
+        for folder in listed(private_or_later(config.store / "tmp")):
+            remove_folder(folder)
+        return store.sweep(named, history.may_delete, config.unnamed_days)
+    except OSError as error:
+        _log.warning("what an earlier life left over stays until the next start: %s", words_of(error))
+        return 0
+
+
+def _records_of(store: AdapterStore, digests: Collection[str]) -> dict[str, dict[str, str]]:
+    try:
+        return store.records(digests) if digests else {}
+    except AdapterUnavailableError:
+        return {}
