@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoKrConfig, LoraConfig, VeraConfig
 from peft import PeftConfig as PeftConfigOfPeft
 
-from lora_serve.adapters.checkpoint.field_kinds import KINDS
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig, parse_config
+from lora_serve.adapters.checkpoint.peft_fields import KINDS
 from lora_serve.core.errors import InvalidAdapterError
 
 PLAIN = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
