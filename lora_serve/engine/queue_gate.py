@@ -18,6 +18,7 @@ from lora_serve.core.request import InferenceRequest
 
 _MEMORY = 5.0  # seconds of waiting after which what was seen counts 1/e
 _UNKNOWN = 1.0  # seconds to say as long as nothing has left the line
+OnStart = Callable[[str], None]  # gets the request's id
 
 
 class WaitingLine:
@@ -71,9 +72,6 @@ class WaitingLimit:
 
     name: str
     max_requests: int
-
-
-OnStart = Callable[[str], None]  # gets the request's id
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.engine.batching.step_cost import StepCost
 
 _NUM_PASSES = 4  # over the recorded steps
+_FOLDER = Path(__file__).with_name("profiles")
 
 
 class StepTime(Protocol):
@@ -81,9 +82,6 @@ class TransferTime:
 
     def seconds(self, num_bytes: int) -> float:
         return self.per_load + num_bytes / self.bytes_per_second
-
-
-_FOLDER = Path(__file__).with_name("profiles")
 
 
 @dataclass(frozen=True, slots=True)

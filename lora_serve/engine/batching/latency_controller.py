@@ -22,23 +22,6 @@ from lora_serve.core.config import BatchLimits
 from lora_serve.engine.batching.step_cost import StepCost
 
 _NUM_KEPT = 512
-
-
-class RecentTimes:
-    """The last 512 times of one kind, in seconds."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_NUM_KEPT)
-
-    def add(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-
-    def p95(self) -> float | None:
-        """The 95th percentile by nearest rank; None while nothing was measured."""
-        ordered = sorted(self._seconds)
-        return ordered[int(0.95 * (len(ordered) - 1) + 0.5)] if ordered else None
-
-
 LATE_SHARE = 0.05  # 1 - 0.95
 _AIM = 0.97  # of a target: the quantile swings a little around where it rests
 _RATE = 0.1
@@ -54,6 +37,21 @@ _PROBE_EVERY = 50  # steps: 2 of the 5 in 100 that may be late are for learning 
 _PROBE_SIZE = 4  # times the limit of the others
 _MIN_STEPS = 16  # seen before a cost is believed
 _MIX_FORGETTING = 0.998
+
+
+class RecentTimes:
+    """The last 512 times of one kind, in seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_NUM_KEPT)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    def p95(self) -> float | None:
+        """The 95th percentile by nearest rank; None while nothing was measured."""
+        ordered = sorted(self._seconds)
+        return ordered[int(0.95 * (len(ordered) - 1) + 0.5)] if ordered else None
 
 
 @dataclass(frozen=True, slots=True)

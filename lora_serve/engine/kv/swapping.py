@@ -17,6 +17,8 @@ from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.sequence import Sequence, SwappedBlocks
 
+_WEIGHT = 0.1  # of the newest copies
+
 
 class SwapSpace:
     """Host blocks 0 .. num_blocks - 1, each of them free or held."""
@@ -74,9 +76,6 @@ class SwapSpace:
 
 def _copies(due: dict[int, int]) -> tuple[BlockCopy, ...]:
     return tuple(BlockCopy(block, host_block) for host_block, block in due.items())
-
-
-_WEIGHT = 0.1  # of the newest copies
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from lora_serve.engine.adapters.slots import SlotTable
 
 _STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of memory is raised again
 _GROWTH = 1.25
+Run = Callable[[Batch], list[RowOutput]]
 
 
 @dataclass(eq=False)
@@ -82,9 +83,6 @@ class MemoryGuard:
 
     def _taken(self) -> int:
         return self._plan.weight_bytes + self._plan.kv_bytes + self._slots.num_bytes
-
-
-Run = Callable[[Batch], list[RowOutput]]
 
 
 def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:
