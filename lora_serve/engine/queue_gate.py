@@ -16,8 +16,8 @@ from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
 
-_MEMORY = 5.0  # seconds of waiting after which what was seen counts 1/e
-_UNKNOWN = 1.0  # seconds to say as long as nothing has left the line
+_MEMORY = 5.0  # seconds of waiting after which an observation weighs 1/e
+_UNKNOWN = 1.0  # seconds, while no request has left the queue yet
 OnStart = Callable[[str], None]  # gets the request's id
 
 

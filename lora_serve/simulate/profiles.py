@@ -63,7 +63,7 @@ class LearnedSteps:
         self._cost = StepCost()
         self._least = min(seconds for _, seconds in samples)
         shuffled = list(samples)
-        generator = random.Random(0)  # noisy phases of the recording shall not be its last word
+        generator = random.Random(0)  # so that a noisy phase of the recording does not come last
         for _ in range(_NUM_PASSES):
             generator.shuffle(shuffled)
             for load, seconds in shuffled:

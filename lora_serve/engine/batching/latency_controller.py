@@ -35,7 +35,7 @@ _CHEAP_CHUNK = 1.2  # times a step without prompts: likewise tokens of prompts
 _MIN_ROW_SHARE = 0.75  # of the inter-token target, for rows
 _PROBE_EVERY = 50  # steps: 2 of the 5 in 100 that may be late are for learning what larger ones cost
 _PROBE_SIZE = 4  # times the limit of the others
-_MIN_STEPS = 16  # seen before a cost is believed
+_MIN_STEPS = 16  # observed before the learned cost is used
 _MIX_FORGETTING = 0.998
 
 
@@ -82,7 +82,7 @@ class LatencyController:
         self._window_share = 0.5  # of the target of the first token
         self._num_gaps = self._num_late = 0  # of the step that has just run
         self._mean_gaps = 1.0
-        self._mix = [1.0, 0.0, 0.0]  # forgetting sums of rows, adapters and KV read
+        self._mix = [1.0, 0.0, 0.0]  # sums of rows, adapters and KV read, older steps weighing less
 
     def observe_first_token(self, seconds: float, limits: BatchLimits) -> None:
         self.ttft.add(seconds)

@@ -25,7 +25,7 @@ class SwapSpace:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is given out first: few pages are touched
+        self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is given out first, so that few pages are touched
         self._is_held = [False] * num_blocks
         self._out: dict[int, int] = {}  # host block -> block, copies that are due
         self._back: dict[int, int] = {}

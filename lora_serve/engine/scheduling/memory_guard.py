@@ -12,7 +12,7 @@ from lora_serve.core.memory import MemoryLoad, MemoryPlan
 from lora_serve.core.stats import MemoryStats
 from lora_serve.engine.adapters.slots import SlotTable
 
-_STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of memory is raised again
+_STEPS_BEFORE_GROWTH = 16  # successful ones before a limit lowered by lack of memory is raised again
 _GROWTH = 1.25
 Run = Callable[[Batch], list[RowOutput]]
 
