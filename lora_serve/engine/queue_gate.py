@@ -16,8 +16,9 @@ from lora_serve.core.config import QueueLimits
 from lora_serve.core.errors import QueueFullError, TenantQueueFullError
 from lora_serve.core.request import InferenceRequest
 
-_MEMORY = 5.0  # seconds of waiting after which what was seen counts 1/e
-_UNKNOWN = 1.0  # seconds to say as long as nothing has left the line
+_MEMORY = 5.0  # seconds of waiting after which an observation weighs 1/e
+_UNKNOWN = 1.0  # seconds, while no request has left the queue yet
+OnStart = Callable[[str], None]  # gets the request's id
 
 
 class WaitingLine:
@@ -71,9 +72,6 @@ class WaitingLimit:
 
     name: str
     max_requests: int
-
-
-OnStart = Callable[[str], None]  # gets the request's id
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task
 
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
-_ROW_TOKENS = 2  # of prompts that are there for their rows: the shortest that are not decoding at once
+_ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once
 _SHORTEST_PADDED = 16
-_AUTO_CHUNK_ON_CPU = 64  # kernels for CPUs work tile by tile: a longer prompt is more of the same, and seconds of it
+_AUTO_CHUNK_ON_CPU = 64  # kernels for CPUs work tile by tile: a longer prompt only takes longer
 _WAYS_OF_SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),

@@ -1,7 +1,7 @@
 """Backends of the model: packages whose files are the implementations of one seam, chosen by name or by preference.
 
 A file of such a package has, beside its class,
-    PREFERENCE          "auto" takes the file of the highest number that can serve; 0: after all others
+    PREFERENCE          "auto" takes the file of the highest number that can serve; 0: only when named
     why_not(subject)    why it cannot serve; None: it can
 """
 

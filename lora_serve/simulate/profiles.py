@@ -18,6 +18,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.engine.batching.step_cost import StepCost
 
 _NUM_PASSES = 4  # over the recorded steps
+_FOLDER = Path(__file__).with_name("profiles")
 
 
 class StepTime(Protocol):
@@ -62,7 +63,7 @@ class LearnedSteps:
         self._cost = StepCost()
         self._least = min(seconds for _, seconds in samples)
         shuffled = list(samples)
-        generator = random.Random(0)  # noisy phases of the recording shall not be its last word
+        generator = random.Random(0)  # so that a noisy phase of the recording does not come last
         for _ in range(_NUM_PASSES):
             generator.shuffle(shuffled)
             for load, seconds in shuffled:
@@ -81,9 +82,6 @@ class TransferTime:
 
     def seconds(self, num_bytes: int) -> float:
         return self.per_load + num_bytes / self.bytes_per_second
-
-
-_FOLDER = Path(__file__).with_name("profiles")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.simulate.traces import TraceRow
 
 _MOONCAKE_BLOCK = 512  # tokens of one id of `TraceRow.blocks`
-FLOOD = "flood"  # groups, whose times to the first token are reported beside everybody's
+FLOOD = "flood"  # groups of requests whose times to the first token are reported separately
 URGENT = "urgent"
 OTHERS = "others"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from lora_serve.cli import main
+from lora_serve.simulate.fleet import StalledError
+from lora_serve.simulate.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = "benchmarks/traces/azure_code_2023_cut.csv"
@@ -41,6 +43,17 @@ def test_wrong_arguments_are_named_and_exit_with_2(wrong: list[str], capsys: pyt
         code = exit_.code
     assert code == 2
     assert wrong[0] in capsys.readouterr().err
+
+
+def test_requests_that_never_end_are_the_simulators_own_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stall(*arguments: object) -> None:
+        raise StalledError("2 of 60 requests never end, the first is 7")
+
+    monkeypatch.setattr(Scenario, "run", stall)
+    assert main(["simulate", *SMALL, "--policy", "fcfs", "--router", "hash"]) == 1
+    assert "fcfs, hash: 2 of 60 requests never end" in capsys.readouterr().err
 
 
 def test_two_processes_with_other_hash_seeds_agree_on_every_figure(tmp_path: Path) -> None:

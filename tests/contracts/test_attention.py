@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.settings import Settings
+from lora_serve.model import attention
 from lora_serve.model.attention import Attention, AttentionSettings, create_attention, varlen
+from lora_serve.model.backends import backend_names
 from lora_serve.model.kv_cache import KVCache
 from tests.model.tiny import filled_cache, step_of
 
@@ -86,6 +89,10 @@ def choosy_varlen(query: torch.Tensor, key: torch.Tensor, *others: Any, **given:
     return plain_varlen(query, key, *others, **given)
 
 
+def test_files_are_the_values_of_the_setting() -> None:
+    assert get_args(Settings.model_fields["attention"].annotation) == ("auto", *backend_names(attention))
+
+
 def made(name: str, cache: KVCache) -> Attention:
     """A backend on the CPU; varlen with torch's function of several versions, its Triton programs interpreted."""
     functions = {"varlen": plain_varlen, "varlen of torch 2.11": older_varlen, "varlen without pages": choosy_varlen}
@@ -96,7 +103,7 @@ def made(name: str, cache: KVCache) -> Attention:
     return create_attention(name, cache)
 
 
-@pytest.mark.parametrize("name", ["native", "sdpa", "varlen", "varlen of torch 2.11"])
+@pytest.mark.parametrize("name", [*backend_names(attention), "varlen of torch 2.11"])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -114,7 +121,7 @@ def test_varlen_falls_back_to_what_can_serve(name: str) -> None:
 def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None) -> None:
     torch.manual_seed(0)
     cache = filled_cache(16, 4, num_kv_heads, 8)
-    attention = made(name, cache)
+    backend = made(name, cache)
     step = step_of(ROWS)
     query = torch.randn(sum(tokens for _, tokens, _ in ROWS), num_heads, 8)
     keys, values = (pool.flatten(0, 1) for pool in cache.layer(0))
@@ -122,7 +129,7 @@ def check_definition(name: str, num_heads: int, num_kv_heads: int, window: int |
         [blocks[p // 4] * 4 + p % 4 for context, tokens, blocks in ROWS for p in range(context, context + tokens)]
     )
     scale = 1 / math.sqrt(8)
-    found = attention(0, query, keys[places], values[places], step, AttentionSettings(scale, window, softcap))
+    found = backend(0, query, keys[places], values[places], step, AttentionSettings(scale, window, softcap))
     assert torch.allclose(found.double(), expected(cache, query, scale, window, softcap), atol=1e-5)
 
 

@@ -75,7 +75,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def test_files_are_the_values_of_the_setting() -> None:
     names = get_args(Settings.model_fields["lora_kernel"].annotation)
-    assert names == ("auto", *backend_names(kernels)) == ("auto", "loop", "native", "triton")
+    assert names == ("auto", *backend_names(kernels))
+    assert {"loop", "native", "triton"} <= set(names)
 
 
 def test_new_file_in_the_folder_is_a_kernel_and_its_preference_counts(

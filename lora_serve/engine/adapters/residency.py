@@ -58,7 +58,7 @@ class AdapterResidency(Generic[V]):
         self._counters = CacheCounters()
         self._estimate = LoadEstimate()
         self.num_hung_loads = 0  # since start
-        self._load_seconds: dict[str, float] = {}  # of the last load of each digest, to weigh who leaves
+        self._load_seconds: dict[str, float] = {}  # by digest: adapters that load slowly stay longer
 
     # -- for the scheduler -------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class _Entry:
     num_rows: int = 0  # rows that run on it: while there are any, it stays
     is_pinned: bool = False  # by the admin
     is_leaving: bool = False  # the table, or its owner's maximum, shrank: no new row, and it goes with its last one
-    is_empty: bool = False  # its weights could not be put there: likewise, pinned or not
+    is_empty: bool = False  # the copy of its weights failed: likewise, pinned or not
 
     @property
     def is_evictable(self) -> bool:
@@ -47,7 +47,7 @@ class SlotTable:
         self._residents = Residents(create_policy(policy), max_bytes, num_slots, tenant_floor)
         self._has_budgets = False
         self._entries: dict[str, _Entry] = {}  # by digest
-        self._evictable: set[str] = set()  # of those: each of many waiting rows asks at every step whether there is one
+        self._evictable: set[str] = set()  # kept up to date, as many waiting rows look for one at every step
         self._free: list[int] = []  # a heap of indices that were given back
         self._generations: list[int] = [0]  # by index; SMOKE_TEST_SLOT's is not used
 

@@ -19,7 +19,7 @@ from lora_serve.engine.batching.latency_controller import LatencyController, Run
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.sequence import Sequence
 
-_ONLY = frozenset((0,))  # the bucket of all, where there are no buckets
+_ONLY = frozenset((0,))  # the only bucket, where rows are not padded
 
 
 @dataclass(slots=True)

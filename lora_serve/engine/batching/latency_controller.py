@@ -22,6 +22,21 @@ from lora_serve.core.config import BatchLimits
 from lora_serve.engine.batching.step_cost import StepCost
 
 _NUM_KEPT = 512
+LATE_SHARE = 0.05  # 1 - 0.95
+_AIM = 0.97  # of a target: the quantile swings a little around where it rests
+_RATE = 0.1
+_MIN_SHARE, _FIRST_SHARE, _MAX_SHARE = 0.5, 0.9, 1.25  # of the inter-token target that a step is sized for
+_BINDING = 0.75  # of its budget: a shorter step would not have been longer with a larger budget
+_UNRELATED = 3.0  # a step predicted so many times shorter than the target was late for another reason than its size
+_MIN_CHUNK = 16  # tokens of prompts in a step, whatever the target, so that they come to an end
+_DECODE_PART = 0.75  # of a step at most, so that prompts, which bring new rows, have the rest
+_CHEAP_ROWS = 2.0  # times a step of one row: rows that fit into it are at least half of the throughput
+_CHEAP_CHUNK = 1.2  # times a step without prompts: likewise tokens of prompts
+_MIN_ROW_SHARE = 0.75  # of the inter-token target, for rows
+_PROBE_EVERY = 50  # steps: 2 of the 5 in 100 that may be late are for learning what larger ones cost
+_PROBE_SIZE = 4  # times the limit of the others
+_MIN_STEPS = 16  # observed before the learned cost is used
+_MIX_FORGETTING = 0.998
 
 
 class RecentTimes:
@@ -37,23 +52,6 @@ class RecentTimes:
         """The 95th percentile by nearest rank; None while nothing was measured."""
         ordered = sorted(self._seconds)
         return ordered[int(0.95 * (len(ordered) - 1) + 0.5)] if ordered else None
-
-
-LATE_SHARE = 0.05  # 1 - 0.95
-_AIM = 0.97  # of a target: the quantile swings a little around where it rests
-_RATE = 0.1
-_MIN_SHARE, _FIRST_SHARE, _MAX_SHARE = 0.5, 0.9, 1.25  # of the inter-token target that a step is sized for
-_BINDING = 0.75  # of its budget: a shorter step would not have been longer with a larger budget
-_UNRELATED = 3.0  # a step predicted so many times shorter than the target was late for another reason than its size
-_MIN_CHUNK = 16  # tokens of prompts in a step, whatever the target, so that they come to an end
-_DECODE_PART = 0.75  # of a step at most, so that prompts, which bring new rows, have the rest
-_CHEAP_ROWS = 2.0  # times a step of one row: rows that fit into it are at least half of the throughput
-_CHEAP_CHUNK = 1.2  # times a step without prompts: likewise tokens of prompts
-_MIN_ROW_SHARE = 0.75  # of the inter-token target, for rows
-_PROBE_EVERY = 50  # steps: 2 of the 5 in 100 that may be late are for learning what larger ones cost
-_PROBE_SIZE = 4  # times the limit of the others
-_MIN_STEPS = 16  # seen before a cost is believed
-_MIX_FORGETTING = 0.998
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class LatencyController:
         self._window_share = 0.5  # of the target of the first token
         self._num_gaps = self._num_late = 0  # of the step that has just run
         self._mean_gaps = 1.0
-        self._mix = [1.0, 0.0, 0.0]  # forgetting sums of rows, adapters and KV read
+        self._mix = [1.0, 0.0, 0.0]  # sums of rows, adapters and KV read, older steps weighing less
 
     def observe_first_token(self, seconds: float, limits: BatchLimits) -> None:
         self.ttft.add(seconds)

@@ -53,7 +53,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._shares = [1.0] * len(_NAMES)  # of the first guess: c = shares * _FIRST_GUESS
-        self._decode, self._prompt = _Equations(), _Equations()  # apart: hours of the one do not wash out the other
+        self._decode, self._prompt = _Equations(), _Equations()  # so that hours of one do not erase the other
         self._scale = 1.0  # what all shares would be if the first guess had the right ratios
         self._drift = 0.0
         self._error: float | None = None

@@ -17,13 +17,15 @@ from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.sequence import Sequence, SwappedBlocks
 
+_WEIGHT = 0.1  # of the newest copies
+
 
 class SwapSpace:
     """Host blocks 0 .. num_blocks - 1, each of them free or held."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is given out first: few pages are touched
+        self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is given out first, so that few pages are touched
         self._is_held = [False] * num_blocks
         self._out: dict[int, int] = {}  # host block -> block, copies that are due
         self._back: dict[int, int] = {}
@@ -74,9 +76,6 @@ class SwapSpace:
 
 def _copies(due: dict[int, int]) -> tuple[BlockCopy, ...]:
     return tuple(BlockCopy(block, host_block) for host_block, block in due.items())
-
-
-_WEIGHT = 0.1  # of the newest copies
 
 
 @dataclass(eq=False)

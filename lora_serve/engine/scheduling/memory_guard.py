@@ -12,8 +12,9 @@ from lora_serve.core.memory import MemoryLoad, MemoryPlan
 from lora_serve.core.stats import MemoryStats
 from lora_serve.engine.adapters.slots import SlotTable
 
-_STEPS_BEFORE_GROWTH = 16  # that went well, until a limit lowered by lack of memory is raised again
+_STEPS_BEFORE_GROWTH = 16  # successful ones before a limit lowered by lack of memory is raised again
 _GROWTH = 1.25
+Run = Callable[[Batch], list[RowOutput]]
 
 
 @dataclass(eq=False)
@@ -82,9 +83,6 @@ class MemoryGuard:
 
     def _taken(self) -> int:
         return self._plan.weight_bytes + self._plan.kv_bytes + self._slots.num_bytes
-
-
-Run = Callable[[Batch], list[RowOutput]]
 
 
 def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:

@@ -11,7 +11,7 @@ from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.policies.base import Policy
 from lora_serve.engine.scheduling.step_rows import StepRows
 
-PREFETCH_WINDOW = 64  # waiting sequences whose adapters are asked for before their turn
+PREFETCH_WINDOW = 64  # waiting sequences whose adapters are loaded before their turn
 _MAX_PLACED = 2  # adapters put into free slots before their turn, in one step
 
 

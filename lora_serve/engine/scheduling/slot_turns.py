@@ -56,7 +56,7 @@ class SlotTurns:
     def passed_over(self, sequence: Sequence) -> None:
         """Notes a sequence whose adapters are in host memory and find no slot."""
         if self._residency.slots.exceeds_tenant_maximum(sequence.refs):
-            return  # it waits for its owner's rows: others owe it nothing
+            return  # only its owner's adapters can make room: no slot is reserved
         self._passed.append(sequence)
         waited_long = sequence.num_passed_over >= self._max_passes or sequence.waiting_since <= self._horizon
         if waited_long and self._leaving is None:

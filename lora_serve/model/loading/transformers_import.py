@@ -38,12 +38,12 @@ def import_transformers(quantization: str, model: str) -> None:
     try:
         with _lean(hidden):
             _import()
-    except (ImportError, AttributeError, TypeError, KeyError):  # another release of theirs: slower, and no less right
+    except (ImportError, AttributeError, TypeError, KeyError):  # another release: the ordinary, slower way
         _import()
 
 
 def _import() -> None:
-    gc.disable()  # it finds next to nothing, a hundred times
+    gc.disable()  # imports create hardly any garbage, and trigger it a hundred times
     try:
         names = vars(importlib.import_module("transformers.utils.import_utils"))
         with _replaced(names, "define_import_structure", _known_structure):

@@ -15,6 +15,15 @@ from torch import Tensor
 
 from lora_serve.model.lora.changes import Change, TensorFields
 
+COLUMN_TYPES = {
+    **dict.fromkeys(("a", "b", "gain", "shift"), torch.int64),  # addresses
+    "rank": torch.int32,
+    "scale": torch.float32,
+    "is_bfloat16": torch.int32,
+}
+_NOTHING = (0, 0, 0, 0, 0, 0.0, 0)
+ALIGNMENT = 64  # bytes: a cache line
+
 
 @dataclass(frozen=True, slots=True)
 class LinearDelta(TensorFields):
@@ -32,14 +41,6 @@ class LinearDelta(TensorFields):
     @property
     def rank(self) -> int:
         return 0 if self.a is None else self.a.shape[0]
-
-
-COLUMN_TYPES = {
-    **dict.fromkeys(("a", "b", "gain", "shift"), torch.int64),  # addresses
-    "rank": torch.int32,
-    "scale": torch.float32,
-    "is_bfloat16": torch.int32,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,6 @@ class HostAdapter:
         return changes + sum(delta.num_bytes for delta in self.deltas.values())
 
 
-_NOTHING = (0, 0, 0, 0, 0, 0.0, 0)
-
-
 def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
     a, b, gain, shift = delta.a, delta.b, delta.gain, delta.shift
     return (
@@ -103,9 +101,6 @@ def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
         delta.scale,
         0 if a is None else int(a.dtype is torch.bfloat16),
     )
-
-
-ALIGNMENT = 64  # bytes: a cache line
 
 
 def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> HostAdapter:

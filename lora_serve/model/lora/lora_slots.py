@@ -18,6 +18,8 @@ from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.lora.changes import Change
 from lora_serve.model.lora.host_adapter import COLUMN_TYPES, HostAdapter, LinearDelta, SlotColumns, moved_deltas
 
+RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
+
 
 class CopyStream:
     """The CUDA stream on which adapters are copied beside the computation; the computation waits for a copy's event.
@@ -48,9 +50,6 @@ class CopyStream:
 def copy_stream(device: torch.device) -> CopyStream | None:
     """The device's copy stream; None on the CPU, where nothing is copied."""
     return CopyStream(device) if device.type == "cuda" else None
-
-
-RECORD_WORDS = 8  # a, b, gain, shift: addresses; rank; scale: float32's bits; 1 if a and b are bfloat16; 0
 
 
 class SlotRecords:

@@ -28,6 +28,12 @@ _KEYS = 1024
 _LOGIT_ROWS = 16
 _DECODE_ROWS = 4
 _SAMPLED = SampleInput(SamplingParams(temperature=0.7, top_p=0.9, top_k=8, logprobs=1), 0, 0, ())
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
+_CUDA_SWAP_SPACE = 4 * 2**30
+_USUAL_RANK = 16  # of the adapters that room is left for where no budget was given
+_MAX_ADAPTER_SHARE = 0.25  # and at most this share of what weights and steps leave
+_PROBE_SLOT = 0
+_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,6 @@ class ActivationProbe:
     def _peak(self, *rows: Row) -> int:
         assert memory_load(rows).num_tokens > 0
         return peak_bytes(self.device, lambda: self.run(Batch(rows, (self.block,))))
-
-
-_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of the memory that is free, for the KV cache
-_CUDA_SWAP_SPACE = 4 * 2**30
-_USUAL_RANK = 16  # of the adapters that room is left for where no budget was given
-_MAX_ADAPTER_SHARE = 0.25  # and at most this share of what weights and steps leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,6 @@ def _num_blocks(
 def _usual_bytes(spec: ModelSpec, num_slots: int) -> int:
     weights = sum(_USUAL_RANK * (shape.in_features + shape.out_features) for shape in spec.linears.values())
     return num_slots * weights * (4 if spec.dtype == "float32" else 2)
-
-
-_PROBE_SLOT = 0
-_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)

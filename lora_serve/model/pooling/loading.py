@@ -28,6 +28,7 @@ from lora_serve.model.step.step_context import StepContext
 
 _LENGTHS = (21, 1, 13, 37, 5, 5)  # tokens; two groups of attention, rows of like and of unlike lengths
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest number of an answer
+_names = itertools.count()
 
 
 def probe_rows(vocab_size: int, has_types: bool) -> tuple[PoolingRow, ...]:
@@ -74,9 +75,6 @@ def is_exact(answers: Tensor, expected: Sequence[Tensor], dtype: torch.dtype) ->
     plain = torch.stack(list(expected))
     worst = (answers - plain).abs().max() / plain.abs().max().clamp_min(1e-6)
     return bool(worst <= tolerance(dtype))
-
-
-_names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)

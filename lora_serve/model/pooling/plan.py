@@ -35,6 +35,7 @@ _MODES = {
     "pooling_mode_lasttoken": "last",
 }
 _HARMLESS = {"include_prompt": True}  # what it must be
+_HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,6 @@ def _find(model: str, name: str) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found)
-
-
-_HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class RaggedAttention:
 
     def __init__(self, context: StepContext[PoolingStep]) -> None:
         self._context = context
-        self.num_calls = 0  # a model that does not come here cannot be packed
+        self.num_calls = 0  # a model that never calls this cannot be packed
 
     def __call__(
         self,

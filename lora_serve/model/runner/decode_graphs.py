@@ -22,6 +22,9 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.packing import RowBuffers
 
+_log = logging.getLogger(__name__)
+_MIN_WIDTH = 8  # blocks
+
 
 class CudaGraph:
     """A forward pass recorded once and replayed with new values in the memory that it reads, which must not move.
@@ -56,10 +59,6 @@ class CudaGraph:
 def graph_pool() -> Any:
     """A handle of memory that CUDA graphs share."""
     return torch.cuda.graph_pool_handle()
-
-
-_log = logging.getLogger(__name__)
-_MIN_WIDTH = 8  # blocks
 
 
 @dataclass(frozen=True, slots=True)

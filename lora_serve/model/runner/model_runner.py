@@ -80,7 +80,7 @@ class ModelRunner:
         self._cache.zero([block for table in blocks for block in table])
         step, _ = self._packer.pack(rows)
         known = self._slots.vocab_size(adapter.slot.index) or self._model.spec.vocab_size
-        logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # what both can say
+        logits = self._model.logits(step)[:, : min(known, self._model.spec.vocab_size)]  # tokens that both know
         base, changed, again = logits.reshape(3, len(token_ids), -1)
         return SmokeTestResult(
             (changed - base).abs().max().item(), (again - base).abs().max().item(), base.abs().max().item()
@@ -92,7 +92,7 @@ class ModelRunner:
                 self._slots.check(adapter.slot)
         except InternalError as error:
             return error
-        # On a GPU an id beyond the table would end the whole process's use of it; the door checks the base's alone.
+        # On a GPU an id beyond the table disables it for the whole process; requests are checked for the base's only.
         size = self._packer.vocab_size(row) or self._model.spec.vocab_size
         if max(row.token_ids) >= size or min(row.token_ids) < 0:
             return InvalidRequestError(f"The token ids must be below {size}, the vocabulary's size.", param="prompt")

@@ -16,6 +16,8 @@ from lora_serve.model.step.step_context import DecodeRows, DeviceTokens, LoraTok
 from lora_serve.model.step.vocabularies import StepVocabularies
 from lora_serve.model.system.transfer import columns_to_device, to_device
 
+_COLUMNS = 5  # token id, position, place in the cache, keys, slot; then the block table
+
 
 @dataclass(frozen=True, slots=True)
 class LogitSpan:
@@ -118,9 +120,6 @@ def _layout(rows: Sequence[Row]) -> _Layout:
         layout.bounds.append((position, end))
         position = end
     return layout
-
-
-_COLUMNS = 5  # token id, position, place in the cache, keys, slot; then the block table
 
 
 class RowBuffers:

@@ -198,7 +198,7 @@ class Choice:
 
     token_id: int
     logprobs: TokenLogprobs | None  # None: not asked for
-    is_number: bool  # False: the logits are none, and so the token means nothing
+    is_number: bool  # False: the logits are NaN or infinite, and the token means nothing
 
 
 def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:

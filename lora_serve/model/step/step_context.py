@@ -21,6 +21,9 @@ from lora_serve.model.system.transfer import to_device
 
 SHORT_SEGMENT = 32  # tokens; longer ones are tiles. As measured on a CPU: not tuned on a GPU yet
 TILE_TOKENS = 64  # of one matrix product of a long segment
+PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
+ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
+Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,6 @@ class DeviceTokens:
         return DeviceTokens(slots, scales, no_tiles, scales[:0], has_short=True)
 
 
-PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
     """The first `num_rows` tokens of the step: one query token per row."""
@@ -104,10 +104,6 @@ class LoraSegment:
     @property
     def num_tokens(self) -> int:
         return self.end - self.start
-
-
-ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
-Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # the server's process, which has no torch, keeps its memory 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _MOST_MMAP = 32 * 2**20  # bytes; glibc takes no more
 _KEPT = 512 * 2**20
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
+_HUGE = 2 * 2**20
 
 
 def keep_freed_memory() -> None:
@@ -29,10 +31,6 @@ def return_freed_memory() -> None:
     """Returns freed memory to the system: glibc keeps pieces of hundreds of MB between others in use."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
-
-
-_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
-_HUGE = 2 * 2**20
 
 
 def advise_huge_pages(tensor: Tensor) -> None:

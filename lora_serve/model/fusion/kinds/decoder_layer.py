@@ -32,7 +32,7 @@ class _NativeStep:
 
     step: native.Step
     room: Tensor
-    cos: Tensor  # as the model made it: another one makes another step
+    cos: Tensor  # the model's own object: another one belongs to another pass
     kept: tuple[Any, ...]
 
 
