@@ -12,11 +12,11 @@ from lora_serve.engine.queue_gate import QueueGate
 
 
 class EngineClient(Protocol):
-    """What the doors and the web know of an engine. All methods run on the event loop's thread."""
+    """An engine as the doors and the web see it. All methods run on the event loop's thread."""
 
     @property
     def gate(self) -> QueueGate:
-        """Who waits at the door, and who may: `infer` asks it, and whoever submits several requests asks it first."""
+        """The limits of the queue: `infer` asks the gate, and callers that submit several requests ask it first."""
 
     async def start(self) -> None:
         """Start the engine; returns when it takes requests (warm-up is requests)."""
@@ -31,7 +31,7 @@ class EngineClient(Protocol):
         """
 
     async def adapters(self, command: AdapterCommand) -> SmokeTestResult | None:
-        """Run a command about an adapter; returns when it is done, a SmokeTest with its result.
+        """Run a command about an adapter; returns when it is done. A SmokeTest returns its result.
 
         Raises AdapterUnavailableError, InvalidAdapterError.
         """

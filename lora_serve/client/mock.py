@@ -1,4 +1,4 @@
-"""An engine client without an engine: deterministic answers, scripted errors and delays. For tests of whoever uses one.
+"""An engine client without an engine: deterministic answers, scripted errors and delays. For tests of its users.
 
 Unscripted, token ids and vectors are a hash of the prompt, the adapter's digest, the seed and the position, so that any
 mix-up of prompts, adapters or rows shows in the answer.
@@ -44,14 +44,14 @@ TIMINGS = Timings(queue=0.001, load=0.002, prefill=0.003)
 
 @dataclass(frozen=True, slots=True)
 class MockReply:
-    """What one request gets. Times are seconds."""
+    """The answer to one request. Times are seconds."""
 
     token_ids: Sequence[int] | None = None  # None: derived by hash, max_tokens of them
     error: LoraServeError | None = None
     error_after: int | None = None  # tokens before the error; None: instead of the PromptEvent
     delay: float = 0.0  # before the PromptEvent and before each token
     gate: asyncio.Event | None = None  # the PromptEvent waits for it
-    has_started: bool = False  # while it does: the request waits in no queue, its prompt is being computed
+    has_started: bool = False  # while `gate` is closed the request is in no queue: its prompt is being computed
     finish: FinishReason | None = None  # None: by stop ids, then by max_tokens
     stop_token_id: int | None = None
     num_cached_tokens: int = 0

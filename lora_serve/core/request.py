@@ -1,4 +1,4 @@
-"""One request as the engine sees it: token ids and numbers, no words."""
+"""One request as the engine sees it: token ids and numbers, no text."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from lora_serve.core.adapter import AdapterRef
 
 
 class OnCold(enum.StrEnum):
-    """What to do when an adapter of a request is neither on the device nor in host memory, and `max_cold_wait` is over.
+    """The treatment of a request whose adapter is not in device or host memory when its `max_cold_wait` is over.
 
-    Whatever is done, the adapter's load goes on for the next caller.
+    The adapter's load goes on for the next caller in any case.
     """
 
-    WAIT = "wait"  # AdapterUnavailableError; without `max_cold_wait` it waits for ever
+    WAIT = "wait"  # AdapterUnavailableError; without `max_cold_wait` the request waits for ever
     BASE = "base"  # the base model answers
-    PREVIOUS = "previous"  # the version before answers; if it is cold too, whichever of the two is here first
+    PREVIOUS = "previous"  # the version before answers; if that is cold too, the one of the two that is loaded first
     FAIL = "fail"  # AdapterUnavailableError
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended, in OpenAI's words; ABORT never reaches a client."""
+    """The reason why a sequence ended, in OpenAI's words; ABORT never reaches a client."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -30,7 +30,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen; defaults are OpenAI's. Ids are already checked against the vocabulary."""
+    """The rules by which the next token is chosen; defaults are OpenAI's. Ids are known to the vocabulary."""
 
     max_tokens: int = 16
     min_tokens: int = 0
@@ -54,7 +54,7 @@ class SamplingParams:
 
 
 class Task(enum.StrEnum):
-    """What a server does with a prompt: one task per server, as the model's head decides it."""
+    """The task of a server, one for all prompts: the model's head decides it."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -79,24 +79,24 @@ class AdapterUse:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One prompt: to be continued, or with `pooling` to be answered by a vector, then `sampling` says nothing.
+    """One prompt to be continued; or with `pooling`, which makes `sampling` void, one to be answered by a vector.
 
-    Times are seconds of `time.monotonic()`.
+    Times are seconds of `time.monotonic()` on the machine that holds the object.
     """
 
     request_id: str  # made by the server, never the client's
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     adapters: tuple[AdapterUse, ...] = ()  # added up; empty: the base model
-    tenant: str = "default"  # whose prompt it is: nobody else may find its KV blocks
-    cache_scope: str = ""  # whose KV blocks it may find, if a tenant was deleted and made again; empty: the tenant's
-    account: str = ""  # whose share of the engine it uses; empty: the tenant's
+    tenant: str = "default"  # the prompt's owner: no other tenant may find its KV blocks
+    cache_scope: str = ""  # owner of the KV blocks that may be reused, if not `tenant`: it was deleted and made again
+    account: str = ""  # whose share of the engine is used; empty: the tenant's
     priority: int = 0  # lower runs first, as in vLLM
     arrival_time: float = 0.0
     deadline: float | None = None
     on_cold: OnCold = OnCold.WAIT
     max_cold_wait: float | None = None  # seconds; None: for ever with WAIT, else 0
-    fallback: tuple[AdapterUse, ...] | None = None  # who answers in their place: () with BASE; None: nobody
+    fallback: tuple[AdapterUse, ...] | None = None  # the adapters that answer instead: () with BASE; None: no fallback
     pooling: PoolingParams | None = None
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
 
@@ -116,5 +116,5 @@ class InferenceRequest:
 
     @property
     def refs(self) -> tuple[AdapterRef, ...]:
-        """The adapters it needs on the device."""
+        """The adapters that the request needs on the device."""
         return tuple(use.ref for use in self.adapters)

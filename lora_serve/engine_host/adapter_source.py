@@ -1,4 +1,4 @@
-"""What the loader's threads call: a reference to an adapter in, host tensors ready for the base model out."""
+"""The function of the loader's threads: from a reference to an adapter to host tensors ready for the base model."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterSource:
-    """From the prepared file on this machine's disk if there is a sound one, else from the adapter's own files.
+    """Reads adapters: the prepared file on this machine's disk if there is a sound one, else the adapter's own files.
 
-    Either way every byte was checked against a digest after it was read. Used by several threads at once.
+    Every byte is checked against a digest after it was read. Used by several threads at once.
     """
 
     def __init__(
         self,
         blobs: Blobs,
         parts: ModelParts,
-        at_hand: Callable[[AdapterRef], HostAdapter | None] = lambda adapter: None,
+        last_folded: Callable[[AdapterRef], HostAdapter | None] = lambda adapter: None,
     ) -> None:
-        """Prepared files lie beside the blobs on this machine. `at_hand`: an adapter that was read, checked and folded
-        just now.
+        """Prepared files lie in the blobs' folders on this machine. `last_folded`: gives an adapter that was read,
+        checked and folded just now.
         """
-        self._at_hand = at_hand
+        self._last_folded = last_folded
         self._blobs = blobs
         self._parts = parts
         self._base = prepared.PreparedBase.of(parts.spec)
@@ -49,15 +49,15 @@ class AdapterSource:
         self._pin = parts.spec.device.startswith("cuda")
 
     def load(self, adapter: AdapterRef) -> Loaded[HostAdapter]:
-        """Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
+        """Reads one adapter. Raises AdapterUnavailableError, InvalidAdapterError, OSError."""
         if adapter.digest == self._dummy:
             return Loaded(self._parts.fold(dummy_adapter(self._parts.spec)), LoadTimes("none"))
-        if (value := self._at_hand(adapter)) is not None:
+        if (value := self._last_folded(adapter)) is not None:
             return Loaded(value, LoadTimes("none"))
         return self._prepared(adapter) or self._ordinary(adapter)
 
     def keep(self, adapter: AdapterRef, value: HostAdapter) -> None:
-        """Prepare the file for the next load, unless it is there or the adapter is not of a kind to prepare."""
+        """Writes the prepared file for the next load, unless it is there or the adapter is of a kind that has none."""
         if adapter.digest == self._dummy or not value.is_plain:
             return
         name = prepared.file_name(adapter, self._base)
@@ -65,7 +65,7 @@ class AdapterSource:
             with self._blobs.near(adapter.digest) as blob:
                 if not (blob / name).exists():
                     self._blobs.keep_beside(adapter.digest, name, prepared.pack(value, self._base))
-        except AdapterUnavailableError:  # it was deleted meanwhile
+        except AdapterUnavailableError:  # the adapter was deleted meanwhile
             return
         except (OSError, MemoryError) as error:
             _log.info("%s is not prepared for its next load: %r", adapter.label, error)
@@ -74,7 +74,7 @@ class AdapterSource:
         try:
             with self._blobs.near(adapter.digest) as blob:
                 return self._read_prepared(blob / prepared.file_name(adapter, self._base), adapter)
-        except (AdapterUnavailableError, OSError):  # the ordinary way tells what is wrong
+        except (AdapterUnavailableError, OSError):  # `_ordinary` says in words what is wrong
             return None
 
     def _read_prepared(self, path: Path, adapter: AdapterRef) -> Loaded[HostAdapter] | None:

@@ -41,17 +41,17 @@ class ChildEngine:
             self._blobs.answered(message)
             return
         if isinstance(message, WarmUpDone):
-            _keep_what_is_here()
+            _freeze_garbage_collector()
         if self._service is not None:
             self._service.take(message)
 
     def stop(self) -> None:
-        """Loads that wait for the parent are not waited for: the process ends anyway."""
+        """End the engine. Loads that wait for the parent are not waited for: the process ends anyway."""
         if self._service is not None:
             self._service.stop()
 
     def _start(self) -> None:
-        """The parent hears how it went; if badly, the process ends."""
+        """Load the model and tell the parent; the process ends if the model cannot be loaded."""
         try:
             self._load()
         except LoraServeError as error:
@@ -78,14 +78,14 @@ class ChildEngine:
 
 
 def _redaction(configure: Configure) -> Redaction:
-    """Nothing secret is here; where on this machine things lie is no one's business either."""
+    """Hides paths of this machine in the log; secrets are not known here."""
     model = Path(configure.model.model)
     places = {"store": configure.adapters.store, "cwd": Path.cwd(), **({"model": model} if model.exists() else {})}
     return Redaction(places=places)
 
 
-def _keep_what_is_here() -> None:
-    """Without this, a full collection stops every thread for 0.2 s now and then."""
+def _freeze_garbage_collector() -> None:
+    """Take all objects that are here out of collections: a full one would stop every thread for 0.2 s now and then."""
     gc.collect()
     gc.freeze()
     return_freed_memory()

@@ -1,4 +1,4 @@
-"""An engine with everything that must be in one process with it: model, loader threads, what validates adapters."""
+"""An engine with the parts that must be in one process with it: model, loader threads, the adapters' validator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
 from lora_serve.engine.loop import Mail
 from lora_serve.engine_host.adapter_source import AdapterSource
-from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
+from lora_serve.engine_host.validator import LastFolded, LocalValidator
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.system.threads import use_one_core
@@ -31,22 +31,22 @@ class LocalEngine:
         self._parts = parts
         self._configs = engine, adapters
         self._is_warm = False
-        at_hand = AdaptersAtHand()
-        self.validator = LocalValidator(parts.fold, parts.undo, at_hand)
-        source = AdapterSource(blobs, parts, at_hand.take)
+        last_folded = LastFolded()
+        self.validator = LocalValidator(parts.fold, parts.undo, last_folded)
+        source = AdapterSource(blobs, parts, last_folded.take)
         self._loader: Loader[HostAdapter] = Loader(
             source.load,
             self.mailbox.put,
             adapters.load_threads,
             keep=source.keep,
-            pace=Pace(lambda: self.engine.is_busy and self._is_warm),  # warm-up is no one's loss
+            pace=Pace(lambda: self.engine.is_busy and self._is_warm),  # loads need not give way to the warm-up's steps
             on_start=use_one_core,
             timeout=adapters.load_timeout,
         )
         self.engine: Engine = self.rebuild()
 
     def rebuild(self) -> Engine:
-        """An engine with empty tables; it is the one from now on."""
+        """Replaces the engine by one with empty tables."""
         parts = self._parts
         self.engine = build_engine(
             parts.runner, parts.spec, parts.num_blocks, *self._configs, self._loader.submit, memory=parts.memory
@@ -63,14 +63,14 @@ class LocalEngine:
 
 
 def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:
-    """On a thread whose team of threads ends with it (`model/system/threads.py`). Raises ModelError, ConfigError."""
+    """Builds the model on a thread whose OpenMP team ends with it (`model/system`). Raises ModelError, ConfigError."""
     with _without_collections(), ThreadPoolExecutor(1, "build") as thread:
         return thread.submit(build_model, model, engine, adapters.max_loras, adapters.device_bytes).result()
 
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """What is built here stays, so looking for garbage among it again and again is a loss of time."""
+    """Turns the collector off: the objects built here stay, and searching them for garbage costs time."""
     gc.disable()
     try:
         yield

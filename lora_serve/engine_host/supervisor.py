@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.errors import EngineLostError, ModelError
@@ -22,52 +23,42 @@ _TICK = 1.0  # seconds
 _MAX_PAUSE = 5.0  # seconds between a reply to a ping and the next ping
 
 
+@dataclass
 class Restarts:
-    """At most `limit` within WINDOW."""
+    """Counts restarts: at most `limit` within WINDOW."""
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
-        self._clock = clock
-        self._times: deque[float] = deque()
+    limit: int
+    clock: Callable[[], float] = time.monotonic
+    _times: deque[float] = field(default_factory=deque)
 
     def next_delay(self) -> float | None:
-        """Seconds to wait before one more, which is counted from now on; None: there were too many."""
-        now = self._clock()
+        """Counts one more restart and returns the seconds to wait before it; None: there were too many."""
+        now = self.clock()
         while self._times and self._times[0] <= now - WINDOW:
             self._times.popleft()
-        if len(self._times) >= self._limit:
+        if len(self._times) >= self.limit:
             return None
         self._times.append(now)
         number = len(self._times)
         return 0.0 if number == 1 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 2))
 
 
+@dataclass(frozen=True)
 class Supervisor:
-    """Runs on the event loop."""
+    """Starts, watches and restarts one engine, on the event loop."""
 
-    def __init__(
-        self,
-        host: EngineHost,
-        lifecycle: Lifecycle,
-        restarts: Restarts,
-        step_timeout: float,
-        count: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`step_timeout`: seconds without progress after which the engine counts as hung; 0: any number. `count`:
-        called at each restart.
-        """
-        self._count = count
-        self._host = host
-        self._lifecycle = lifecycle
-        self._restarts = restarts
-        self._step_timeout = step_timeout
+    _host: EngineHost
+    _lifecycle: Lifecycle
+    _restarts: Restarts
+    _step_timeout: float  # seconds without progress after which the engine counts as hung; 0: any number
+    _count: Callable[[], None] = lambda: None  # called at each restart
 
     async def run(
         self, start: Callable[[], Awaitable[None]], prepare: Callable[[], Awaitable[None]], ready: Callable[[], None]
     ) -> str:
-        """`start`, `prepare` and `ready`, in each of the engine's lives. Why there is none any more.
+        """Calls `start`, `prepare` and `ready` in each of the engine's lives. Returns why there is no further life.
 
-        Raises what `start` and `prepare` raise, unless the engine's end was the cause.
+        Raises the errors of `start` and `prepare`, unless the engine's end was the cause.
         """
         while True:
             reason = await self._life(start, prepare, ready)

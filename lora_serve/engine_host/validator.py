@@ -1,4 +1,4 @@
-"""Looks at an adapter's values beside the model, and keeps what it made ready for the load that follows."""
+"""Checks an adapter's values against the model of this process, and keeps the folded adapter for the next load."""
 
 from __future__ import annotations
 
@@ -17,16 +17,35 @@ from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.system.device_memory import is_out_of_memory
 
 
-class LocalValidator:
-    """See `WeightsValidator`; with the model of this process."""
+class LastFolded:
+    """The last adapter that a registration folded, from the very files whose digest it bears.
 
-    def __init__(
-        self, fold: Callable[[SavedAdapter], HostAdapter], undo: Undo, at_hand: AdaptersAtHand | None = None
-    ) -> None:
-        """`at_hand`: where the loader finds what was folded already; None: it reads the files again."""
-        self._fold = fold
-        self._undo = undo
-        self._at_hand = at_hand or AdaptersAtHand()
+    Put by a registry's thread, taken by a loader's. An adapter that is not here any more is read again.
+    """
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, HostAdapter] = {}  # one at most, by digest
+
+    def put(self, adapter: HostAdapter) -> None:
+        """Replaces the last one; by nothing if a load would fold the adapter differently, for its base or its rank."""
+        self._adapters = {adapter.digest: adapter} if adapter.is_plain else {}
+
+    def take(self, adapter: AdapterRef) -> HostAdapter | None:
+        """Gives the folded adapter away, so that the caller alone holds its memory."""
+        found = self._adapters.pop(adapter.digest, None)
+        return None if found is None else dataclasses.replace(found, name=adapter.name)
+
+    def clear(self) -> None:
+        self._adapters = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalValidator:
+    """See `WeightsValidator`; with the model of this process. `_last_folded` is where the loader looks first."""
+
+    _fold: Callable[[SavedAdapter], HostAdapter]
+    _undo: Undo
+    _last_folded: LastFolded = dataclasses.field(default_factory=LastFolded)
 
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""
@@ -39,37 +58,14 @@ class LocalValidator:
             return validate(staged, self.num_bytes, allow_noop=allow_noop)
 
     def num_bytes(self, saved: SavedAdapter) -> int:
-        """Host memory that it takes, folded; it is at hand from now on."""
+        """The host memory that the adapter takes, folded. The folded adapter is kept for the next load."""
         folded = self._fold(saved)
-        self._at_hand.put(folded)
+        self._last_folded.put(folded)
         return folded.num_bytes
 
     def forget(self) -> None:
         """See `WeightsValidator.forget`."""
-        self._at_hand.clear()
-
-
-class AdaptersAtHand:
-    """An adapter that is being registered, as it was folded from the very files whose digest it bears.
-
-    One at most, of those that are registered at once the last: put by a registry's thread, taken by a loader's. What
-    is not here any more is read again.
-    """
-
-    def __init__(self) -> None:
-        self._adapters: dict[str, HostAdapter] = {}
-
-    def put(self, adapter: HostAdapter) -> None:
-        """In place of any other. Left out: what a load would make differently, of the rank that a card names."""
-        self._adapters = {adapter.digest: adapter} if adapter.is_plain else {}
-
-    def take(self, adapter: AdapterRef) -> HostAdapter | None:
-        """It is gone afterwards: whoever took it holds its memory alone."""
-        found = self._adapters.pop(adapter.digest, None)
-        return None if found is None else dataclasses.replace(found, name=adapter.name)
-
-    def clear(self) -> None:
-        self._adapters = {}
+        self._last_folded.clear()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.adapters.registration.verification import StagedAdapter
@@ -27,24 +28,24 @@ _TIMEOUT = 120.0  # seconds; a smoke test waits for one step, one load and room 
 
 
 class WeightsValidator(Protocol):
-    """What a verifier needs beside the engine; called on the registry's threads."""
+    """The checks that a verifier makes beside the engine; called on the registry's threads."""
 
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""
 
     def validate(self, staged: StagedAdapter, *, allow_noop: bool) -> AdapterSize:
-        """See `AdapterVerifier.validate`. What was made ready is kept at hand for the smoke test's load."""
+        """See `AdapterVerifier.validate`. Keeps the folded adapter for the smoke test's load."""
 
     def forget(self) -> None:
-        """Keep nothing at hand: an adapter was tried."""
+        """Drops the folded adapter: the smoke test is over."""
 
 
+@dataclass(frozen=True)
 class RemoteValidator:
-    """See `WeightsValidator`: the engine's process reads the staged's folder, so both must see the same files."""
+    """See `WeightsValidator`: the engine's process reads the adapter's folder, so both must see the same files."""
 
-    def __init__(self, client: ProcessEngineClient, loop: asyncio.AbstractEventLoop) -> None:
-        self._client = client
-        self._loop = loop
+    _client: ProcessEngineClient
+    _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""
@@ -70,13 +71,13 @@ class RemoteValidator:
             raise AdapterUnavailableError("The server is shutting down.") from None
 
 
+@dataclass(frozen=True)
 class EngineVerifier:
     """Called on the registry's threads; the smoke test is an ordinary command to the engine, put on the event loop."""
 
-    def __init__(self, validator: WeightsValidator, client: EngineClient, loop: asyncio.AbstractEventLoop) -> None:
-        self._validator = validator
-        self._client = client
-        self._loop = loop
+    _validator: WeightsValidator
+    _client: EngineClient
+    _loop: asyncio.AbstractEventLoop
 
     def convert(self, staged: StagedAdapter) -> None:
         """See `AdapterVerifier.convert`."""

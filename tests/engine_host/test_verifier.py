@@ -15,7 +15,7 @@ from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, NotReadyError
 from lora_serve.core.messages import SmokeTest
-from lora_serve.engine_host.validator import AdaptersAtHand, LocalValidator
+from lora_serve.engine_host.validator import LastFolded, LocalValidator
 from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta
 
@@ -71,34 +71,34 @@ def plain(name: str = "") -> HostAdapter:
 
 
 async def test_loader_takes_what_was_folded_while_it_is_tried_and_only_then() -> None:
-    at_hand, taken = AdaptersAtHand(), []
+    last_folded, taken = LastFolded(), []
 
     class Loading(MockEngineClient):
         async def adapters(self, command: Any) -> Any:
-            taken.append(at_hand.take(REF))
+            taken.append(last_folded.take(REF))
             return await super().adapters(command)
 
-    validator = LocalValidator(lambda saved: plain(), undo, at_hand)
+    validator = LocalValidator(lambda saved: plain(), undo, last_folded)
     verifier = EngineVerifier(validator, Loading(50), asyncio.get_running_loop())
     for _ in range(2):
         validator.num_bytes(SavedAdapter("sha256:a", "", {}))
         await asyncio.to_thread(verifier.smoke_test, REF, (1, 2))
     assert [adapter and (adapter.name, adapter.digest) for adapter in taken] == [("a", "sha256:a")] * 2
-    assert at_hand.take(REF) is None
+    assert last_folded.take(REF) is None
 
 
 def test_at_hand_is_one_adapter_taken_once_and_of_its_digest() -> None:
-    at_hand = AdaptersAtHand()
-    at_hand.put(plain())
-    assert at_hand.take(dataclasses.replace(REF, digest="sha256:b")) is None
-    assert at_hand.take(REF) is not None
-    assert at_hand.take(REF) is None
-    at_hand.put(plain())
-    at_hand.put(dataclasses.replace(plain(), digest="sha256:b"))
-    assert at_hand.take(REF) is None
+    last_folded = LastFolded()
+    last_folded.put(plain())
+    assert last_folded.take(dataclasses.replace(REF, digest="sha256:b")) is None
+    assert last_folded.take(REF) is not None
+    assert last_folded.take(REF) is None
+    last_folded.put(plain())
+    last_folded.put(dataclasses.replace(plain(), digest="sha256:b"))
+    assert last_folded.take(REF) is None
 
 
 def test_adapter_that_depends_on_its_cards_rank_or_the_base_is_not_kept_at_hand() -> None:
-    at_hand = AdaptersAtHand()
-    at_hand.put(dataclasses.replace(plain(), is_plain=False))
-    assert at_hand.take(REF) is None
+    last_folded = LastFolded()
+    last_folded.put(dataclasses.replace(plain(), is_plain=False))
+    assert last_folded.take(REF) is None

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
 from lora_serve.adapters.storage import AdapterStorage
@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
 
 
 def use_one_core() -> None:
-    """Nothing in this process computes in parallel."""
+    """Does nothing: no thread of this process computes in parallel."""
 
 
 @asynccontextmanager
@@ -61,13 +61,12 @@ def configure_of(settings: Settings) -> Configure:
     return Configure(settings.model_slice(), settings.engine_slice(), adapters, settings.log_format)
 
 
+@dataclass
 class ProcessHost:
     """See `EngineHost`."""
 
-    can_restart = True
-
-    def __init__(self, client: ProcessEngineClient) -> None:
-        self._client = client
+    _client: ProcessEngineClient
+    can_restart: bool = True
 
     async def load(self) -> LoadedEngine:
         """See `EngineHost.load`."""

@@ -31,7 +31,7 @@ async def open_host(settings: Settings, storage: AdapterStorage) -> AsyncIterato
 
 
 class ThreadHost:
-    """See `EngineHost`. A thread cannot be ended from outside, nor a model loaded twice: what is lost is lost."""
+    """See `EngineHost`. A thread cannot be ended from outside, nor a model loaded twice: a lost engine stays lost."""
 
     can_restart = False
 
@@ -70,9 +70,9 @@ class ThreadHost:
         return "the engine's thread ended"
 
     def kill(self, reason: str) -> None:
-        """See `EngineHost.kill`: it cannot be done."""
+        """See `EngineHost.kill`: a thread cannot be killed."""
 
     def close(self) -> None:
-        """After the engine's thread has ended: its loaders."""
+        """End the loaders, after the engine's thread has ended."""
         if self._local is not None:
             self._local.close()
