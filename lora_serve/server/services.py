@@ -52,7 +52,7 @@ class LiveLimits:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Made by the wiring, used on the event loop. Registrations run on `registrations`, short edits on other threads."""
+    """Made by the wiring, used on the event loop. Registrations run on `registrations`, short edits on any thread."""
 
     client: EngineClient
     catalog: Catalog
