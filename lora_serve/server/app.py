@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from lora_serve.server.answers.security_headers import add_security_headers
 from lora_serve.server.context import add_headers
 from lora_serve.server.guards.access import WRONG_KEYS, guarded
 from lora_serve.server.guards.browser_guard import BrowserGuard
@@ -37,7 +36,6 @@ def build_app(services: Services) -> web.Application:
     app[WRONG_KEYS] = WrongKeys(services.config.attempts.wrong_keys)
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     app.on_response_prepare.append(add_headers)
-    app.on_response_prepare.append(add_security_headers)
     app.on_response_prepare.append(guard.add_headers)
     app.add_routes([web.RouteDef(route.method, route.pattern, guarded(route), {}) for route in TABLE.routes])
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -16,6 +16,17 @@ from lora_serve.core.messages import Timings
 from lora_serve.core.request import OnCold
 from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterSet
+
+SERVER_NAME = "lora-serve"  # not which Python and aiohttp, as by default
+# They keep browsers and caches from doing more with an answer than show it to its caller. A handler may set others: a
+# page brings a policy of its own.
+_SECURITY_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
 
 
 @dataclass(slots=True)
@@ -88,19 +99,31 @@ def caller_of(context: RequestContext) -> Caller:
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Called by aiohttp just before an answer's headers are sent, whatever made the answer."""
-    context = request.get(CONTEXT)
-    if context is None:
-        return
-    response.headers["X-Request-Id"] = context.request_id
+    if (context := request.get(CONTEXT)) is not None:
+        response.headers.update(_own_headers(context))
+    secure(response.headers)
+
+
+def secure(headers: MutableMapping[str, str]) -> None:
+    """Add the security headers. Those that let a page of another site read an answer are browser_guard.py's."""
+    for name, value in _SECURITY_HEADERS.items():
+        headers.setdefault(name, value)
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Server"] = SERVER_NAME
+
+
+def _own_headers(context: RequestContext) -> dict[str, str]:
+    headers = {"X-Request-Id": context.request_id}
     if context.adapters is not None:
-        response.headers.update(_adapter_headers(context.adapters, context))
+        headers |= _adapter_headers(context.adapters, context)
     for unit, state in context.rate_limits.items():
         # https://platform.openai.com/docs/guides/rate-limits
-        response.headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)
-        response.headers[f"x-ratelimit-remaining-{unit}"] = str(state.remaining)
-        response.headers[f"x-ratelimit-reset-{unit}"] = duration(state.reset)
+        headers[f"x-ratelimit-limit-{unit}"] = str(state.limit)
+        headers[f"x-ratelimit-remaining-{unit}"] = str(state.remaining)
+        headers[f"x-ratelimit-reset-{unit}"] = duration(state.reset)
     if context.timings is not None:
-        response.headers["Server-Timing"] = _server_timing(context.timings, context.decode)
+        headers["Server-Timing"] = _server_timing(context.timings, context.decode)
+    return headers
 
 
 def _adapter_headers(adapters: AdapterSet, context: RequestContext) -> dict[str, str]:

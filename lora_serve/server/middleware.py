@@ -26,7 +26,10 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     status = CLIENT_LEFT
     with logged_with(context.log_fields):
         try:
-            response = await audited(request, context, _respond(request, handler, context))
+            answered, route = _respond(request, handler, context), request.app[ROUTES].find(request)
+            if route is not None and route.is_act:
+                answered = audited(request, route, context, answered)
+            response = await answered
             status = response.status
             return response
         finally:

@@ -52,7 +52,7 @@ class LiveLimits:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of the server, used on the event loop. Registrations run on `registrations`, short edits on threads."""
+    """Made by the wiring, used on the event loop. Registrations run on `registrations`, short edits on any thread."""
 
     client: EngineClient
     catalog: Catalog

@@ -14,8 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.server.answers.beside import LONG
-
+LONG = 8_000  # characters, token ids, or values; above this the event loop would be held up too long
 _GROUP = 64  # elements
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters

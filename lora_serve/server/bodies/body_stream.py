@@ -1,4 +1,7 @@
-"""A request's body as a stream: counted, held against its digests and decoded while it comes."""
+"""A request's body as a stream: counted, compared with its digests and decoded while it comes.
+
+aiohttp's own decoder is turned off (http_runner.py): it does not ask whether a gzip stream ever ended.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
-from lora_serve.server.bodies.content_coding import decoder_of, digests_of
+from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
 
 CHUNK_BYTES = 2**18
 _MAX_LINE = 2**16
 
 
 class BodyStream:
-    """What aiohttp's multipart reader asks of a stream, over a body that it would not check."""
+    """A checked body, with the methods of a stream that aiohttp's multipart reader calls."""
 
     def __init__(self, request: web.Request, on_piece: Callable[[int], None]) -> None:
         """`on_piece`: told the bytes of each decoded piece; what it raises breaks the reading off.
@@ -47,15 +50,15 @@ class BodyStream:
         return self._taken(size)
 
     def unread_data(self, data: bytes) -> None:
-        """It comes again at the next read."""
+        """Put data back, to come again at the next read."""
         self._buffer[:0] = data
 
     def at_eof(self) -> bool:
-        """Whether the end was met, and nothing is left before it."""
+        """True if the end was met and nothing is left before it."""
         return self._is_over and not self._buffer
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All that is left."""
+        """All that is left of the body, piece by piece."""
         while chunk := await self.read(CHUNK_BYTES):
             yield chunk
 
@@ -78,3 +81,14 @@ class BodyStream:
         if self._is_over:
             self._digests.check()
             self._decoder.finish()
+
+
+def decoder_of(request: web.Request) -> Decoder:
+    """The decoder for the body's Content-Encoding. Raises UnsupportedMediaError."""
+    return decoder_for(", ".join(request.headers.getall("Content-Encoding", [])), "The request body")
+
+
+def digests_of(request: web.Request) -> ExpectedDigests:
+    """The digests in the request's headers, of the body as it is sent. Raises InvalidRequestError."""
+    fields = request.headers.getall(CONTENT_DIGEST, [])
+    return ExpectedDigests(", ".join(fields) if fields else None)

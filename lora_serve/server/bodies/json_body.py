@@ -16,10 +16,12 @@ from lora_serve.core.errors import (
     SlowRequestError,
     UnsupportedMediaError,
 )
-from lora_serve.server.bodies.body_reading import parse_body, read_bytes
-from lora_serve.server.bodies.content_coding import decoder_of
+from lora_serve.server.bodies.body_stream import BodyStream, decoder_of
+from lora_serve.server.bodies.json_parsing import parse_json
+from lora_serve.server.bodies.json_scan import SLICE
+from lora_serve.server.bodies.sliced_json import SlicedObject
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.known import refuse_later
+from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names, refuse_later
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
@@ -35,7 +37,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     patience = request.app[SERVICES].config.connections.body
     try:
         async with asyncio.timeout(patience):
-            raw = await read_bytes(request, request.app[SERVICES].config.max_body_bytes)
+            raw = await _read_bytes(request, request.app[SERVICES].config.max_body_bytes)
     except TimeoutError:
         raise SlowRequestError(f"The request body did not arrive within {patience:g} s (--body-timeout).") from None
     except web.HTTPRequestEntityTooLarge:
@@ -43,7 +45,7 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
     request[CONTEXT].enter_again()
-    value = await parse_body(request, raw)
+    value = await _parse_body(request, raw)
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
@@ -80,6 +82,40 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         where = _where(item)
         message = item["msg"].removeprefix("Value error, ")
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
+
+
+async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
+    """All of the body, decoded and compared with its checksums. Raises HTTPRequestEntityTooLarge, InvalidRequestError.
+
+    aiohttp's own `read` goes on for as long as there are bytes, without a turn for others.
+    """
+    pieces, num_bytes = list[bytes](), 0
+
+    def count(num: int) -> None:
+        nonlocal num_bytes
+        num_bytes += num
+        if num_bytes > max_bytes:
+            raise web.HTTPRequestEntityTooLarge(max_bytes, num_bytes)
+
+    async for piece in BodyStream(request, count).chunks():
+        pieces.append(piece)
+        await asyncio.sleep(0)  # the others' turn
+    return b"".join(pieces)
+
+
+async def _parse_body(request: web.Request, raw: bytes) -> Any:
+    """The value of a body; of a large one only fields that some route reads, parsed on a thread.
+
+    Raises InvalidRequestError.
+    """
+    if len(raw) <= SLICE:
+        return parse_json(raw)
+    reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
+    async with request.app[SERVICES].large_bodies:
+        try:
+            return await asyncio.to_thread(reader.read)
+        finally:
+            reader.stop()
 
 
 def _check_headers(request: web.Request) -> None:

@@ -20,7 +20,7 @@ from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.tenant import Caller
 from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import AuditNote, RequestContext
-from lora_serve.server.route import ROUTES, Route
+from lora_serve.server.route import Route
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import Act
 
@@ -31,12 +31,9 @@ _UNAVAILABLE = 503
 
 
 async def audited(
-    request: web.Request, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
+    request: web.Request, route: Route, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
 ) -> web.StreamResponse:
-    """The answer, after it was noted if this is an admin act; 503 in its place if it could not be."""
-    route = request.app[ROUTES].find(request)
-    if route is None or not route.is_act:
-        return await answered
+    """The answer to an admin act, once the act is noted; 503 in its place if the act could not be noted."""
     services = request.app[SERVICES]
     before = services.catalog.snapshot
     try:

@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from lora_serve.server.answers.errors import WireError
-from lora_serve.server.answers.security_headers import secure
+from lora_serve.server.context import secure
 from lora_serve.server.sockets.client_faults import is_clients_fault, log_clients_fault
 from lora_serve.server.sockets.half_closed import Answering, HalfClosed
 
