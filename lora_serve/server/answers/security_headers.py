@@ -18,7 +18,7 @@ _DEFAULTS = {
 
 
 def secure(headers: MutableMapping[str, str]) -> None:
-    """Into an answer's headers. What lets a page of another site read it is browser_guard.py's."""
+    """Add the headers. Those that let a page of another site read the answer are the browser guard's."""
     for name, value in _DEFAULTS.items():
         headers.setdefault(name, value)
     headers["X-Content-Type-Options"] = "nosniff"

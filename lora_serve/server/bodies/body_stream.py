@@ -1,4 +1,7 @@
-"""A request's body as a stream: counted, held against its digests and decoded while it comes."""
+"""A request's body as a stream: counted, held against its digests and decoded while it comes.
+
+aiohttp's own decoder is turned off (sockets/http_runner.py): it does not ask whether a gzip stream ever ended.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,22 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
-from lora_serve.server.bodies.content_coding import decoder_of, digests_of
+from lora_serve.adapters.http_content import CONTENT_DIGEST, Decoder, ExpectedDigests, decoder_for
 
 CHUNK_BYTES = 2**18
 _MAX_LINE = 2**16
 
 
 class BodyStream:
-    """What aiohttp's multipart reader asks of a stream, over a body that it would not check."""
+    """The stream that aiohttp's multipart reader asks for, over a body that aiohttp would not check."""
 
     def __init__(self, request: web.Request, on_piece: Callable[[int], None]) -> None:
-        """`on_piece`: told the bytes of each decoded piece; what it raises breaks the reading off.
+        """`on_piece`: called with the number of bytes of each decoded piece; may raise to break the reading off.
 
         Raises InvalidRequestError, UnsupportedMediaError for headers that cannot be understood.
         """
         self._source = request.content
-        self._digests = digests_of(request)
+        self._digests = _digests_of(request)
         self._decoder = decoder_of(request)
         self._on_piece = on_piece
         self._pieces: Iterator[bytes] = iter(())
@@ -30,13 +33,13 @@ class BodyStream:
         self._is_over = False
 
     async def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end. Raises InvalidRequestError where the body is not what it says."""
+        """At most `size` bytes; b"" at the end. Raises InvalidRequestError if the body does not fit its digests."""
         if not self._buffer:
             await self._fill()
         return self._taken(size)
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
-        """Up to the next line feed, or the end. Raises as `read` does, LineTooLong."""
+        """The bytes up to the next line feed, or to the end. Raises what `read` does, and LineTooLong."""
         most, looked = max_line_length or _MAX_LINE, 0
         while (at := self._buffer.find(b"\n", looked)) < 0 and not self._is_over and len(self._buffer) <= most:
             looked = len(self._buffer)
@@ -47,15 +50,15 @@ class BodyStream:
         return self._taken(size)
 
     def unread_data(self, data: bytes) -> None:
-        """It comes again at the next read."""
+        """Put `data` back, to come again at the next read."""
         self._buffer[:0] = data
 
     def at_eof(self) -> bool:
-        """Whether the end was met, and nothing is left before it."""
+        """True if the end was met, and nothing is left before it."""
         return self._is_over and not self._buffer
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All that is left."""
+        """The rest of the body, piece by piece."""
         while chunk := await self.read(CHUNK_BYTES):
             yield chunk
 
@@ -78,3 +81,13 @@ class BodyStream:
         if self._is_over:
             self._digests.check()
             self._decoder.finish()
+
+
+def decoder_of(request: web.Request) -> Decoder:
+    """The decoder for the request's Content-Encoding. Raises UnsupportedMediaError."""
+    return decoder_for(", ".join(request.headers.getall("Content-Encoding", [])), "The request body")
+
+
+def _digests_of(request: web.Request) -> ExpectedDigests:
+    fields = request.headers.getall(CONTENT_DIGEST, [])
+    return ExpectedDigests(", ".join(fields) if fields else None)

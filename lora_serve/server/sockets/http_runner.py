@@ -52,7 +52,7 @@ class HttpConnection(RequestHandler):
     __slots__ = ("_half_closed",)
 
     def __init__(self, server: web.Server, **options: Any) -> None:
-        super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
+        super().__init__(server, auto_decompress=False, **options)  # bodies/body_stream.py decodes, and checks
         self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
