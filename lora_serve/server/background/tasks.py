@@ -56,7 +56,7 @@ async def running(*works: Callable[[], Awaitable[None]], name: str) -> AsyncIter
 
 
 class BackgroundTasks:
-    """Tasks that are held until they end, so that none is lost; failures are logged."""
+    """Tasks that outlive their request. They are held until they end, so that none is lost; failures are logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -38,7 +38,7 @@ _REFUSAL = (
 
 
 class Connections:
-    """The open connections; used on the event loop's thread only."""
+    """The open connections. Used on the event loop's thread only."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
