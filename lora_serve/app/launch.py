@@ -39,7 +39,7 @@ from lora_serve.logs.streams import divert_streams
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.client_faults import on_loop_error
-from lora_serve.server.sockets.exposure import check_exposure
+from lora_serve.server.sockets.listener import check_exposure
 from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
 from lora_serve.server.telemetry.tracing import RequestTraces

@@ -42,7 +42,5 @@ def build_app(services: Services) -> web.Application:
 
 
 async def _reconciling(app: web.Application) -> AsyncIterator[None]:
-    reconciler = Reconciler(app[SERVICES])
-    reconciler.start()
-    yield
-    await reconciler.stop()
+    async with Reconciler(app[SERVICES]).running():
+        yield

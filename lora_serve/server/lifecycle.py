@@ -1,4 +1,4 @@
-"""Whether requests may come in: starting, ready, draining, failed; and how many are inside."""
+"""The server's state, which decides whether requests are taken, and the number of those that run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServerState(enum.StrEnum):
 
 
 class Lifecycle:
-    """Changed by the wiring only, on the event loop's thread."""
+    """The state and the count. Changed by the wiring only, on the event loop's thread."""
 
     def __init__(self) -> None:
         self.state = ServerState.STARTING
@@ -46,7 +46,7 @@ class Lifecycle:
         self.state, self.reason = ServerState.FAILED, reason
 
     async def drain(self, timeout: float) -> bool:
-        """Let nobody in any more and wait for those inside, `timeout` seconds at most. Whether all have left."""
+        """Take no more requests and wait for those that run, at most `timeout` seconds. Returns whether all ended."""
         if self.state is not ServerState.FAILED:
             self.state, self.reason = ServerState.DRAINING, "The server is shutting down."
         try:
@@ -58,7 +58,7 @@ class Lifecycle:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """One inference request. Raises NotReadyError."""
+        """Count one inference request for as long as the block lasts. Raises NotReadyError."""
         if self.state is not ServerState.READY:
             raise NotReadyError(self.reason, retry_after=RETRY_AFTER)
         self.num_inside += 1

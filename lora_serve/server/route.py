@@ -1,4 +1,4 @@
-"""One route of the API: what the router, the guards, the audit log, /openapi.json and the tests know about it."""
+"""One route of the API, with all that router, guards, audit log, /openapi.json and tests know about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH
 
 
 class Access(enum.Enum):
-    """Who may call a route."""
+    """The callers that a route lets in."""
 
     PUBLIC = "anybody, without a key"
     ANY_KEY = "whoever has a key"

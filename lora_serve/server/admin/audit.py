@@ -1,4 +1,4 @@
-"""GET /admin/audit: who did what, newest first."""
+"""GET /admin/audit: the admin acts, newest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ async def get_audit(request: web.Request) -> web.StreamResponse:
     services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AuditQuery, request)
     scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
 
-    since_ms = 0 if caller.scope is None else int(1000 * caller.since)  # older acts are of one that had its name before
+    since_ms = (
+        0 if caller.scope is None else int(1000 * caller.since)
+    )  # older acts are those of an earlier tenant of the same name
 
     def matches(line: AuditLine) -> bool:
         act = line.act

@@ -1,4 +1,4 @@
-"""An adapter's card: what the catalog says, and where the engine has it."""
+"""An adapter's card: the catalog's facts, and the tiers that have the adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
 
-Places = Callable[[str], tuple[str, ...]]  # of a digest: the tiers below host memory that have it
+Places = Callable[[str], tuple[str, ...]]  # digest -> the tiers below host memory that have it
 
 
 def _on_disk(digest: str) -> tuple[str, ...]:
@@ -50,8 +50,8 @@ def adapter_card(
 
 
 def tenant_card(entry: CatalogEntry, tenant: str, aliases: Sequence[str] = ()) -> dict[str, Any]:
-    """What a tenant is told, in the same form. Where the bytes are and how often they are used is told to nobody but
-    the operator: another tenant may have the same bytes. Of a shared adapter no more than it takes to use it.
+    """The card for a tenant, in the same form. Tiers and counters are the operator's only, as another tenant may have
+    the same bytes. The card of a shared adapter shows no more than it takes to use it.
     """
     shown = entry
     if entry.tenant != tenant:
@@ -61,7 +61,7 @@ def tenant_card(entry: CatalogEntry, tenant: str, aliases: Sequence[str] = ()) -
 
 
 def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
-    """The best tier the bytes are on."""
+    """The fastest tier that has the bytes, as a state."""
     if stats is None:
         return AdapterState.REGISTERED
     if any(slot.digest == digest for slot in stats.slots):
@@ -109,7 +109,7 @@ def _engine_tiers(digest: str, stats: EngineStats | None) -> list[str]:
 
 
 def _split(times: LoadTimes | None) -> dict[str, Any] | None:
-    """Where the last load's time went; None: it was not loaded yet."""
+    """The phases of the last load; None: there was none yet."""
     if times is None:
         return None
     phases = {

@@ -18,7 +18,7 @@ from lora_serve.tenancy.directory.documents import limits_of
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:
-    """201 with the secret, which is shown this once. Nobody gives away a role above its own."""
+    """201 with the secret, which is shown this once. A caller creates no key of a role above its own."""
     services, tenant = request.app[SERVICES], tenant_in(request)
     directory = services.keys.directory
     directory.snapshot.tenant(tenant)
@@ -39,7 +39,7 @@ async def create_key(request: web.Request) -> web.StreamResponse:
 
 
 async def list_keys(request: web.Request) -> web.StreamResponse:
-    """The oldest first; those that were revoked, or expired, for a while too."""
+    """Oldest first. Revoked and expired keys are listed for a while too."""
     keys, tenant = request.app[SERVICES].keys, tenant_in(request)
     keys.directory.snapshot.tenant(tenant)
     data = [_card(keys, key) for key in keys.directory.snapshot.keys_of(tenant)]

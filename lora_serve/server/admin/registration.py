@@ -1,4 +1,4 @@
-"""POST /admin/adapters, and what follows every registration."""
+"""POST /admin/adapters, and the steps that every way of registering has in common."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 async def register_adapter(request: web.Request) -> web.StreamResponse:
-    """201 with the card; 200 if this very content was there already under this id."""
+    """201 with the card; 200 if the id had this very content already."""
     services = request.app[SERVICES]
     fields = check_fields(RegisterFields, await read_json(request))
     caller = caller_of(request[CONTEXT])
@@ -101,10 +101,10 @@ async def register_and_pin(
     caller: Caller,
     owner: str | None = None,
 ) -> tuple[Registration, list[str]]:
-    """All to its end, even if the client leaves. What went wrong after the registration comes as warnings.
-    `owner`: as the request names it.
+    """Stage, register and pin, to the end even if the client leaves. Failures after the registration come as warnings.
+    `owner`: the tenant that the request names.
 
-    `register` runs on a thread of `registrations`, in its owner's turn, and disposes of the staged folder.
+    `register` runs on a thread of `registrations`, in the owner's turn, and disposes of the staged folder.
     """
     tenant = owner_of(services.catalog.snapshot, adapter_id, owner)
     services.registrations.check(tenant)
@@ -137,10 +137,10 @@ async def _pin(services: Services, registration: Registration, was_pinned: bool)
 
 
 async def check_still_there(services: Services, caller: Caller, made: Registration) -> None:
-    """A registration may end after its tenant was deleted, at another replica too: then nothing of it stays.
+    """Take a registration back if its tenant was deleted meanwhile, perhaps at another replica.
 
-    The deletion first takes the tenant away and then its adapters. So whoever finds the tenant there after its own
-    commit knows that the deletion will find the adapter. One that was made again meanwhile is another tenant. Raises
+    A deletion removes first the tenant and then its adapters. So if the tenant is there after the commit here, a
+    deletion still to come finds the adapter. A tenant that was created again meanwhile is another one. Raises
     AuthenticationError.
     """
     if caller.sees_all:

@@ -15,7 +15,7 @@ from lora_serve.server.upkeep.reconciler import pinned_refs
 
 
 async def pin(request: web.Request) -> web.StreamResponse:
-    """On the device from now on, over restarts too."""
+    """Keep the adapter on the device from now on, over restarts too."""
     services, name = request.app[SERVICES], own_name_in(request)
     max_bytes = pinnable_bytes(caller_of(request[CONTEXT]))
     await services.background.complete(_pin(services, name, max_bytes), f"pinning {name}")
@@ -29,7 +29,7 @@ async def unpin(request: web.Request) -> web.StreamResponse:
 
 
 async def prefetch(request: web.Request) -> web.StreamResponse:
-    """Answers when it is on the device."""
+    """Answers when the adapter is on the device."""
     services, name = request.app[SERVICES], request.match_info["id"]
     entry = services.catalog.entry(name)
     for version in entry.routed:
@@ -38,7 +38,7 @@ async def prefetch(request: web.Request) -> web.StreamResponse:
 
 
 async def evict(request: web.Request) -> web.StreamResponse:
-    """Off device and host once no row holds it; it stays registered."""
+    """Take the adapter off device and host once no row holds it; it stays registered."""
     services, name = request.app[SERVICES], request.match_info["id"]
     entry = services.catalog.entry(name)
     pinned = pinned_refs(services.catalog.snapshot)
@@ -50,7 +50,7 @@ async def evict(request: web.Request) -> web.StreamResponse:
 
 
 async def _pin(services: Services, name: str, max_bytes: int | None) -> None:
-    """Note it in the catalog, then load it; if it cannot be loaded, the note is taken back and the error raised."""
+    """Note the pin in the catalog, then load; if that fails, the note is taken back and the error raised."""
     before = services.catalog.entry(name)
     entry = await set_pinned(services, name, True, max_bytes)
     try:
@@ -62,9 +62,19 @@ async def _pin(services: Services, name: str, max_bytes: int | None) -> None:
 
 
 async def set_pinned(services: Services, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
+<<<<<<< ours
     """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of its tenant."""
     catalog = services.catalog
     return await services.edit(lambda: catalog.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
+||||||| base
+    """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of its tenant."""
+    registry = services.registry
+    return await services.edit(lambda: registry.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
+=======
+    """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of the tenant."""
+    registry = services.registry
+    return await services.edit(lambda: registry.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
+>>>>>>> theirs
 
 
 async def _unpin(services: Services, name: str) -> None:

@@ -1,4 +1,4 @@
-"""PUT /admin/adapters/{id}/route, POST .../rollback, and /admin/aliases: which version a name means."""
+"""PUT /admin/adapters/{id}/route, POST .../rollback, and /admin/aliases: the version that a name means."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def set_route(request: web.Request) -> web.StreamResponse:
 
 
 async def roll_back(request: web.Request) -> web.StreamResponse:
-    """A canary ends; without one, the version before is back. 409 if there is none."""
+    """End the canary; without one, go back to the version before. 409 if there is none."""
     services, name = request.app[SERVICES], own_name_in(request)
     await services.edit(lambda: services.catalog.roll_back(name), f"rolling back {name}")
     return await card_response(request, name)

@@ -24,12 +24,12 @@ from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.documents import limits_of
 
-PATIENCE = 60.0  # seconds that running requests may hold the last of its blobs, after which traces of those stay
+FREEING_TIMEOUT = 60.0  # seconds for running requests to let go of the blobs; after them their traces stay
 logger = logging.getLogger(__name__)
 
 
 async def create_tenant(request: web.Request) -> web.StreamResponse:
-    """201 with its card; 409 if it is there."""
+    """201 with the tenant's card; 409 if there is a tenant of the name."""
     services = request.app[SERVICES]
     fields = check_fields(CreateTenantFields, await read_json(request))
     if check_tenant_name(fields.name, "name") == ADMIN_CALLER.tenant:
@@ -75,14 +75,14 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
-    """With its keys and adapters, on every replica. One without a record may still have adapters."""
+    """Delete a tenant with its keys and adapters, on every replica. One without a record may still have adapters."""
     services, name = request.app[SERVICES], tenant_in(request)
     gone = await services.background.complete(delete_all_of(services, name), f"deleting the tenant {name}")
     return web.json_response({"name": name, "object": "tenant", "deleted": True, "adapters": list(gone)})
 
 
 async def whoami(request: web.Request) -> web.StreamResponse:
-    """Whose key it is, and what it may do."""
+    """The caller as the server knows it by its key, and its limits."""
     caller = caller_of(request[CONTEXT])
     return web.json_response(
         {
@@ -98,7 +98,7 @@ async def whoami(request: web.Request) -> web.StreamResponse:
 
 
 def tenant_in(request: web.Request) -> str:
-    """The tenant in the URL. Raises NotFoundError for a foreign one, whether it is there or not."""
+    """The tenant in the URL. Raises NotFoundError for another tenant than the caller's, whether it exists or not."""
     name, caller = request.match_info["tenant"], caller_of(request[CONTEXT])
     if caller.scope not in (None, name):
         raise NotFoundError(name)
@@ -124,10 +124,10 @@ def _num_adapters(services: Services) -> Counter[str]:
 
 
 async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
-    """The ids of its adapters; durable on return. Blobs and caches are freed in the background, on every replica.
+    """Delete keys first, so that nothing new comes, then adapters. Returns the ids of the adapters; durable on return.
+    Blobs, caches and the journals' traces go in the background, on every replica.
 
-    After a crash in between, the same call completes it. Raises NotFoundError if there was nothing,
-    AdapterUnavailableError.
+    After a crash in between, the same call completes the deletion. Raises NotFoundError, AdapterUnavailableError.
     """
     was_there = await asyncio.to_thread(services.keys.directory.delete_tenant, tenant)
     removal = await asyncio.to_thread(services.catalog.remove_tenant, tenant)
@@ -138,9 +138,9 @@ async def delete_all_of(services: Services, tenant: str) -> tuple[str, ...]:
 
 
 async def _forget(services: Services, removal: TenantRemoval) -> None:
-    """Once every replica has freed the blobs, which it notes in the journal, the journals' old pages go too."""
+    """Rewrite the journals once every replica has freed the blobs, which the replicas note in the journal."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(FREEING_TIMEOUT):
             await _freed(services.catalog.ledger, removal.strays)
     for ledger in (services.catalog.ledger, services.keys.directory.ledger):
         try:
@@ -150,7 +150,7 @@ async def _forget(services: Services, removal: TenantRemoval) -> None:
 
 
 async def _freed(ledger: Ledger[CatalogState], digests: Iterable[str]) -> None:
-    """Return when no replica holds any of them any more."""
+    """Return when no replica holds any of the blobs any more."""
     loop, changed, waited_for = asyncio.get_running_loop(), asyncio.Event(), set(digests)
 
     def listener() -> None:

@@ -39,7 +39,7 @@ from lora_serve.server.schemas.queries import UploadFields
 from lora_serve.server.services import SERVICES, Services
 
 MAX_PARTS = 16
-TIMELY_BYTES = 4096  # that must come within --body-timeout, again and again
+TIMELY_BYTES = 4096  # at least as many must come within every --body-timeout
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
@@ -74,33 +74,33 @@ BODY = OtherBody(
 
 @dataclass(slots=True)
 class Upload:
-    """Where an upload goes, and how much of it may still come."""
+    """An upload under way: its files, its limits and what came so far."""
 
-    folder: Path  # the files
-    archive: Path  # or an archive of them
+    folder: Path  # for the files
+    archive: Path  # for an archive of them
     max_bytes: int
-    patience: float  # seconds for each TIMELY_BYTES
+    timeout: float  # seconds for each TIMELY_BYTES
     deadline: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))  # moved on with every chunk
     num_bytes: int = 0
-    num_timely: int = 0  # of what was received, up to where the deadline was moved on last
-    num_received: int = 0  # of the whole body, what stands between its files included
-    is_handed_over: bool = False  # the registry removes `folder` now, perhaps after this request is gone
+    num_timely: int = 0  # of num_received, when the deadline was moved on last
+    num_received: int = 0  # of the whole body, with the bytes between its files
+    is_handed_over: bool = False  # the registry removes `folder`, perhaps after the request
     fields: dict[str, Any] = field(default_factory=dict)
 
     async def staged(self) -> Staged:
-        """What is to be registered."""
+        """The files to register."""
         return Staged(self.folder, "upload")
 
     def receive(self, num_bytes: int) -> None:
-        """Raises PayloadTooLargeError."""
+        """Count bytes of the body. Raises PayloadTooLargeError."""
         self.num_received += num_bytes
-        if self.num_received - self.num_timely >= TIMELY_BYTES:  # drops of it do not hold the upload for ever
+        if self.num_received - self.num_timely >= TIMELY_BYTES:  # an upload that comes in drops ends
             self.num_timely = self.num_received
-            self.deadline.reschedule(asyncio.get_running_loop().time() + self.patience)
+            self.deadline.reschedule(asyncio.get_running_loop().time() + self.timeout)
         self.check(self.num_received - MAX_PARTS * MAX_FIELD_BYTES)
 
     def count(self, chunk: bytes) -> None:
-        """Bytes of files. Raises PayloadTooLargeError."""
+        """Count bytes of files. Raises PayloadTooLargeError."""
         self.num_bytes += len(chunk)
         self.check(self.num_bytes)
 
@@ -135,13 +135,14 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def _staged(services: Services) -> AsyncIterator[Upload]:
-    """Private folders, gone afterwards. They are made and given up without an `await`: a cancellation comes at one."""
+    """Private folders, gone afterwards. Made and given up without an `await`, at which a cancellation could come."""
     try:
         folder, aside = services.registry.new_folder(), services.registry.new_folder()
     except OSError as error:
         raise AdapterUnavailableError(UNWRITABLE) from error
-    patience = services.config.connections.body
-    upload = Upload(folder, aside / "archive", services.adapter_config.max_upload_bytes, patience)
+    upload = Upload(
+        folder, aside / "archive", services.adapter_config.max_upload_bytes, services.config.connections.body
+    )
     try:
         yield upload
     except ConnectionError:
@@ -167,12 +168,10 @@ async def _remove(folders: list[Path]) -> None:
 async def _receive(request: web.Request, upload: Upload) -> None:
     upload.check((request.content_length or 0) - MAX_PARTS * MAX_FIELD_BYTES)
     try:
-        async with asyncio.timeout(upload.patience) as upload.deadline:
+        async with asyncio.timeout(upload.timeout) as upload.deadline:
             await _receive_content(request, upload)
     except TimeoutError:
-        raise SlowRequestError(
-            f"Hardly a byte of the upload came for {upload.patience:g} s (--body-timeout)."
-        ) from None
+        raise SlowRequestError(f"Hardly a byte of the upload came for {upload.timeout:g} s (--body-timeout).") from None
     except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
         raise InvalidRequestError("The upload cannot be read; it is cut short or badly encoded.") from error
 
@@ -181,7 +180,7 @@ async def _receive_content(request: web.Request, upload: Upload) -> None:
     body = BodyStream(request, upload.receive)
     if request.content_type.startswith("multipart/"):
         await _receive_parts(MultipartReader(request.headers, cast(StreamReader, body)), upload)
-        async for _ in body.chunks():  # to its end, where it is held against what it says of itself
+        async for _ in body.chunks():  # to its end, where the digests are checked
             pass
     elif request.content_type.endswith("json"):
         raise UnsupportedMediaError("Upload multipart/form-data, or a tar, tar.gz or zip as it is.")
@@ -231,7 +230,7 @@ async def _read_text(part: BodyPartReader) -> str:
 
 
 async def _write(path: Path, chunks: AsyncIterator[bytes], upload: Upload) -> None:
-    """A file that we name; a name that comes twice is refused."""
+    """Write a file of a fixed name. Raises InvalidRequestError if the name comes twice."""
     with _new_file(path) as file:
         async for chunk in chunks:
             upload.count(chunk)
@@ -239,7 +238,7 @@ async def _write(path: Path, chunks: AsyncIterator[bytes], upload: Upload) -> No
 
 
 def _new_file(path: Path) -> BinaryIO:
-    """Opened at once, not in a thread: a cancellation in between would leave it open."""
+    """A new file, opened here and not in a thread: a cancellation in between would leave it open."""
     try:
         return path.open("xb")
     except FileExistsError:
@@ -247,7 +246,7 @@ def _new_file(path: Path) -> BinaryIO:
 
 
 def _typed(name: str, fields: UploadFields) -> RegisterFields:
-    """As a body in JSON would have had it. Raises InvalidRequestError."""
+    """The fields as a JSON body would have them. Raises InvalidRequestError."""
     metadata = None if fields.metadata is None else parse_json(fields.metadata.encode("utf-8", "surrogatepass"))
     rest = fields.model_dump(exclude_none=True) | ({} if metadata is None else {"metadata": metadata})
     return check_fields(RegisterFields, {"id": name, "source": "upload", **rest})

@@ -1,4 +1,4 @@
-"""GET /admin/usage: what was metered, summed as the caller asks, as JSON or CSV."""
+"""GET /admin/usage: the metered usage, summed as the caller asks, as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ async def get_usage(request: web.Request) -> web.StreamResponse:
 
 
 def _tenant(caller: Caller, asked: str | None) -> str | None:
-    """Whose usage: None is everybody's. Somebody else's is empty, as if there were none."""
+    """The tenant whose usage is shown; None: all. Another tenant's is empty to a tenant, as if there were none."""
     if caller.sees_all:
         return asked
     return caller.tenant if asked in (None, caller.tenant) else ""
 
 
 def _since_it_was_made(services: Services, caller: Caller, rows: Sequence[UsageRow]) -> list[UsageRow]:
-    """What came before is of another tenant that had the name. A bucket that may hold both is told apart by the keys
-    and, for residency and the admin key, by the content that the tenant has.
+    """The rows without those of an earlier tenant of the same name. In a bucket that may hold both, a row is told by
+    its key or, for residency and the admin key, by the content that the tenant has.
     """
     size = services.meter.config.bucket_seconds
     first = int(caller.since // size) * size

@@ -64,7 +64,7 @@ async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
 
 
 def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Registration:
-    """On a registry's thread. Other content under a known name must never be served, not even for a moment."""
+    """Register on a thread of the registry. Other content under a known name must not be served for a moment."""
     return services.registry.register_staged(
         fields.lora_name,
         staged.folder,

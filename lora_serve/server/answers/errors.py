@@ -1,29 +1,4 @@
-"""The one place where an error becomes a status and OpenAI's error body.
-
-| error                     | status | type                  | code                     |
-|---------------------------|--------|-----------------------|--------------------------|
-| InvalidRequestError       | 400    | invalid_request_error | its own                  |
-| AuthenticationError       | 401    | authentication_error  | invalid_api_key          |
-| QuotaExceededError        | 403    | permission_error      | quota_exceeded           |
-| ForeignSiteError          | 403    | permission_error      | foreign_site             |
-| ForbiddenError            | 403    | permission_error      | forbidden                |
-| AdapterNotFoundError      | 404    | invalid_request_error | model_not_found          |
-| NotFoundError             | 404    | invalid_request_error | not_found                |
-| ConflictError             | 409    | conflict_error        | conflict                 |
-| PayloadTooLargeError      | 413    | invalid_request_error | payload_too_large        |
-| UnsupportedMediaError     | 415    | invalid_request_error | unsupported_media_type   |
-| InvalidAdapterError       | 422    | invalid_adapter       | invalid_adapter          |
-| QueueFullError            | 503    | server_error          | overloaded               |
-| TenantQueueFullError      | 429    | rate_limit_error      | rate_limit_exceeded      |
-| WrongKeysError            | 429    | rate_limit_error      | invalid_api_key          |
-| RateLimitedError          | 429    | rate_limit_error      | rate_limit_exceeded      |
-| DeviceQuotaError          | 429    | rate_limit_error      | rate_limit_exceeded      |
-| NotReadyError             | 503    | server_error          | not_ready                |
-| EngineLostError           | 503    | server_error          | engine_restarted         |
-| AdapterUnavailableError   | 503    | server_error          | adapter_unavailable      |
-| RequestTimeoutError       | 504    | timeout_error         | timeout                  |
-| anything else             | 500    | server_error          | internal_error           |
-"""
+"""The one place where an error becomes a status and OpenAI's error body."""
 
 from __future__ import annotations
 
@@ -42,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection; only ever in logs
 MAX_RETRY_AFTER = 120  # seconds
+# Status, type and code (None: the error's own) of the first class that fits; of other errors: `wire_error`.
 _TABLE: tuple[tuple[type[errors.LoraServeError], int, str, str | None], ...] = (
     (errors.InvalidRequestError, 400, "invalid_request_error", None),
     (errors.AuthenticationError, 401, "authentication_error", "invalid_api_key"),
@@ -89,7 +65,7 @@ class WireError:
 
 
 def wire_error(error: Exception, request_id: str) -> WireError:
-    """What to answer for `error`. An unexpected one is logged with its traceback and shown as a fixed text."""
+    """The answer to `error`. An unexpected one is logged with its traceback and shown as a fixed text."""
     if isinstance(error, web.HTTPException):
         return _http_exception(error)
     for kind, status, name, code in _TABLE:
@@ -120,7 +96,7 @@ def _headers(error: errors.LoraServeError) -> dict[str, str] | None:
 
 
 def _rate_limits(error: errors.TenantQueueFullError) -> dict[str, str]:
-    """In OpenAI's names, for each limit that there is."""
+    """Headers in OpenAI's names for each limit that there is."""
     headers = {}
     for name, figures in (("requests", error.requests), ("tokens", error.tokens)):
         if figures is not None:

@@ -14,7 +14,15 @@ from typing import Any
 
 from aiohttp import web
 
+<<<<<<< ours
 LONG = 8_000  # characters, token ids, or values; above this the event loop would be held up too long
+||||||| base
+from lora_serve.server.answers.beside import LONG
+
+=======
+from lora_serve.server.background.tasks import LONG
+
+>>>>>>> theirs
 _GROUP = 64  # elements
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters
@@ -25,7 +33,9 @@ encode_answer = functools.partial(json.dumps, default=list)  # of iterators
 
 
 async def json_answer(request: web.Request, make: Callable[[], Any], length: int) -> web.StreamResponse:
-    """What `make` gives, which is nobody else's: it is emptied. `length`: of the answer, in the units of LONG."""
+    """Answer with the value that `make` returns; a large one is emptied while it is written, so nobody else may
+    hold it. `length`: of the answer, in the units of LONG.
+    """
     if length <= LONG:
         return web.json_response(make(), dumps=encode_answer)
     pieces = await asyncio.to_thread(lambda: _pieces(written(make())))
@@ -39,7 +49,7 @@ async def json_answer(request: web.Request, make: Callable[[], Any], length: int
 
 
 def written(value: Any, encode: Encode = encode_answer) -> Iterator[str]:
-    """The value as JSON, part by part; lists and objects let go what is written."""
+    """The value as JSON, part by part; lists and objects give up what is written."""
     if isinstance(value, str):
         yield from _text(value, encode)
     elif _is_small(value):
@@ -99,7 +109,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _pieces(parts: Iterator[str]) -> list[bytes]:
-    """Large enough to be worth a call each."""
+    """The parts joined into pieces that are worth a call each."""
     pieces, held, num_held = list[bytes](), list[str](), 0
     for part in parts:
         held.append(part)

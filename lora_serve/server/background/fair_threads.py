@@ -1,8 +1,8 @@
-"""A few threads on which the calls of many tenants take turns.
+"""A few threads that tenants share fairly.
 
-A tenant holds so many of the threads at most, whatever it sends; of those that wait the one with the fewest is next,
-then the one that had the fewest turns. Whoever comes anew has had as many as the one that was served last. Whoever used
-up its seconds of a minute comes after all others.
+A tenant holds a limited number of them, whatever it sends. The next call is of the tenant that holds the fewest, then
+of the one that had the fewest turns. A new tenant begins with as many turns as the one that was served last had. A
+tenant that has used up its seconds of a minute comes after all others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Waiting:
 
 
 class FairThreads:
-    """Every method may be called from any thread."""
+    """The threads and the calls that wait for them. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -43,9 +43,8 @@ class FairThreads:
         seconds_per_minute: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`each`: threads that one tenant holds at most. `on_start`: called on each thread first.
-
-        `seconds_per_minute`: in which a tenant may hold a thread before it comes after the others; None: no limit.
+        """`each`: how many threads one tenant holds at most. `on_start`: called first on each thread.
+        `seconds_per_minute`: how long a tenant may hold threads before it comes after the others; None: no limit.
         """
         self._num_threads = num_threads
         self._each = each
@@ -60,7 +59,7 @@ class FairThreads:
         self._executor = ThreadPoolExecutor(num_threads, name, initializer=on_start)
 
     def check(self, tenant: str) -> None:
-        """Raises RateLimitedError if so many of its calls wait that no more may."""
+        """Raises RateLimitedError if as many calls of the tenant wait as may."""
         if len(self._lines.get(tenant, ())) >= MAX_WAITING:
             raise RateLimitedError(
                 f"{MAX_WAITING} registrations of the tenant `{tenant}` wait already; try again later.",
@@ -69,17 +68,17 @@ class FairThreads:
             )
 
     def is_busy(self, tenant: str) -> bool:
-        """Whether one of its calls runs."""
+        """True if a call of the tenant runs."""
         return self._running[tenant] > 0
 
     async def run(self, call: Call[T], tenant: str = "") -> T:
-        """Run `call` on a thread when it is its turn, unless the caller has left by then. Raises what it raises,
-        InternalError for what would end the thread, RateLimitedError, NotReadyError after `close`.
+        """Run `call` on a thread in its turn, unless the caller has left by then. Raises what `call` raises,
+        InternalError if that would end the thread, RateLimitedError, NotReadyError after `close`.
         """
         return await asyncio.wrap_future(self.submit(call, tenant))
 
     def submit(self, call: Call[T], tenant: str = "") -> Future[T]:
-        """`run`, for whoever waits in another way. Raises RateLimitedError, NotReadyError."""
+        """Do as `run` does, without waiting. Raises RateLimitedError, NotReadyError."""
         future = Future[T]()
         with self._lock:
             if self._is_closed:
@@ -92,7 +91,7 @@ class FairThreads:
         return future
 
     def close(self, *, wait: bool = True) -> None:
-        """What waits is refused; what runs is waited for, unless not `wait`."""
+        """Refuse the calls that wait. `wait`: return when those that run have ended."""
         with self._lock:
             self._is_closed = True
             dropped = [waiting for line in self._lines.values() for waiting in line]
@@ -103,7 +102,7 @@ class FairThreads:
         self._executor.shutdown(wait=wait)
 
     def _start_next(self) -> None:
-        """Under the lock."""
+        """Start calls while threads are free. Called under the lock."""
         while self._running.total() < self._num_threads and (tenant := self._next()) is not None:
             line = self._lines.pop(tenant)
             waiting = line.popleft()
@@ -122,7 +121,7 @@ class FairThreads:
         return self._spent.is_over(tenant, self._clock()), self._running[tenant], self._turns[tenant]
 
     def _forget(self, tenant: str) -> None:
-        """Unless it has anything here."""
+        """Forget a tenant whose calls have all ended."""
         if not self._running[tenant]:
             del self._running[tenant]
             if tenant not in self._lines:
@@ -151,11 +150,11 @@ class FairThreads:
 
 
 class _Spent:
-    """How long each tenant held threads, in a measure that runs out within a minute of rest."""
+    """How long each tenant held threads: a level that falls to zero within a minute without calls."""
 
     def __init__(self, seconds_per_minute: float | None) -> None:
         self._limit = seconds_per_minute
-        self._levels: dict[str, tuple[float, float]] = {}  # seconds, and when it was so many
+        self._levels: dict[str, tuple[float, float]] = {}  # seconds, and the time at which they were noted
 
     def is_over(self, tenant: str, now: float) -> bool:
         return self._limit is not None and self._level(tenant, now) > self._limit

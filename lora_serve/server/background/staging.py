@@ -1,6 +1,6 @@
-"""Adapter files on their way from a source into a private folder, a few transfers at once.
+"""Transfers of adapter files from a source into a private folder, a few at once.
 
-A slow download holds a thread of its own, never the registry's, and one tenant's downloads never hold all of them.
+A slow download holds a thread of its own, never one of the registry's. One tenant's downloads never hold all of them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _CLOSING = "The server is shutting down."
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Files that are ready to be registered; whoever has it removes `folder`, or hands it to the registry."""
+    """Files that are ready to be registered. Their holder removes `folder`, or hands it to the registry."""
 
     folder: Path
     source: str  # as the card says it
 
 
 class Staging:
-    """Fetches from sources, on threads."""
+    """The transfers under way, on threads of their own."""
 
     def __init__(self, sources: SourceTable, new_folder: Callable[[], Path], max_bytes: int) -> None:
-        """`new_folder`: makes a private folder; may raise OSError. `max_bytes`: of one adapter's files."""
+        """`new_folder`: makes a private folder; may raise OSError. `max_bytes`: the limit for one adapter's files."""
         self._sources = sources
         self._new_folder = new_folder
         self._max_bytes = max_bytes

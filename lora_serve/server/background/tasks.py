@@ -1,16 +1,18 @@
-"""Work that outlives the request which asked for it."""
+"""Work beside the event loop's handlers: on threads, after the request that asked for it, or for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from lora_serve.core.errors import RequestError
 
 logger = logging.getLogger(__name__)
 RESUME_SECONDS = 1.0
+LONG = 8_000  # characters, token ids, or values: work on more would hold up the event loop too long
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -21,9 +23,16 @@ class Call(Protocol[T_co]):
     def __call__(self) -> T_co: ...
 
 
+async def thread_if_long(length: int, work: Callable[[], T]) -> T:
+    """The result of `work`, which runs on a thread if `length`, in the units of LONG, is above LONG. It should be work
+    in Python itself, which lets the event loop in between.
+    """
+    return await asyncio.to_thread(work) if length > LONG else work()
+
+
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
-    """Work for as long as the server runs: a bug in it is logged, and it is begun again. Otherwise nobody would notice
-    that, say, no deleted adapter is freed any more.
+    """Work for as long as the server runs: an exception is logged, and the work begun again. Otherwise nobody would
+    notice that, say, no deleted adapter is freed any more.
     """
     while True:
         try:
@@ -34,8 +43,20 @@ async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
         await asyncio.sleep(RESUME_SECONDS)
 
 
+@asynccontextmanager
+async def running(*works: Callable[[], Awaitable[None]], name: str) -> AsyncIterator[None]:
+    """Each of `works` is kept going in a task of its own for as long as the block lasts. `name`: of the tasks."""
+    tasks = [asyncio.create_task(kept_going(work, name), name=name) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class BackgroundTasks:
-    """Tasks that are held until they end, so that none is lost; failures are logged."""
+    """Tasks that outlive their request. They are held until they end, so that none is lost; failures are logged."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

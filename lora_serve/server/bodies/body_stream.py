@@ -1,7 +1,16 @@
+<<<<<<< ours
 """A request's body as a stream: counted, compared with its digests and decoded while it comes.
 
 aiohttp's own decoder is turned off (http_runner.py): it does not ask whether a gzip stream ever ended.
 """
+||||||| base
+"""A request's body as a stream: counted, held against its digests and decoded while it comes."""
+=======
+"""A request's body as a stream: counted, held against its digests and decoded while it comes.
+
+aiohttp's own decoder is turned off (sockets/http_runner.py): it does not ask whether a gzip stream ever ended.
+"""
+>>>>>>> theirs
 
 from __future__ import annotations
 
@@ -17,15 +26,21 @@ _MAX_LINE = 2**16
 
 
 class BodyStream:
+<<<<<<< ours
     """A checked body, with the methods of a stream that aiohttp's multipart reader calls."""
+||||||| base
+    """What aiohttp's multipart reader asks of a stream, over a body that it would not check."""
+=======
+    """The stream that aiohttp's multipart reader asks for, over a body that aiohttp would not check."""
+>>>>>>> theirs
 
     def __init__(self, request: web.Request, on_piece: Callable[[int], None]) -> None:
-        """`on_piece`: told the bytes of each decoded piece; what it raises breaks the reading off.
+        """`on_piece`: called with the number of bytes of each decoded piece; may raise to break the reading off.
 
         Raises InvalidRequestError, UnsupportedMediaError for headers that cannot be understood.
         """
         self._source = request.content
-        self._digests = digests_of(request)
+        self._digests = _digests_of(request)
         self._decoder = decoder_of(request)
         self._on_piece = on_piece
         self._pieces: Iterator[bytes] = iter(())
@@ -33,13 +48,13 @@ class BodyStream:
         self._is_over = False
 
     async def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end. Raises InvalidRequestError where the body is not what it says."""
+        """At most `size` bytes; b"" at the end. Raises InvalidRequestError if the body does not fit its digests."""
         if not self._buffer:
             await self._fill()
         return self._taken(size)
 
     async def readline(self, *, max_line_length: int | None = None) -> bytes:
-        """Up to the next line feed, or the end. Raises as `read` does, LineTooLong."""
+        """The bytes up to the next line feed, or to the end. Raises what `read` does, and LineTooLong."""
         most, looked = max_line_length or _MAX_LINE, 0
         while (at := self._buffer.find(b"\n", looked)) < 0 and not self._is_over and len(self._buffer) <= most:
             looked = len(self._buffer)
@@ -50,15 +65,33 @@ class BodyStream:
         return self._taken(size)
 
     def unread_data(self, data: bytes) -> None:
+<<<<<<< ours
         """Put data back, to come again at the next read."""
+||||||| base
+        """It comes again at the next read."""
+=======
+        """Put `data` back, to come again at the next read."""
+>>>>>>> theirs
         self._buffer[:0] = data
 
     def at_eof(self) -> bool:
+<<<<<<< ours
         """True if the end was met and nothing is left before it."""
+||||||| base
+        """Whether the end was met, and nothing is left before it."""
+=======
+        """True if the end was met, and nothing is left before it."""
+>>>>>>> theirs
         return self._is_over and not self._buffer
 
     async def chunks(self) -> AsyncIterator[bytes]:
+<<<<<<< ours
         """All that is left of the body, piece by piece."""
+||||||| base
+        """All that is left."""
+=======
+        """The rest of the body, piece by piece."""
+>>>>>>> theirs
         while chunk := await self.read(CHUNK_BYTES):
             yield chunk
 
@@ -81,6 +114,7 @@ class BodyStream:
         if self._is_over:
             self._digests.check()
             self._decoder.finish()
+<<<<<<< ours
 
 
 def decoder_of(request: web.Request) -> Decoder:
@@ -92,3 +126,16 @@ def digests_of(request: web.Request) -> ExpectedDigests:
     """The digests in the request's headers, of the body as it is sent. Raises InvalidRequestError."""
     fields = request.headers.getall(CONTENT_DIGEST, [])
     return ExpectedDigests(", ".join(fields) if fields else None)
+||||||| base
+=======
+
+
+def decoder_of(request: web.Request) -> Decoder:
+    """The decoder for the request's Content-Encoding. Raises UnsupportedMediaError."""
+    return decoder_for(", ".join(request.headers.getall("Content-Encoding", [])), "The request body")
+
+
+def _digests_of(request: web.Request) -> ExpectedDigests:
+    fields = request.headers.getall(CONTENT_DIGEST, [])
+    return ExpectedDigests(", ".join(fields) if fields else None)
+>>>>>>> theirs

@@ -1,4 +1,7 @@
-"""A request's body, or query, as a checked value; whatever is wrong with it is a 4xx that says what."""
+"""A request's body, or query, as a checked value; a mistake in it is a 4xx that says what is wrong.
+
+However large a body is, the event loop is never held up by it for long.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +31,37 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[str, Any]:
-    """The body as a JSON object, fields that are null left out unless null says something.
+    """The body as a JSON object, without fields that are null unless `keep_null`.
 
     Raises InvalidRequestError, PayloadTooLargeError, SlowRequestError, UnsupportedMediaError; AuthenticationError if
-    the caller's key has ended while it came.
+    the caller's key was revoked while the body came.
     """
     _check_headers(request)
-    patience = request.app[SERVICES].config.connections.body
+    config = request.app[SERVICES].config
     try:
+<<<<<<< ours
         async with asyncio.timeout(patience):
             raw = await _read_bytes(request, request.app[SERVICES].config.max_body_bytes)
+||||||| base
+        async with asyncio.timeout(patience):
+            raw = await read_bytes(request, request.app[SERVICES].config.max_body_bytes)
+=======
+        async with asyncio.timeout(config.connections.body):
+            raw = await _read_bytes(request, config.max_body_bytes)
+>>>>>>> theirs
     except TimeoutError:
-        raise SlowRequestError(f"The request body did not arrive within {patience:g} s (--body-timeout).") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(request) from None
+        message = f"The request body did not arrive within {config.connections.body:g} s (--body-timeout)."
+        raise SlowRequestError(message) from None
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
     request[CONTEXT].enter_again()
+<<<<<<< ours
     value = await _parse_body(request, raw)
+||||||| base
+    value = await parse_body(request, raw)
+=======
+    value = await _parse(request, raw)
+>>>>>>> theirs
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
@@ -59,12 +75,12 @@ async def read_fields(request: web.Request) -> dict[str, Any]:
 
 
 def check_query(model: type[M], request: web.Request) -> M:
-    """What stands behind the `?`. Raises InvalidRequestError."""
+    """The query as a `model`. Raises InvalidRequestError."""
     return check_fields(model, read_query(request))
 
 
 def read_query(request: web.Request) -> dict[str, str]:
-    """Each name once, as nobody can tell which of two values is meant. Raises InvalidRequestError."""
+    """The query's values by name. Raises InvalidRequestError for a name that occurs twice."""
     found: dict[str, str] = {}
     for name, text in request.query.items():
         if name in found:
@@ -74,7 +90,7 @@ def read_query(request: web.Request) -> dict[str, str]:
 
 
 def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits | None = None) -> M:
-    """`fields` as a `model`, within `limits` (None: the defaults). Raises InvalidRequestError for the first wrong."""
+    """`fields` as a `model`, within `limits` (None: the defaults). Raises InvalidRequestError for a wrong field."""
     try:
         return model.model_validate(fields, context=limits)
     except ValidationError as error:
@@ -84,6 +100,7 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
 
 
+<<<<<<< ours
 async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
     """All of the body, decoded and compared with its checksums. Raises HTTPRequestEntityTooLarge, InvalidRequestError.
 
@@ -118,6 +135,40 @@ async def _parse_body(request: web.Request, raw: bytes) -> Any:
             reader.stop()
 
 
+||||||| base
+=======
+async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
+    """All of the body, decoded and held against its digests. Raises PayloadTooLargeError, InvalidRequestError.
+
+    aiohttp's own `read` goes on for as long as there are bytes, without a turn for other tasks.
+    """
+    pieces, num_bytes = list[bytes](), 0
+
+    def count(num: int) -> None:
+        nonlocal num_bytes
+        num_bytes += num
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+
+    async for piece in BodyStream(request, count).chunks():
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    return b"".join(pieces)
+
+
+async def _parse(request: web.Request, raw: bytes) -> Any:
+    """The value of a body. A large one is read on a thread, without the fields that no route knows."""
+    if len(raw) <= SLICE:
+        return parse_json(raw)
+    reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
+    async with request.app[SERVICES].large_bodies:
+        try:
+            return await asyncio.to_thread(reader.read)
+        finally:
+            reader.stop()
+
+
+>>>>>>> theirs
 def _check_headers(request: web.Request) -> None:
     kind = request.content_type.lower()
     # Without any a key is asked for, which no page can make a browser add; else a page could leave the type out.
@@ -125,13 +176,13 @@ def _check_headers(request: web.Request) -> None:
     if not may_say_nothing and kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaError("The request body must be JSON: send `Content-Type: application/json`.")
     decoder_of(request)
-    if (request.content_length or 0) > request.app[SERVICES].config.max_body_bytes:
-        raise _too_large(request)
+    max_bytes = request.app[SERVICES].config.max_body_bytes
+    if (request.content_length or 0) > max_bytes:
+        raise _too_large(max_bytes)
 
 
-def _too_large(request: web.Request) -> PayloadTooLargeError:
-    limit = request.app[SERVICES].config.max_body_bytes
-    return PayloadTooLargeError(f"The request body is larger than {limit} bytes (--max-body-size).")
+def _too_large(max_bytes: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The request body is larger than {max_bytes} bytes (--max-body-size).")
 
 
 def _where(item: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""JSON bodies: strict, and their mistakes told in words."""
+"""Strict JSON of request bodies, and its errors in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_serve.core.errors import InvalidRequestError
 def parse_json(raw: bytes) -> Any:
     """The value of a body, or of a slice of one. Raises InvalidRequestError.
 
-    Nothing else runs in Python meanwhile: at most a slice of `sliced_json.py` at a time.
+    The GIL is held meanwhile, so the text should be no larger than a slice.
     """
     try:
         return strict_json.parse_json(raw)

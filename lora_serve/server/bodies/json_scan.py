@@ -1,6 +1,6 @@
-"""Where JSON can be cut without parsing it: between the elements of one list or object, within a window of bytes.
+"""Finds where JSON can be cut without parsing: between elements of a list or object, within a window of bytes.
 
-Nothing here judges: mismatched brackets give wrong cuts, and the parser refuses what lies between them.
+Mistakes in the text are not found here: mismatched brackets give wrong cuts, and the parser refuses the parts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-SLICE = 2**16  # bytes: what is looked at, or parsed, at once
+SLICE = 2**16  # bytes that are looked at, or parsed, at once
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _PLAIN = rb'[^"\[\]{}]++|' + _STRING
@@ -25,7 +25,7 @@ _OPENING = b"[{"
 
 @dataclass(slots=True)
 class Level:
-    """A list or object whose end is not in the window: where its elements begin, and the last nested one ends."""
+    """A list or object that does not end in the window: where its elements begin and its last nested one ends."""
 
     start: int
     last_nested_end: int
@@ -33,7 +33,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is in a window that begins inside a list or object."""
+    """The brackets in a window that begins inside a list or object."""
 
     levels: list[Level]  # open at its end, outermost first
     closed_at: int | None  # the bracket that ends the outermost; None: it does not end here
@@ -45,7 +45,7 @@ def whole_elements(raw: bytes, start: int, end: int) -> int:
 
 
 def look(raw: bytes, start: int, end: int) -> Window:
-    """Every bracket of the window."""
+    """Look at every bracket of the window."""
     levels, at = [Level(start, start)], start
     while True:
         at = _end_of(_TO_BRACKET, raw, at, end)
@@ -62,9 +62,8 @@ def look(raw: bytes, start: int, end: int) -> Window:
 
 
 def cut(raw: bytes, level: Level, end: int) -> tuple[int, int]:
-    """Where the whole elements of a level end, before `end`, and where what follows their comma begins.
-
-    The two are the same if no comma follows.
+    """The position before `end` where a level's whole elements end, and the one behind their comma; the same position
+    twice if no comma follows.
     """
     after = _end_of(_FLAT_ELEMENTS, raw, level.last_nested_end, end)
     return (after - 1, after) if after > level.last_nested_end else (after, after)

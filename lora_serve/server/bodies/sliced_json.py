@@ -1,9 +1,8 @@
-"""A large JSON object read in slices, so that the thread that reads it never keeps the others from Python for long.
+"""Reads a large JSON object in slices, so that the thread that reads it never holds the GIL for long.
 
-Each slice is parsed by `parse_json`, so what is refused is the same as in a small body; lists and objects that are
-larger than a slice are put together here. Only what a request can mean is kept: fields nobody knows are checked and
-dropped, slice by slice, and what is kept is bounded, as its later ways (validation, release) are not sliced. Lists of
-token ids become arrays.
+Each slice is parsed by `parse_json`, so a large body is refused for the same reasons as a small one; lists and objects
+larger than a slice are put together here. Fields that no route knows are checked and dropped, slice by slice. The
+others are bounded, as nothing slices their validation and release. Lists of token ids become arrays.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.bodies.json_parsing import no_json, parse_json, too_deep
 from lora_serve.server.bodies.json_scan import SLICE, Level, cut, look, whole_elements
 
-MAX_VALUES = 100_000  # kept of one body, beside token ids
+MAX_VALUES = 100_000  # of the fields that are kept, besides token ids
 MAX_IDS = 2**23
 MAX_DIGITS = 2**20  # characters of a number
 MAX_OPEN = 500  # lists and objects inside one another, each larger than a slice
@@ -33,12 +32,12 @@ _CLOSING = {0x5B: 0x5D, 0x7B: 0x7D}
 
 
 class UnwantedError(Exception):
-    """Nobody waits for the value any more."""
+    """The request is gone, so nobody waits for the value any more."""
 
 
 def compact(value: Any) -> Any:
-    """Lists of integers, and those in a list, as arrays: Python's collector, whoever it interrupts, looks at every
-    element of a list. Raises OverflowError.
+    """The value with lists of integers, and those in a list, as arrays: Python's garbage collector, which holds up
+    everybody, looks at every element of a list but not of an array. Raises OverflowError.
     """
     if not isinstance(value, list):
         return value
@@ -48,7 +47,7 @@ def compact(value: Any) -> Any:
 
 
 def weigh(value: Any) -> tuple[int, int]:
-    """How many values it holds, itself among them, and how many integers in arrays."""
+    """The number of values in it, itself included, and of integers in arrays."""
     num_values, num_ids, left = 1, 0, [value]
     while left:
         item = left.pop()
@@ -64,12 +63,12 @@ def weigh(value: Any) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or object under way."""
+    """A list or object whose end has not been reached."""
 
     value: list[Any] | dict[str, Any] | array[int]
     closing: int
     is_kept: bool
-    field: str = ""  # of the body, in which it is
+    field: str = ""  # of the body, to which the value belongs
     name: str = ""  # in the object around it
     after_element: bool = False  # a comma or the end must follow
     after_comma: bool = False  # an element must follow
@@ -80,10 +79,10 @@ class _Open:
 
 
 class SlicedObject:
-    """Reads one body; `read` runs on a thread of its own."""
+    """The reader of one body. `read` is called on a thread."""
 
     def __init__(self, raw: bytes, names: Collection[str], id_names: Collection[str] = (), size: int = SLICE) -> None:
-        """`names`: the fields that are kept. `id_names`: those that may hold token ids. `size`: of a slice."""
+        """`names`: the fields to keep. `id_names`: those of them that may hold token ids. `size`: bytes of a slice."""
         self._raw = raw
         self._id_names = id_names
         self._size = size
@@ -95,7 +94,7 @@ class SlicedObject:
         self._is_wanted = True
 
     def stop(self) -> None:
-        """Nobody wants it any more: `read` ends soon. May be called from any thread."""
+        """Make `read` end soon, as nobody wants the value. May be called from any thread."""
         self._is_wanted = False
 
     def read(self) -> dict[str, Any]:
@@ -115,7 +114,7 @@ class SlicedObject:
         return root
 
     def _step(self) -> None:
-        """The next slice of the innermost list or object."""
+        """Read the next slice of the innermost list or object."""
         inner = self._open[-1]
         self._skip_blanks()
         if inner.after_element:
@@ -144,7 +143,7 @@ class SlicedObject:
             raise self._wrong("Expecting ',' delimiter")
 
     def _close(self, inner: _Open, end: int) -> None:
-        """All that is left of it lies before `end`."""
+        """Read the rest of the list or object, which ends at `end`."""
         if self._raw[end] != inner.closing:
             raise self._wrong("Brackets that do not match")
         if self._raw[self._at : end].strip(b" \t\r\n"):
@@ -155,7 +154,7 @@ class SlicedObject:
         self._leave()
 
     def _enter_all(self, levels: list[Level], end: int) -> None:
-        """What is whole in each level, down to the innermost, and of that one at least one element."""
+        """Add the whole elements of each level, and at least one of the innermost."""
         for level, following in itertools.pairwise(levels):
             bracket = following.start - 1
             inner = self._open[-1]
@@ -169,7 +168,7 @@ class SlicedObject:
             self._read_one(inner)
 
     def _add_whole(self, inner: _Open, level: Level, end: int) -> int:
-        """Where what is not whole begins."""
+        """Add the whole elements of a level. Returns where the rest begins."""
         stop, rest = cut(self._raw, level, end)
         if rest > level.start:
             self._add(inner, level.start, stop)
@@ -177,7 +176,7 @@ class SlicedObject:
         return rest
 
     def _enter_child(self, inner: _Open, start: int, bracket: int) -> None:
-        """`start`: of its name, in an object."""
+        """Enter a list or object at `bracket`. `start`: where its name begins, in an object."""
         before = self._raw[start:bracket]
         name = ""
         if isinstance(inner.value, dict):
@@ -208,7 +207,7 @@ class SlicedObject:
             self._put(self._open[-1], left.name, left.value, left.is_kept)
 
     def _read_one(self, inner: _Open) -> None:
-        """An element that is larger than a slice, or the rest of a body that is cut short."""
+        """Read an element that is larger than a slice, or the rest of a body that is cut short."""
         name = ""
         if isinstance(inner.value, dict):
             name = self._read_text(True)
@@ -227,7 +226,7 @@ class SlicedObject:
             self._put(inner, name, self._read_scalar(), is_kept)
 
     def _put(self, inner: _Open, name: str, value: Any, is_kept: bool) -> None:
-        """One element, parsed."""
+        """Add one parsed element."""
         if is_kept:
             if isinstance(inner.value, dict):
                 inner.value[name] = value
@@ -240,7 +239,7 @@ class SlicedObject:
         inner.after_element, inner.after_comma = True, False
 
     def _add(self, inner: _Open, start: int, end: int) -> None:
-        """Whole elements, with the commas between them."""
+        """Parse and add whole elements, with the commas between them."""
         opening, closing = inner.brackets
         found = self._parsed(opening + self._raw[start:end] + closing, start)
         if not found:
@@ -259,7 +258,7 @@ class SlicedObject:
                 inner.value[name] = self._taken(name, value)
 
     def _extend(self, inner: _Open, found: list[Any] | array[int]) -> None:
-        """Refuses at once what is neither token ids nor anything else."""
+        """Add to a list; one that mixes token ids with other values is refused at once."""
         if isinstance(found, array) and not inner.value:
             inner.value = array("q")
         assert not isinstance(inner.value, dict), "an object's elements have names"
@@ -268,7 +267,7 @@ class SlicedObject:
         inner.value.extend(found)
 
     def _taken(self, field: str, value: Any) -> Any:
-        """As it is kept."""
+        """The value in the form in which it is kept, counted against the limits."""
         if field in self._id_names:
             try:
                 value = compact(value)
@@ -296,7 +295,7 @@ class SlicedObject:
         return value
 
     def _read_text(self, is_kept: bool) -> str:
-        """A string, of which a part at a time is parsed."""
+        """Read a string, parsing a part at a time."""
         if self._raw[self._at : self._at + 1] != b'"':
             raise self._wrong("Expecting a string")
         self._at += 1

@@ -1,4 +1,4 @@
-"""Who may call a route, and when: the guard around its handler."""
+"""The guard around a route's handler, which decides who may call it, and when."""
 
 from __future__ import annotations
 

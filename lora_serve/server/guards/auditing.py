@@ -1,7 +1,7 @@
-"""One line in the audit log for every admin act, whoever's route it is: durable before the answer goes out.
+"""One line in the audit log for every admin act, durable before the answer goes out.
 
-An act is a changing request to an admin route by a caller who was recognised; one that was refused is an act too. What
-strangers try is in the access log only, so that nobody can fill the disk from outside.
+An act is a changing request to an admin route by a caller whose key is known, even if it is refused. Attempts without
+a known key are in the access log only, so that nobody can fill the disk from outside.
 """
 
 from __future__ import annotations
@@ -33,7 +33,19 @@ _UNAVAILABLE = 503
 async def audited(
     request: web.Request, route: Route, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
 ) -> web.StreamResponse:
+<<<<<<< ours
     """The answer to an admin act, once the act is noted; 503 in its place if the act could not be noted."""
+||||||| base
+    """The answer, after it was noted if this is an admin act; 503 in its place if it could not be."""
+    route = request.app[ROUTES].find(request)
+    if route is None or not route.is_act:
+        return await answered
+=======
+    """The answer, once an admin act is noted; 503 in its place if the act could not be noted."""
+    route = request.app[ROUTES].find(request)
+    if route is None or not route.is_act:
+        return await answered
+>>>>>>> theirs
     services = request.app[SERVICES]
     before = services.catalog.snapshot
     try:
@@ -60,13 +72,13 @@ async def _note(route: Route, request: web.Request, context: RequestContext, bef
 
 
 def _completed(note: AuditNote, request: web.Request, caller: Caller, before: Snapshot) -> AuditNote:
-    """What the handler left open, from the URL and from the catalog as it was before the act."""
+    """The note with the fields that the handler left open, from the URL and from the catalog before the act."""
     subject = note.subject or "/".join(request.match_info.values())
     own = own_name(caller.scope, subject) if caller.scope is not None else subject
     entry = before.entries.get(split_name(subject)[0]) or before.entries.get(split_name(own)[0])
     if entry is None or (caller.scope is not None and entry.tenant != caller.scope):
         owner = note.owner or request.match_info.get("tenant", "")
-        is_own = caller.scope in (None, owner)  # what is tried on another tenant's is not told to that one
+        is_own = caller.scope in (None, owner)  # an attempt on another tenant's adapter is not told to that tenant
         return AuditNote(subject, owner if is_own else "", note.digest)
     return AuditNote(entry.name, note.owner or entry.tenant, note.digest or entry.default.digest)
 

@@ -2,8 +2,8 @@
 
 Such a server trusts whoever reaches it, and a browser on the same machine does: any page it shows can send a "simple"
 request (a form, a fetch() of plain text) that the browser lets out without asking, or be served under a name that is
-made to mean 127.0.0.1 (DNS rebinding). Both say so: in `Origin` and `Sec-Fetch-Site`, which no page can write, and in
-`Host`. A key is nothing that a browser adds by itself, so where one is asked for there is nothing to guard.
+made to mean 127.0.0.1 (DNS rebinding). Such requests are known by `Origin` and `Sec-Fetch-Site`, which no page can
+write, and by `Host`. No browser adds a key by itself, so a server that asks for one needs no guard.
 
 Pages that --allowed-origins names may use any server, and read its answers (CORS: https://fetch.spec.whatwg.org).
 """
@@ -35,7 +35,7 @@ _REMEMBERED = "600"  # seconds for which a browser need not ask again whether it
 
 
 class BrowserGuard:
-    """One for each application."""
+    """The guard of one application."""
 
     def __init__(self, config: ServerConfig, *, asks_for_key: bool) -> None:
         self._rules = config.browsers
@@ -75,7 +75,7 @@ class BrowserGuard:
         return len(origins) == 1 and parse_origin(origins[0]) in self._rules.origins
 
     def _check_host(self, request: web.Request) -> None:
-        """A client so old that it names no host is no browser. A request for a whole URL names two."""
+        """A client so old that it names no host is no browser. A request for a whole URL names two hosts."""
         if (text := request.headers.get(hdrs.HOST)) is None:
             return
         for said in (text, request.host):
@@ -84,7 +84,7 @@ class BrowserGuard:
                 raise ForeignSiteError(_host_text(said, host))
 
     def _is_own(self, host: Host) -> bool:
-        """No name can be made to look like an address, so that a server that others reach takes any of these."""
+        """True for the server's own names, and for addresses: no name can be made to look like one."""
         if host.name in self._names or host.name.endswith(".localhost"):
             return True
         address = host.address
@@ -103,7 +103,7 @@ def _check_site(request: web.Request) -> None:
 
 
 def _is_followed_link(request: web.Request) -> bool:
-    """Whether the answer is shown to a person as a page of its own, which the page with the link cannot read."""
+    """True if the answer is shown to a person as a page of its own, which the page with the link cannot read."""
     route = request.app[ROUTES].find(request) if request.method == hdrs.METH_GET else None
     is_page = route is not None and route.is_page
     shown = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest"))
@@ -115,7 +115,7 @@ def _is_preflight(request: web.Request) -> bool:
 
 
 def _permission(request: web.Request) -> web.Response:
-    """For whatever headers are asked about: clients send many of their own, and none of them opens anything here."""
+    """Permit all headers that are asked about: clients send many of their own, and none of them opens anything here."""
     headers = {hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS, hdrs.ACCESS_CONTROL_MAX_AGE: _REMEMBERED}
     asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
     if _FIELD_NAMES.fullmatch(asked):

@@ -1,4 +1,4 @@
-"""Liveness, readiness, version."""
+"""GET /health, /ping, /ready and /version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
 from lora_serve.server.services import SERVICES
 
-STEP_PATIENCE = 0.05  # seconds that /health waits for an engine in the middle of a step: probes wait for a second
+ENGINE_TIMEOUT = 0.05  # seconds that /health waits for an engine in the middle of a step; probes wait for a second
 
 
 async def get_health(request: web.Request) -> web.StreamResponse:
@@ -22,8 +22,8 @@ async def get_health(request: web.Request) -> web.StreamResponse:
     if lifecycle.state is ServerState.FAILED:
         raise NotReadyError(lifecycle.reason, retry_after=RETRY_AFTER)
     if lifecycle.state is ServerState.READY:
-        with suppress(TimeoutError, EngineLostError):  # a long step is no death; a lost engine is started again
-            await asyncio.wait_for(services.client.stats(), STEP_PATIENCE)
+        with suppress(TimeoutError, EngineLostError):  # a long step is no failure; a lost engine is started again
+            await asyncio.wait_for(services.client.stats(), ENGINE_TIMEOUT)
     return web.json_response({"status": "ok", "state": lifecycle.state.value})
 
 

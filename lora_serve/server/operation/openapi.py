@@ -102,7 +102,7 @@ def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def _plain(field: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without references; what may be left out is never sent as null."""
+    """A parameter's schema without references and without null, as no query can say null."""
     options = [option for option in field.get("anyOf", [field]) if option.get("type") != "null"]
     (option,) = options
     return dict(kinds[option["$ref"].rpartition("/")[2]] if "$ref" in option else option)

@@ -1,4 +1,4 @@
-"""Building stones of the schemas."""
+"""Types that the schemas are made of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_BYTES_LENGTH = 32  # characters
 
 
 class Fields(BaseModel):
-    """Strict: "5" is no number and 1 is no truth value."""
+    """The base of all schemas. Types are strict: "5" is no number and 1 is no truth value."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -36,12 +36,12 @@ def without_null(value: Any) -> Any:
 
 
 def as_user(value: Any) -> str | None:
-    """Whoever the caller says the end user is; what is no name is nobody."""
+    """The end user that the caller names; None for a value that is no name."""
     return str(value) if isinstance(value, str | int) else None
 
 
 def limits_of(info: ValidationInfo) -> RequestLimits:
-    """The server's, which `check_fields` hands to the schemas; the defaults where nobody did."""
+    """The server's limits, which `check_fields` passes to the schemas; else the defaults."""
     return info.context if isinstance(info.context, RequestLimits) else DEFAULT_LIMITS
 
 
@@ -91,7 +91,7 @@ def check_logprobs(value: int, info: ValidationInfo) -> int:
 
 
 def as_bytes(value: Any) -> Any:
-    """As flags are written: 1073741824, "512MiB" or "2GB" -> bytes. Raises ValueError."""
+    """1073741824, "512MiB" or "2GB", as in flags -> bytes. Raises ValueError."""
     if isinstance(value, str) and len(value) > MAX_BYTES_LENGTH:
         raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
     return parse_bytes(value)

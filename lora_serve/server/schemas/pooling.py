@@ -12,7 +12,7 @@ MAX_INT = 2**31 - 1
 
 
 class PoolingFields(RequestFields):
-    """What they have in common. Inputs are checked by hand, as a union's errors are unreadable."""
+    """The fields of all pooling requests. Inputs are checked by hand, as a union's errors are unreadable."""
 
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)  # -1: to the model's limit
 
@@ -24,7 +24,9 @@ class InputFields(PoolingFields):
 
 class EmbeddingFields(InputFields):
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, le=MAX_INT)  # the first so many, made unit length again
+    dimensions: int | None = Field(
+        None, ge=1, le=MAX_INT
+    )  # the number of leading dimensions to keep, made unit length again
 
 
 class ClassifyFields(InputFields):

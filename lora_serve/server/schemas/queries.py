@@ -1,4 +1,4 @@
-"""What may stand behind the `?` of the admin API's URLs, and the form fields of an upload."""
+"""The queries of the admin API, and the form fields of an upload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREVER = 2**40  # Unix seconds
 
 
 class Query(Fields):
-    """Not strict: all of a query is text."""
+    """The base of all queries. Types are not strict, as all of a query is text."""
 
     model_config = ConfigDict(strict=False)
 
@@ -83,7 +83,7 @@ class UsageQuery(Query):
     @model_validator(mode="before")
     @classmethod
     def _empty_is_open(cls, query: dict[str, str]) -> dict[str, str]:
-        """`?from=&to=` is no bound, as forms send it."""
+        """An empty bound, as forms send it (`?from=&to=`), is none."""
         return {name: text for name, text in query.items() if text or name not in ("from", "to")}
 
 

@@ -1,4 +1,4 @@
-"""What every inference request may say: which adapters answer it, and when."""
+"""The fields of every inference request: the adapters that answer it, and its urgency."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 class AdapterScale(Fields):
-    """One element of `adapters`: its deltas count `scale` times; a negative scale takes them away."""
+    """One element of `adapters`. Its deltas count `scale` times; a negative scale takes them away."""
 
     id: Name
     scale: float = Field(1.0, ge=-MAX_SCALE, le=MAX_SCALE)
@@ -26,7 +26,7 @@ AdapterScales = Annotated[
 
 
 class RequestFields(Fields):
-    """Adapters, and how urgent it is."""
+    """The base of inference requests."""
 
     model: Name | None = None
     adapters: AdapterScales | None = None

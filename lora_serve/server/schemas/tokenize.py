@@ -35,7 +35,7 @@ class DetokenizeFields(Fields):
 
 
 def check_token_ids(value: Any) -> Sequence[int]:
-    """The `tokens` of a request. By hand, as pydantic checks a list in one go and keeps every thread waiting.
+    """The `tokens` of a request, checked by hand, as pydantic checks a list in one go and keeps every thread waiting.
 
     Raises InvalidRequestError.
     """

@@ -1,4 +1,4 @@
-"""Errors that a client makes happen, which nobody here has to look into: a line of log, and no traceback."""
+"""Errors that clients cause and no operator has to look into: a line of log, and no traceback."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lora_serve.server.sockets.listener import SHORT
 
 _log = logging.getLogger(__name__)
-# A body that is cut short, or not encoded as it says; what is no HTTP; a connection that is gone (TLS included).
+# A body cut short or badly encoded; broken HTTP; a connection that is gone (TLS included).
 _CLIENTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
 def is_clients_fault(error: object) -> bool:
-    """Whether a client alone is the cause."""
+    """True if a client alone is the cause."""
     return isinstance(error, _CLIENTS)
 
 
 def log_clients_fault(error: object) -> None:
-    """Its kind only: its text may quote what was sent."""
+    """Log the error's class only: its text may quote what was sent."""
     _log.info("a request could not be read to its end: %s", type(error).__name__)
 
 

@@ -1,7 +1,7 @@
-"""Clients' connections: how many there may be, who has to make room, and who reads too slowly to be waited for.
+"""The clients' connections: their number is limited, idle ones make room, answers that nobody reads are broken off.
 
-aiohttp itself closes a connection that sends no whole request head for --keep-alive-timeout. What it leaves open:
-thousands of connections at once, and an answer that nobody takes, which would keep its row and its memory for good.
+aiohttp itself closes a connection that sends no whole request head for --keep-alive-timeout. It does nothing against
+thousands of connections at once, nor against an answer that nobody takes, which would keep its row and its memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lora_serve.core.config import ConnectionLimits
-from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.answers.errors import WireError
+from lora_serve.server.background.tasks import running
 from lora_serve.server.sockets.http_runner import HttpConnection
 
 RESERVED_DESCRIPTORS = 256  # for stores, Redis, logs and libraries
 _log = logging.getLogger(__name__)
-_ERROR = {
-    "message": "The server has as many connections as it may have; try again.",
-    "type": "server_error",
-    "param": None,
-    "code": "overloaded",
-}
-_BODY = json.dumps({"error": _ERROR}).encode()
+_BODY = json.dumps(
+    WireError(
+        503, "The server has as many connections as it may have; try again.", "server_error", code="overloaded"
+    ).body()
+).encode()
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
@@ -39,7 +38,7 @@ _REFUSAL = (
 
 
 class Connections:
-    """The open connections; used on the event loop's thread only."""
+    """The open connections. Used on the event loop's thread only."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -56,7 +55,7 @@ class Connections:
 
     @property
     def middleware(self) -> Middleware:
-        """Notes whose connection is not idle."""
+        """A middleware that notes which connections are not idle."""
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -90,13 +89,8 @@ class Connections:
 
     async def watching(self, _: web.Application) -> AsyncIterator[None]:
         """Break off answers that nobody reads, for as long as the application runs."""
-        task = asyncio.get_running_loop().create_task(
-            kept_going(self._watch, "watching connections"), name="connections"
-        )
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        async with running(self._watch, name="watching connections"):
+            yield
 
     async def _watch(self) -> None:
         while True:
@@ -104,7 +98,7 @@ class Connections:
             self._break_off_stalled(asyncio.get_running_loop().time())
 
     def _break_off_stalled(self, now: float) -> None:
-        """Whatever stays in a connection's buffer for too long without getting less is given up, with its row."""
+        """A connection whose buffer does not get emptier for too long is given up, with its row."""
         before, self._stalled = self._stalled, {}
         for connection in list(self._open):
             num_bytes = connection.num_unread
@@ -120,7 +114,7 @@ class Connections:
             connection.abort()
 
     def _drop_one(self) -> bool:
-        """Close the oldest connection that nothing is done for; whether there was one."""
+        """Close the oldest idle connection. Returns whether there was one."""
         for connection in self._open:
             if connection not in self._serving and connection.num_unread == 0:
                 self.num_dropped += 1
@@ -134,7 +128,7 @@ class Connections:
 
 
 class Connection(HttpConnection):
-    """One that tells when it ends."""
+    """A connection that tells when it ends."""
 
     __slots__ = ("_on_end",)
 
@@ -191,7 +185,7 @@ class GuardedSite(web.SockSite):
 
 
 class _Refusal(asyncio.Protocol):
-    """One too many: 503 whatever it was about to ask."""
+    """A connection too many: 503 whatever it was about to ask."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).write(_REFUSAL)
@@ -199,7 +193,9 @@ class _Refusal(asyncio.Protocol):
 
 
 def descriptors_for(num_connections: int) -> int:
-    """As many of the wanted connections as may have descriptors; the process's limit is raised where it may be."""
+    """The number of connections, at most `num_connections`, that there are descriptors for. Raises the process's
+    limit as far as it may.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + RESERVED_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= wanted:

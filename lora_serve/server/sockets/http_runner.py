@@ -1,7 +1,7 @@
-"""aiohttp's runner, but for clients that end their side first, and for what it says when it is sent what is no HTTP.
+"""aiohttp's runner, with two differences: clients may end their side first, and broken HTTP is refused in few words.
 
-By itself it names its versions, repeats the bytes, and logs a traceback with them in it: whoever can connect could
-fill the log, and what came behind a broken header, a prompt or a key, would be in it.
+aiohttp's own refusal names its versions, repeats the bytes and logs them with a traceback: any client could fill the
+log, and a prompt or a key behind a broken header would be in it.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class _HttpServer(web.Server):
 
 
 class HttpConnection(RequestHandler):
-    """aiohttp's own, but for refusals of what is no HTTP, bodies as they were sent, and clients that end their side."""
+    """aiohttp's connection, except for broken HTTP, bodies (which stay coded) and clients that end their side."""
 
     __slots__ = ("_half_closed",)
 
     def __init__(self, server: web.Server, **options: Any) -> None:
-        super().__init__(server, auto_decompress=False, **options)  # content_coding.py decodes, and checks
+        super().__init__(server, auto_decompress=False, **options)  # bodies/body_stream.py decodes, and checks
         self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """What has come is parsed in one go: so less is read at once, as it may be many tiny chunks."""
+        """Read less at once than asyncio does: all that was read is parsed in one go, and may be many tiny chunks."""
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES  # asyncio's own: 256 KiB
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # which has nothing to return
-        """The client sends no more; whether the connection stays open for answers. TLS has no such state here."""
+        """The client sends no more. Returns whether the connection stays open for answers; with TLS it never does."""
         answering = self._answering()
         if self.transport is None or self.ssl_context or (answering and not answering.is_complete):
             return None
@@ -71,7 +71,7 @@ class HttpConnection(RequestHandler):
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The connection is closed, by whomever."""
+        """The connection is closed, by either side."""
         if self._half_closed is not None:
             self._half_closed.stop()
         super().connection_lost(exc)
@@ -79,10 +79,10 @@ class HttpConnection(RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """The handler has answered; after the last answer to a client that sends no more nothing is waited for."""
+        """The handler has answered. A connection whose client sends no more is closed after the last answer."""
         self._end_after(resp)
         finished = await super().finish_response(request, resp, start_time)
-        self._end_after(resp)  # it may have ended its side meanwhile
+        self._end_after(resp)  # the client may have ended its side meanwhile
         return finished
 
     def _end_after(self, response: web.StreamResponse) -> None:
@@ -101,7 +101,7 @@ class HttpConnection(RequestHandler):
         )
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """aiohttp reads on after the answer, and takes what comes then for an error of ours."""
+        """aiohttp reads on after the answer, and logs a client's fault of that time as an error of the server."""
         if is_clients_fault(error := kw.get("exc_info")):
             log_clients_fault(error)
         else:
@@ -110,7 +110,7 @@ class HttpConnection(RequestHandler):
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """For what does not get as far as a handler."""
+        """Answer a request that does not get as far as a handler."""
         if status >= 500 or request.writer.output_size > 0:
             answer = super().handle_error(request, status, exc, None)  # with its traceback: an error of ours
         else:

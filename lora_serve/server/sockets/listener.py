@@ -1,27 +1,33 @@
 """The listening socket: takes few newcomers at a time, and no more once descriptors are short.
 
 asyncio takes as many in one go as may wait. Each is open before anybody can count it, so a burst could take all the
-descriptors of the process; and where there is none left it goes on to ask, and to say so, a thousand times a second.
+descriptors of the process; without any left asyncio would go on to ask, and to log it, a thousand times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from typing import Any
 
+from lora_serve.core.config import ServerConfig
+from lora_serve.core.errors import ConfigError
+from lora_serve.tenancy.authentication.authenticator import auth_required, is_loopback
+
 MAX_BURST = 64  # connections between two turns of the event loop; well below connections.RESERVED_DESCRIPTORS
+logger = logging.getLogger(__name__)
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Listener(socket.socket):
-    """For `create_server`. The first failure is asyncio's to know, which then pauses for a second."""
+    """A socket for `create_server`. The first failure of a round reaches asyncio, which then pauses for a second."""
 
     _num_left = MAX_BURST
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """BlockingIOError, which ends asyncio's round, also when this round's share is used up."""
+        """Raises BlockingIOError, which ends asyncio's round, also when the round's share is used up."""
         if self._num_left == MAX_BURST:
             asyncio.get_running_loop().call_soon(self._begin_round)
         if self._num_left <= 0:
@@ -36,3 +42,23 @@ class Listener(socket.socket):
 
     def _begin_round(self) -> None:
         self._num_left = MAX_BURST
+
+
+def check_exposure(config: ServerConfig, listener: socket.socket) -> None:
+    """Raise ConfigError if others could use the models without a key and nobody said `--auth off`.
+
+    `--auth auto` judges by the name in --host, and `localhost` may be any address that a hosts file says: what counts
+    is where the socket is bound.
+    """
+    address = str(listener.getsockname()[0])
+    if is_loopback(address):
+        return
+    if not auth_required(config.auth, config.host):
+        if config.auth != "off":
+            raise ConfigError(
+                f"--host: {config.host} is {address}, which other machines can reach, and no key would be asked for: "
+                "give --auth on, or --auth off if anybody may use the models"
+            )
+        logger.warning("anybody who can reach %s may use the models: --auth off", address)
+    if config.tls is None:
+        logger.warning("keys and prompts to %s are not encrypted here: --ssl-certfile, or a proxy before it", address)

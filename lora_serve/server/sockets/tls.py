@@ -1,4 +1,4 @@
-"""HTTPS: a context of the server's certificate, which takes a renewed one while it runs."""
+"""HTTPS: the context of the server's certificate, which can be renewed while the server runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ logger = logging.getLogger(__name__)
 
 
 class ServerTls:
-    """`context` is used by all connections; those that begin after `reload` get the new certificate."""
+    """The context of all connections; those that begin after `reload` get the new certificate."""
 
     def __init__(self, config: TlsConfig) -> None:
-        """Raises ConfigError if a file is not what it should be."""
+        """Raises ConfigError if a file cannot be used."""
         self._config = config
         self.context = _context(config)
 
     def reload(self) -> None:
-        """Read certificate and key anew. Files that do not fit together change nothing and are told to the log."""
+        """Read certificate and key anew. If they do not fit together, the old ones stay and the log says so."""
         try:
             _context(self._config)  # on its own first: a context is left half changed by a key that does not fit
             _load_certificate(self.context, self._config)
@@ -54,7 +54,7 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _reason(error: ssl.SSLError | OSError) -> str:
-    """In words; OpenSSL's own are upper case with underscores."""
+    """The reason in words; OpenSSL's own is in upper case with underscores."""
     if isinstance(error, ssl.SSLError):
         known = {"KEY_VALUES_MISMATCH": "the key is another certificate's"}
         reason = error.reason or "it is not PEM, or the key has a password"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from lora_serve.core.errors import AdapterUnavailableError
-from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import KeyTable
 
@@ -21,12 +21,8 @@ logger = logging.getLogger(__name__)
 async def noting_uses(app: web.Application) -> AsyncIterator[None]:
     """Write the uses while the application runs, and once more at its end."""
     keys = app[SERVICES].keys
-    task = asyncio.get_running_loop().create_task(
-        kept_going(functools.partial(_keep, keys), "noting keys' uses"), name="key uses"
-    )
-    yield
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(functools.partial(_keep, keys), name="noting keys' uses"):
+        yield
     await write_uses(keys)
 
 

@@ -1,7 +1,7 @@
-"""How late the event loop calls what is due: what every request waits whenever something keeps the loop, or Python.
+"""The event loop's lag: how long every request waits when something holds up the loop, or Python.
 
 A probe asks to be called a little later, over and over. One call that is late by a second stands for all the calls
-that would have been due meanwhile, so the figures are what somebody meets who comes at any moment.
+that would have been due meanwhile, so the figures are those of a request that comes at any moment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES
 
 INTERVAL = 0.02  # seconds between two calls
@@ -19,16 +19,14 @@ MAX_SAMPLES = 1000  # for one late call
 
 
 async def probing(app: web.Application) -> AsyncIterator[None]:
-    """While the application runs: the lag goes into its metrics."""
+    """Put the lag into the metrics while the application runs."""
     observe = app[SERVICES].metrics.loop_lag.observe
-    task = asyncio.create_task(kept_going(lambda: probe(observe), "measuring the event loop's lag"), name="loop lag")
-    yield
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(lambda: probe(observe), name="measuring the event loop's lag"):
+        yield
 
 
 async def probe(observe: Callable[[float], None], interval: float = INTERVAL) -> None:
-    """Calls `observe` with seconds, without end."""
+    """Call `observe` with the lag in seconds, again and again."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + interval
@@ -38,6 +36,6 @@ async def probe(observe: Callable[[float], None], interval: float = INTERVAL) ->
 
 
 def samples(lag: float, interval: float) -> list[float]:
-    """The lag, and that of each call which would have been due while it lasted."""
+    """The lag of a late call, and of each call that would have been due while it was late."""
     count = min(MAX_SAMPLES, 1 + max(0, int(lag / interval)))
     return [max(0.0, lag - number * interval) for number in range(count)]

@@ -1,6 +1,6 @@
 """Makes the engine follow the catalog, whoever changed it: this server's admin or another replica.
 
-It compares what is there with what should be there, so that a change that was missed is made up for with the next:
+The reconciler compares what is there with what should be there, so a missed change is made up for with the next one:
 content that no version names any more leaves every tier, pinned ids are on the device.
 """
 
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import AdapterCommand, Evict, Pin, Unpin
-from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.background.tasks import running
 from lora_serve.server.services import Services
 
 RETRY = 2.0  # seconds between two tries to delete what the store could not delete
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Runs on the event loop from `start` to `stop`."""
+    """Runs on the event loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -32,24 +34,29 @@ class Reconciler:
         self._pinned = set(pinned_refs(self._seen))  # digests; the wiring pins those of the start
         self._changed = asyncio.Event()
         self._pins_changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Follow the catalog from the moment of construction on."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Follow the catalog, from the moment of construction on, for as long as the block lasts."""
         loop = asyncio.get_running_loop()
 
         def changed() -> None:
             loop.call_soon_threadsafe(self._changed.set)
 
+<<<<<<< ours
         self._services.catalog.ledger.listen(changed)
         work = (self._follow, self._keep_pins, self._keep_collecting)
         self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
+||||||| base
+        self._services.catalog.listen(changed)
+        work = (self._follow, self._keep_pins, self._keep_collecting)
+        self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
+=======
+        self._services.catalog.listen(changed)
+>>>>>>> theirs
         self._changed.set()
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with running(self._follow, self._keep_pins, self._keep_collecting, name="following the catalog"):
+            yield
 
     async def _follow(self) -> None:
         while True:
@@ -78,7 +85,7 @@ class Reconciler:
                 await asyncio.to_thread(self._services.registry.retry_pending)
 
     def _next_pin(self) -> AdapterCommand | None:
-        """None: nothing is left to do. What fails is not tried again, so that one bad adapter holds up no other."""
+        """None: nothing is left to do. A command that fails is not tried again: one bad adapter holds up no other."""
         wanted = pinned_refs(self._services.catalog.snapshot)
         for digest in self._pinned - wanted.keys():
             self._pinned.remove(digest)
@@ -89,7 +96,7 @@ class Reconciler:
         return None
 
     async def _free(self, digest: str) -> None:
-        """Every tier. The engine waits for the rows that hold it; the catalog may name it again meanwhile."""
+        """Free every tier. The engine waits for the rows that hold the content, which may be named again meanwhile."""
         try:
             await self._leave(digest)
         finally:
@@ -115,6 +122,6 @@ class Reconciler:
 
 
 def pinned_refs(snapshot: Snapshot) -> dict[str, AdapterRef]:
-    """By digest: what must be on the device, a pinned id's default version and its canary."""
+    """The versions that must be on the device, by digest: a pinned id's default version and its canary."""
     pinned = (entry for entry in snapshot.entries.values() if entry.pinned)
     return {version.digest: entry.ref(version) for entry in pinned for version in entry.routed}

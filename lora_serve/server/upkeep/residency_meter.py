@@ -1,4 +1,4 @@
-"""Byte-seconds of adapters on the device: looked at now and then, each adapter there counted since the last look."""
+"""Byte-seconds of adapters on the device. The slots are looked at now and then, and counted since the last look."""
 
 from __future__ import annotations
 
@@ -13,25 +13,19 @@ from aiohttp import web
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.stats import SlotInfo
-from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.usage.figures import UsageFigures, UsageKey
 
-INTERVAL = 5.0  # seconds between two looks, which an adapter that came or went in between may be off by
+INTERVAL = 5.0  # seconds between two looks: the error for an adapter that comes or goes
 
 
 async def metering(app: web.Application) -> AsyncIterator[None]:
-    """While the application runs: residency is looked at and usage written; the rest is written at the end."""
-    services, loop = app[SERVICES], asyncio.get_running_loop()
+    """Meter residency and write usage down while the application runs; write the rest at the end."""
+    services = app[SERVICES]
     look = functools.partial(_keep_looking, services)
-    tasks = [
-        loop.create_task(kept_going(services.meter.keep_flushing, "metering"), name="metering"),
-        loop.create_task(kept_going(look, "metering residency"), name="metering residency"),
-    ]
-    yield
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with running(services.meter.keep_flushing, look, name="metering"):
+        yield
     await services.quotas.settled()
     await services.meter.flush()
 
@@ -52,7 +46,7 @@ async def _keep_looking(services: Services) -> None:
 
 
 def record_residency(services: Services, slots: tuple[SlotInfo, ...], seconds: float) -> None:
-    """For their owners."""
+    """Meter the byte-seconds of the slots for the owners of the adapters."""
     for slot in slots:
         key = _key_of(services.catalog.snapshot, slot)
         if key is not None:
@@ -60,7 +54,7 @@ def record_residency(services: Services, slots: tuple[SlotInfo, ...], seconds: f
 
 
 def _key_of(snapshot: Snapshot, slot: SlotInfo) -> UsageKey | None:
-    """None: it was deleted, and only its last rows keep it."""
+    """None: the adapter was deleted, and only its last rows keep it."""
     entry = snapshot.entries.get(slot.name)
     if entry is None:
         return None

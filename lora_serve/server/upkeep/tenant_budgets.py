@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import SetTenantBudgets, TenantBudget
-from lora_serve.server.background.tasks import kept_going
+from lora_serve.server.background.tasks import running
 from lora_serve.server.services import SERVICES, Services
 
 _RETRY = 1.0  # seconds until an engine that was not there is told again
@@ -34,13 +34,8 @@ def budgets_of(services: Services) -> SetTenantBudgets:
 
 async def following_budgets(app: web.Application) -> AsyncIterator[None]:
     """Send budgets while the application runs."""
-    work = functools.partial(_follow, app[SERVICES])
-    task = asyncio.get_running_loop().create_task(
-        kept_going(work, "following tenants' budgets"), name="tenants' budgets"
-    )
-    yield
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(functools.partial(_follow, app[SERVICES]), name="following tenants' budgets"):
+        yield
 
 
 async def _follow(services: Services) -> None:

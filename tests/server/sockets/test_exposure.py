@@ -12,7 +12,7 @@ import pytest
 from lora_serve.core.config import ServerConfig, TlsConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import load_settings
-from lora_serve.server.sockets.exposure import check_exposure
+from lora_serve.server.sockets.listener import check_exposure
 
 
 def bound_to(address: str) -> socket.socket:
