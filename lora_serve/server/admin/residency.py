@@ -62,19 +62,9 @@ async def _pin(services: Services, name: str, max_bytes: int | None) -> None:
 
 
 async def set_pinned(services: Services, name: str, pinned: bool, max_bytes: int | None = None) -> CatalogEntry:
-<<<<<<< ours
     """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of its tenant."""
     catalog = services.catalog
     return await services.edit(lambda: catalog.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
-||||||| base
-    """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of its tenant."""
-    registry = services.registry
-    return await services.edit(lambda: registry.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
-=======
-    """Durable on return. Raises AdapterNotFoundError, ForbiddenError beyond `max_bytes` of the tenant."""
-    registry = services.registry
-    return await services.edit(lambda: registry.set_pinned(name, pinned, max_bytes), f"noting the pin of {name}")
->>>>>>> theirs
 
 
 async def _unpin(services: Services, name: str) -> None:

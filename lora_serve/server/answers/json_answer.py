@@ -14,15 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-<<<<<<< ours
-LONG = 8_000  # characters, token ids, or values; above this the event loop would be held up too long
-||||||| base
-from lora_serve.server.answers.beside import LONG
-
-=======
 from lora_serve.server.background.tasks import LONG
 
->>>>>>> theirs
 _GROUP = 64  # elements
 _SMALL = 2_000  # values, or a 32nd of their characters, that are written at once
 _TEXT_SLICE = 2**16  # characters

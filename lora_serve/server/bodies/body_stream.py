@@ -1,16 +1,7 @@
-<<<<<<< ours
-"""A request's body as a stream: counted, compared with its digests and decoded while it comes.
-
-aiohttp's own decoder is turned off (http_runner.py): it does not ask whether a gzip stream ever ended.
-"""
-||||||| base
-"""A request's body as a stream: counted, held against its digests and decoded while it comes."""
-=======
 """A request's body as a stream: counted, held against its digests and decoded while it comes.
 
 aiohttp's own decoder is turned off (sockets/http_runner.py): it does not ask whether a gzip stream ever ended.
 """
->>>>>>> theirs
 
 from __future__ import annotations
 
@@ -26,13 +17,7 @@ _MAX_LINE = 2**16
 
 
 class BodyStream:
-<<<<<<< ours
-    """A checked body, with the methods of a stream that aiohttp's multipart reader calls."""
-||||||| base
-    """What aiohttp's multipart reader asks of a stream, over a body that it would not check."""
-=======
     """The stream that aiohttp's multipart reader asks for, over a body that aiohttp would not check."""
->>>>>>> theirs
 
     def __init__(self, request: web.Request, on_piece: Callable[[int], None]) -> None:
         """`on_piece`: called with the number of bytes of each decoded piece; may raise to break the reading off.
@@ -65,33 +50,15 @@ class BodyStream:
         return self._taken(size)
 
     def unread_data(self, data: bytes) -> None:
-<<<<<<< ours
-        """Put data back, to come again at the next read."""
-||||||| base
-        """It comes again at the next read."""
-=======
         """Put `data` back, to come again at the next read."""
->>>>>>> theirs
         self._buffer[:0] = data
 
     def at_eof(self) -> bool:
-<<<<<<< ours
-        """True if the end was met and nothing is left before it."""
-||||||| base
-        """Whether the end was met, and nothing is left before it."""
-=======
         """True if the end was met, and nothing is left before it."""
->>>>>>> theirs
         return self._is_over and not self._buffer
 
     async def chunks(self) -> AsyncIterator[bytes]:
-<<<<<<< ours
-        """All that is left of the body, piece by piece."""
-||||||| base
-        """All that is left."""
-=======
         """The rest of the body, piece by piece."""
->>>>>>> theirs
         while chunk := await self.read(CHUNK_BYTES):
             yield chunk
 
@@ -114,20 +81,6 @@ class BodyStream:
         if self._is_over:
             self._digests.check()
             self._decoder.finish()
-<<<<<<< ours
-
-
-def decoder_of(request: web.Request) -> Decoder:
-    """The decoder for the body's Content-Encoding. Raises UnsupportedMediaError."""
-    return decoder_for(", ".join(request.headers.getall("Content-Encoding", [])), "The request body")
-
-
-def digests_of(request: web.Request) -> ExpectedDigests:
-    """The digests in the request's headers, of the body as it is sent. Raises InvalidRequestError."""
-    fields = request.headers.getall(CONTENT_DIGEST, [])
-    return ExpectedDigests(", ".join(fields) if fields else None)
-||||||| base
-=======
 
 
 def decoder_of(request: web.Request) -> Decoder:
@@ -138,4 +91,3 @@ def decoder_of(request: web.Request) -> Decoder:
 def _digests_of(request: web.Request) -> ExpectedDigests:
     fields = request.headers.getall(CONTENT_DIGEST, [])
     return ExpectedDigests(", ".join(fields) if fields else None)
->>>>>>> theirs

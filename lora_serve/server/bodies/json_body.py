@@ -39,29 +39,15 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     _check_headers(request)
     config = request.app[SERVICES].config
     try:
-<<<<<<< ours
-        async with asyncio.timeout(patience):
-            raw = await _read_bytes(request, request.app[SERVICES].config.max_body_bytes)
-||||||| base
-        async with asyncio.timeout(patience):
-            raw = await read_bytes(request, request.app[SERVICES].config.max_body_bytes)
-=======
         async with asyncio.timeout(config.connections.body):
             raw = await _read_bytes(request, config.max_body_bytes)
->>>>>>> theirs
     except TimeoutError:
         message = f"The request body did not arrive within {config.connections.body:g} s (--body-timeout)."
         raise SlowRequestError(message) from None
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("The request body cannot be read; it is cut short or badly encoded.") from error
     request[CONTEXT].enter_again()
-<<<<<<< ours
-    value = await _parse_body(request, raw)
-||||||| base
-    value = await parse_body(request, raw)
-=======
     value = await _parse(request, raw)
->>>>>>> theirs
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
@@ -100,43 +86,6 @@ def check_fields(model: type[M], fields: dict[str, Any], limits: RequestLimits |
         raise InvalidRequestError(f"`{where}`: {message}" if where else message, param=where or None) from None
 
 
-<<<<<<< ours
-async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
-    """All of the body, decoded and compared with its checksums. Raises HTTPRequestEntityTooLarge, InvalidRequestError.
-
-    aiohttp's own `read` goes on for as long as there are bytes, without a turn for others.
-    """
-    pieces, num_bytes = list[bytes](), 0
-
-    def count(num: int) -> None:
-        nonlocal num_bytes
-        num_bytes += num
-        if num_bytes > max_bytes:
-            raise web.HTTPRequestEntityTooLarge(max_bytes, num_bytes)
-
-    async for piece in BodyStream(request, count).chunks():
-        pieces.append(piece)
-        await asyncio.sleep(0)  # the others' turn
-    return b"".join(pieces)
-
-
-async def _parse_body(request: web.Request, raw: bytes) -> Any:
-    """The value of a body; of a large one only fields that some route reads, parsed on a thread.
-
-    Raises InvalidRequestError.
-    """
-    if len(raw) <= SLICE:
-        return parse_json(raw)
-    reader = SlicedObject(raw, known_names(), TOKEN_ID_NAMES)
-    async with request.app[SERVICES].large_bodies:
-        try:
-            return await asyncio.to_thread(reader.read)
-        finally:
-            reader.stop()
-
-
-||||||| base
-=======
 async def _read_bytes(request: web.Request, max_bytes: int) -> bytes:
     """All of the body, decoded and held against its digests. Raises PayloadTooLargeError, InvalidRequestError.
 
@@ -168,7 +117,6 @@ async def _parse(request: web.Request, raw: bytes) -> Any:
             reader.stop()
 
 
->>>>>>> theirs
 def _check_headers(request: web.Request) -> None:
     kind = request.content_type.lower()
     # Without any a key is asked for, which no page can make a browser add; else a page could leave the type out.

@@ -33,19 +33,7 @@ _UNAVAILABLE = 503
 async def audited(
     request: web.Request, route: Route, context: RequestContext, answered: Coroutine[Any, Any, web.StreamResponse]
 ) -> web.StreamResponse:
-<<<<<<< ours
-    """The answer to an admin act, once the act is noted; 503 in its place if the act could not be noted."""
-||||||| base
-    """The answer, after it was noted if this is an admin act; 503 in its place if it could not be."""
-    route = request.app[ROUTES].find(request)
-    if route is None or not route.is_act:
-        return await answered
-=======
     """The answer, once an admin act is noted; 503 in its place if the act could not be noted."""
-    route = request.app[ROUTES].find(request)
-    if route is None or not route.is_act:
-        return await answered
->>>>>>> theirs
     services = request.app[SERVICES]
     before = services.catalog.snapshot
     try:

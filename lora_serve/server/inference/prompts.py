@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.answers.json_answer import LONG
 from lora_serve.server.background.tasks import thread_if_long
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
@@ -24,7 +22,6 @@ MANY_IDS = 500_000  # of a prompt; more are refused before they become Python ob
 MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
 Prompt = str | Sequence[int]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +32,6 @@ class EncodedPrompt:
     text: str
 
 
-async def on_thread_if_long(length: int, work: Callable[[], T]) -> T:
-    """Do work that would hold up the event loop on a thread. `length`: in the units of LONG."""
-    return await asyncio.to_thread(work) if length > LONG else work()
-
-
 async def completion_prompts(
     text: TextModel, spec: ModelSpec, fields: CompletionFields, max_prompts: int = MAX_PROMPTS
 ) -> list[EncodedPrompt]:
@@ -48,13 +40,7 @@ async def completion_prompts(
     for prompt in prompts:
         if isinstance(prompt, str):
             check_can_fit(text, spec, prompt, "prompt")
-<<<<<<< ours
-    encoded = await on_thread_if_long(
-||||||| base
-    encoded = await beside(
-=======
     encoded = await thread_if_long(
->>>>>>> theirs
         sum(map(len, prompts)), lambda: [_completion_prompt(text, spec, fields, prompt) for prompt in prompts]
     )
     if not all(prompt.token_ids for prompt in encoded):
@@ -76,26 +62,14 @@ async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
     """Parse the `messages` of a request. Raises InvalidRequestError."""
     contents = [item.get("content") for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     num_parts = len(contents) + sum(len(content) for content in contents if isinstance(content, list))
-<<<<<<< ours
-    return await on_thread_if_long(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
-||||||| base
-    return await beside(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
-=======
     return await thread_if_long(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
->>>>>>> theirs
 
 
 async def chat_prompt(
     text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
 ) -> tuple[int, ...]:
     """Render the messages and encode them. Raises InvalidRequestError."""
-<<<<<<< ours
-    rendered = await on_thread_if_long(
-||||||| base
-    rendered = await beside(
-=======
     rendered = await thread_if_long(
->>>>>>> theirs
         sum(MESSAGE_LENGTH + len(message.content) for message in messages),
         lambda: render_chat(
             text,
@@ -106,15 +80,7 @@ async def chat_prompt(
             check=lambda rendered: check_can_fit(text, spec, rendered, "messages"),
         ),
     )
-<<<<<<< ours
-    token_ids = await on_thread_if_long(
-        len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens)
-    )
-||||||| base
-    token_ids = await beside(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
-=======
     token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
->>>>>>> theirs
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
     return token_ids
@@ -123,13 +89,7 @@ async def chat_prompt(
 async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
     """Encode one text. Raises InvalidRequestError."""
     check_can_fit(text, spec, prompt, "prompt")
-<<<<<<< ours
-    return await on_thread_if_long(len(prompt), lambda: text.encode(prompt, add_special_tokens))
-||||||| base
-    return await beside(len(prompt), lambda: text.encode(prompt, add_special_tokens))
-=======
     return await thread_if_long(len(prompt), lambda: text.encode(prompt, add_special_tokens))
->>>>>>> theirs
 
 
 def check_can_fit(text: TextModel, spec: ModelSpec, prompt: str, param: str) -> None:
@@ -146,13 +106,7 @@ def check_can_fit(text: TextModel, spec: ModelSpec, prompt: str, param: str) -> 
 
 async def read_prompts(value: Any, param: str = "prompt", max_prompts: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
     """Call `parse_prompts`, on a thread if there is much to look at."""
-<<<<<<< ours
-    return await on_thread_if_long(length_of(value), lambda: parse_prompts(value, param, max_prompts))
-||||||| base
-    return await beside(length_of(value), lambda: parse_prompts(value, param, max_prompts))
-=======
     return await thread_if_long(length_of(value), lambda: parse_prompts(value, param, max_prompts))
->>>>>>> theirs
 
 
 def length_of(value: Any) -> int:

@@ -19,7 +19,7 @@ from aiohttp import web
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, PromptEvent, TokenEvent
 from lora_serve.server.answers.errors import wire_error
-from lora_serve.server.answers.json_answer import LONG, json_answer, written
+from lora_serve.server.answers.json_answer import json_answer, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.inference.rows import Rows

@@ -9,9 +9,8 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import Task
-from lora_serve.server.inference.prompts import check_can_fit
-from lora_serve.server.inference.prompts import on_thread_if_long
 from lora_serve.server.background.tasks import thread_if_long
+from lora_serve.server.inference.prompts import check_can_fit
 from lora_serve.server.inference.requests import check_vocabulary
 from lora_serve.text.tokenizer import EncodedInput, TextModel
 
@@ -50,13 +49,7 @@ async def encode_inputs(
         for part in texts:
             check_can_fit(text, spec, part, rules.param)
     encoder = _InputEncoder(text, spec, rules, limit)
-<<<<<<< ours
-    return await on_thread_if_long(sum(map(_length_of, inputs)), lambda: [encoder.encode(item) for item in inputs])
-||||||| base
-    return await beside(sum(map(_length_of, inputs)), lambda: [encoder.encode(item) for item in inputs])
-=======
     return await thread_if_long(sum(map(_length_of, inputs)), lambda: [encoder.encode(item) for item in inputs])
->>>>>>> theirs
 
 
 @dataclass(frozen=True, slots=True)

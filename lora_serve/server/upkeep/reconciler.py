@@ -43,17 +43,7 @@ class Reconciler:
         def changed() -> None:
             loop.call_soon_threadsafe(self._changed.set)
 
-<<<<<<< ours
         self._services.catalog.ledger.listen(changed)
-        work = (self._follow, self._keep_pins, self._keep_collecting)
-        self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
-||||||| base
-        self._services.catalog.listen(changed)
-        work = (self._follow, self._keep_pins, self._keep_collecting)
-        self._tasks = [loop.create_task(kept_going(task, "following the catalog")) for task in work]
-=======
-        self._services.catalog.listen(changed)
->>>>>>> theirs
         self._changed.set()
         async with running(self._follow, self._keep_pins, self._keep_collecting, name="following the catalog"):
             yield
