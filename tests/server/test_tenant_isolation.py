@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lora_serve.core.tenant import Caller, Role
-from lora_serve.server.admin import tenant_rules
+from lora_serve.server.admin import registration
 from lora_serve.server.inference.resolve import AdapterResolver
 from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House
@@ -295,7 +295,7 @@ async def test_registration_that_ends_after_its_tenant_leaves_nothing(
     tenancy: Tenancy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tenant is deleted while the upload runs: at another replica, so that this one does not know."""
-    services, really = tenancy.house.services, tenant_rules.check_still_there
+    services, really = tenancy.house.services, registration.check_still_there
 
     async def deleted_meanwhile(*given: Any) -> None:
         services.keys.directory.delete_tenant("acme")

@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from lora_serve.server import key_uses
 from lora_serve.server.route import Access
 from lora_serve.server.routes import TABLE
+from lora_serve.server.upkeep import key_uses
 from tests.server.admin.test_upload import form_of
 from tests.server.conftest import House
 from tests.server.tenants import Tenancy, tenancy_of
