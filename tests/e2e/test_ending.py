@@ -34,6 +34,7 @@ def exit_code(process: ServerProcess) -> int:
     return process.wait()
 
 
+@pytest.mark.nightly  # 15 s of waiting; by day: tests/client/test_process.py
 def test_hung_engine_holds_up_no_end(site: Site) -> None:
     with serving(site, "hung", "--engine", "process") as process:
         engine = engine_of(process.pid)

@@ -196,6 +196,7 @@ def test_a_hung_engine_is_killed_and_replaced(site: Site) -> None:
         assert "no progress" in process.log.read_text()
 
 
+@pytest.mark.nightly  # by day: tests/client/test_process.py
 def test_an_engine_killed_while_it_starts_is_started_again(site: Site) -> None:
     with ServerProcess(flags(site, "start-store"), site.root / "start-log") as process:
         old = kill_engine(process)
@@ -258,13 +259,13 @@ def test_sigterm_lets_two_hundred_streams_end_uncut(site: Site, engine: str) -> 
 
 @contextmanager
 def busy(site: Site, engine: str, name: str, *flags: str) -> Iterator[tuple[ServerProcess, list[int], list[Stream]]]:
-    """A server, its engine's process if it has one, and a hundred streams that run one after the other."""
+    """A server, its engine's process if it has one, and forty streams that run one after the other."""
     store = f"{name}-{engine}"
     arguments = [*site.arguments(store, "--engine", engine, "--warmup", "off"), "--max-num-seqs", "1", *flags]
     with ServerProcess(arguments, site.root / f"{store}-log") as process:
         process.wait_until_ready(PATIENCE)
         children = [engine_of(process.pid)] if engine == "process" else []
-        streams = [Stream(process) for _ in range(100)]
+        streams = [Stream(process) for _ in range(40)]
         eventually(lambda: any(stream.events for stream in streams), "nothing runs")
         yield process, children, streams
 

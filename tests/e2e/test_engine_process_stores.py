@@ -21,6 +21,8 @@ from tests.e2e.test_adapter_kinds import PROMPT, ask, check, register, tokens_of
 from tests.oracle import load_alone, save_adapter
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.nightly  # by day: tests/engine_host/test_adapter_source.py, tests/client/test_process.py
+
 
 @dataclass(frozen=True)
 class Place:
