@@ -19,6 +19,9 @@ DOCUMENTS = sorted(
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     ]
 )
+FILES = [
+    str(file) for folder in ("lora_serve", "tests", "scripts", "benchmarks") for file in (ROOT / folder).rglob("*.*")
+]
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
@@ -99,3 +102,10 @@ class _Loader(yaml.BaseLoader):
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    text = FENCED.sub("", (ROOT / document).read_text())
+    for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|c|h|json|png))\b", text):
+        assert any(file.endswith(f"/{name}") for file in FILES), f"{document} names {name}"
