@@ -28,7 +28,7 @@ _BLOCK = re.compile(
 )
 _READY = """for attempt in $(seq 600); do
   if ! kill -0 $server 2>/dev/null; then cat "$out/$1"; exit 90; fi
-  if curl -s http://127.0.0.1:8000/ready > "$out/ready"; then return 0; fi
+  if curl -s http://127.0.0.1:8000/ready | grep -q '"ready"'; then return 0; fi
   sleep 0.2
 done
 cat "$out/$1"

@@ -14,10 +14,16 @@ import pytest
 from lora_serve.commands.server_process import free_port
 from tests.docs.pages import ROOT, RUN, blocks, expected, missing, program
 
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "how-to").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "how-to").glob("*.md")),
+]
 PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorial").glob("*.md"))
 SKIPPED = {
     ("README.md", "is the suite itself"),
+    ("CONTRIBUTING.md", "installs packages"),
+    ("CONTRIBUTING.md", "takes minutes"),
     ("docs/how-to/bench.md", "takes minutes"),
     ("docs/how-to/embeddings.md", "needs a classifier"),
     ("docs/how-to/backup.md", "needs two replicas and a lost Redis"),
@@ -35,7 +41,7 @@ RUNNING = [
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """A folder that looks like a clone with an activated environment; what the blocks write stays in it."""
-    for name in ("lora_serve", "constraints.txt", "docs", "docker", "benchmarks"):
+    for name in ("lora_serve", "tests", "docs", "docker", "benchmarks", "constraints.txt", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "demo", tmp_path / "scripts" / "demo")

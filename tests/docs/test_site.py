@@ -19,6 +19,9 @@ DOCUMENTS = sorted(
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     ]
 )
+FILES = [
+    str(file) for folder in ("lora_serve", "tests", "scripts", "benchmarks") for file in (ROOT / folder).rglob("*.*")
+]
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
@@ -99,3 +102,33 @@ class _Loader(yaml.BaseLoader):
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    text = FENCED.sub("", (ROOT / document).read_text())
+    for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|c|h|json|png))\b", text):
+        assert any(file.endswith(f"/{name}") for file in FILES), f"{document} names {name}"
+
+
+OTHERS = {"--build", "--appendonly", "--maxmemory-policy", "--daemonize"}  # docker's, redis-server's
+
+
+def test_flags_that_are_named_exist() -> None:
+    """In every page but the one about other servers: a setting's, a command's or a script's."""
+    from dataclasses import fields
+
+    from lora_serve.core.settings import Settings
+    from lora_serve.core.tenant import Quota
+
+    names = {*Settings.model_fields, *(field.name for field in fields(Quota))}
+    known = {"--" + name.replace("_", "-") for name in names}
+    for folder in ("lora_serve", "scripts", "benchmarks"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in (".py", "") and file.is_file():
+                known |= set(re.findall(r"--[a-z][a-z-]+", file.read_text(errors="ignore")))
+    known |= {flag.replace("--", "--no-", 1) for flag in known}
+    for document in DOCUMENTS:
+        if document != "docs/how-to/moving.md":
+            found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / document).read_text()))
+            assert found <= known | OTHERS, f"{document}: {sorted(found - known - OTHERS)}"
