@@ -43,7 +43,7 @@ def check_own_catalog(state: CatalogState, store: AdapterStore, flag: str) -> No
 def check_shared_catalog(state: CatalogState, store: AdapterStore, near: AdapterStore, flag: str) -> None:
     """Check a registry that replicas share, unless it is away. `near`: this replica's copies. Raises ConfigError."""
     _check_not_set_back(state, near, flag)
-    if state.position.epoch and state.lineage:
+    if state.position.epoch and state.lineage is not None:
         return
     try:
         digests = store.digests()

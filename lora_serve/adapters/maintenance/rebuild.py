@@ -105,7 +105,7 @@ def rebuild_redis(
             state = CatalogState.of(journal.load())
             there = store.digests()
             records = read_records(store, there)
-            survived = state if state.lineage or state.snapshot.entries else None
+            survived = state if state.lineage is not None or state.snapshot.entries else None
             was = _kind(survived, records)
             plan = plan_rebuild(survived, records, surviving.copies, is_sound)
             named = plan.snapshot(Position()).digests
