@@ -1,4 +1,4 @@
-"""What an adapter is called and where it is."""
+"""Names, versions, kinds and states of adapters."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTraits:
-    """What the doors must know of an adapter version's kind."""
+    """The kind of an adapter version, as far as the doors must know it."""
 
-    is_additive: bool = True  # it only adds low-rank deltas, so that it can be scaled and composed with others
-    invocation_tokens: tuple[int, ...] = ()  # activated LoRA: it acts from their last occurrence in the prompt on
+    is_additive: bool = True  # it only adds low-rank deltas, so that versions can be scaled and composed
+    invocation_tokens: tuple[
+        int, ...
+    ] = ()  # activated LoRA: the adapter acts from their last occurrence in the prompt on
     base: str = ""  # ModelSpec.fingerprint of the base it was checked against; empty: not noted
     vocab_size: int = 0  # of its own embedding and output head; 0: the base's
     added_tokens: tuple[AddedToken, ...] = ()  # by their ids, which follow the base tokenizer's
@@ -68,7 +70,7 @@ class AdapterRef:
         return f"{self.name}@{self.version}"
 
     def start_in(self, prompt_token_ids: Sequence[int]) -> int | None:
-        """The first position at which it acts in a sequence of this prompt; None: nowhere.
+        """The first position at which the adapter acts in a sequence of this prompt; None: nowhere.
 
         Activated LoRA (Greenewald et al., 2025, arXiv 2504.12397) acts from the first of its invocation tokens on,
         and not at all in a prompt that does not hold them, as in PEFT (`calculate_alora_offsets`).

@@ -1,4 +1,4 @@
-"""One step's work: what the scheduler hands to the runner, and what comes back."""
+"""One step's work: the batch that the scheduler hands to the runner, and the results that come back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowAdapter:
 
 @dataclass(frozen=True, slots=True)
 class SampleInput:
-    """What the sampler needs of a row that reaches its last known token in this step."""
+    """The sampler's input for a row that reaches its last known token in this step."""
 
     params: SamplingParams
     seed: int  # 64 bits; drawn by the engine when the request has none
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What makes a step long: the features of `engine/batching/step_cost.py`."""
+    """The numbers that decide how long a step takes: the features of `engine/batching/step_cost.py`."""
 
     num_tokens: int
     num_rows: int

@@ -1,4 +1,4 @@
-"""The settings in frozen slices: each part of the program gets the one it needs (see settings.py)."""
+"""Frozen slices of the settings (settings.py): each part of the program gets the one that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_REGISTRATIONS = 16  # at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which base model, where and how."""
+    """The base model, its device and its form."""
 
     model: str
     device: str  # "auto", "cpu" or "cuda"
@@ -30,7 +30,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch starts and how large it is: what may be changed while the server runs. Times are seconds."""
+    """Limits of a batch's start and size, which may be changed while the server runs. Times are seconds."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -43,7 +43,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How many may wait before the door closes; None: as many as the others allow."""
+    """The most that may wait before requests are refused; None: as many as the other limits allow."""
 
     max_requests: int
     max_tokens: int | None = None  # prompt tokens
@@ -97,7 +97,7 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """How much one inference request may ask for; for the defaults' meaning see their settings."""
+    """The most that one inference request may ask for; the settings of the same names describe each."""
 
     max_n: int = 16
     max_prompts: int = 64
@@ -110,7 +110,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections there may be, and how long each may keep us waiting. Times are seconds."""
+    """The most connections, and the longest waits for each. Times are seconds."""
 
     max_connections: int = 4096
     max_header_bytes: int = 8190  # of the request line, and of one header
@@ -121,7 +121,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class BrowserRules:
-    """What a browser may be made to ask here by pages of other sites."""
+    """Hosts and origins whose pages may make a browser use this server."""
 
     hosts: frozenset[str] = frozenset()  # other names of a server that asks for no key
     origins: frozenset[Origin] = frozenset()  # whose pages may
@@ -129,7 +129,7 @@ class BrowserRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLimits:
-    """How often within a minute something may be tried; 0: any number of times."""
+    """The most attempts within a minute; 0: any number."""
 
     wrong_keys: int = 20  # by one address
     admin_acts: int = 1200  # by one key of the role admin
@@ -167,7 +167,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingConfig:
-    """How tenants' limits and usage are counted."""
+    """The counting of tenants' limits and usage."""
 
     flush_seconds: float = 1.0  # between two writes of usage
     bucket_seconds: int = 3600  # that one row of usage covers

@@ -65,7 +65,7 @@ class AuthenticationError(RequestError):
 
 
 class WrongKeyError(AuthenticationError):
-    """It is no key of this server's."""
+    """The key that was sent is none of this server's."""
 
 
 class ForbiddenError(RequestError):
@@ -77,7 +77,7 @@ class QuotaExceededError(ForbiddenError):
 
 
 class ForeignSiteError(ForbiddenError):
-    """A web page of another site may have made its reader's browser send this, and no key says that it may."""
+    """A web page of another site may have made its reader's browser send the request, and no key allows that."""
 
 
 class AdapterNotFoundError(RequestError):
@@ -89,7 +89,7 @@ class AdapterNotFoundError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """Unknown, foreign or deleted tenant or key: one and the same text too. `kind`: what it is, in a word."""
+    """Unknown, foreign or deleted tenant or key: one and the same text too. `kind`: "tenant" or "key"."""
 
     def __init__(self, name: str, kind: str = "tenant") -> None:
         super().__init__(f"The {kind} `{name[:200]}` does not exist or you do not have access to it.")
@@ -125,7 +125,7 @@ class InvalidAdapterError(RequestError):
 
 
 class CapacityError(LoraServeError):
-    """Not now; try again after `retry_after` seconds. `reason` is its label in the metrics, one of a few."""
+    """The request cannot be served now; try again after `retry_after` seconds. `reason`: the label in the metrics."""
 
     reason = "overloaded"
 
@@ -143,7 +143,7 @@ class QueueFullError(CapacityError):
 
 
 class TenantQueueFullError(CapacityError):
-    """So much of the tenant waits that no more may; `requests` and `tokens` are (limit, what is left of it)."""
+    """The tenant's own limit of waiting requests is reached; `requests` and `tokens` are (limit, rest)."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class NotReadyError(CapacityError):
 
 
 class EngineLostError(CapacityError):
-    """The engine ended while it was at work on this; another one is being started."""
+    """The engine ended while it was at work on the request; another one is being started."""
 
     reason = "engine_lost"
 
@@ -219,7 +219,7 @@ class StoreUnwritableError(AdapterUnavailableError):
 
 
 class DeviceMemoryError(CapacityError):
-    """The device has no memory for a step; a smaller one may fit. A row gets it when even one token did not."""
+    """The device has no memory for a step; a smaller one may fit. A row ends with this when even one token did not."""
 
 
 class RequestTimeoutError(LoraServeError):
@@ -227,7 +227,7 @@ class RequestTimeoutError(LoraServeError):
 
 
 class InternalError(LoraServeError):
-    """Our bug or the machine's fault; only the row that met it ends."""
+    """A bug of this program or a fault of the machine; only the row that met it ends."""
 
 
 class NumericalError(InternalError):

@@ -1,4 +1,4 @@
-"""Which request a line of log belongs to: asked when the line is written, so that it says what is known by then."""
+"""The request that a line of log belongs to, asked for when the line is written: all that is known by then is told."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def logged_with(fields: LogFields) -> Iterator[None]:
 
 
 def current_fields() -> Mapping[str, object]:
-    """Of the request in whose task this runs; empty outside of one."""
+    """The log fields of the request in whose task the caller runs; empty outside of a request."""
     fields = _current.get()
     return fields() if fields is not None else {}

@@ -1,4 +1,4 @@
-"""What a step needs of the device's memory, and how much of it there is. Plain numbers; nothing is measured here."""
+"""The device memory that a step needs, and how much there is. Plain numbers; nothing is measured here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from lora_serve.core.batch import Row
 
 @dataclass(frozen=True, slots=True)
 class MemoryLoad:
-    """What makes a step's activations large. A row of one token decodes; a longer one is a chunk of a prompt.
+    """The numbers that decide the size of a step's activations. A row of one token decodes, a longer one is a chunk of
+    a prompt.
 
     Decoding rows are padded to the longest of them, chunks are attended to one after the other.
     """
@@ -28,7 +29,7 @@ class MemoryLoad:
         return self.num_decode_rows * self.longest_decode
 
     def plus(self, start: int, count: int, num_logits: int) -> MemoryLoad:
-        """With one more row of `count` tokens at positions start, start + 1, ..."""
+        """The load with one more row of `count` tokens at positions start, start + 1, ..."""
         load = replace(self, num_tokens=self.num_tokens + count, num_logits=self.num_logits + num_logits)
         keys = start + count
         if count == 1:
@@ -39,7 +40,7 @@ class MemoryLoad:
 
 
 def memory_load(rows: Iterable[Row]) -> MemoryLoad:
-    """Of these rows in one step."""
+    """The load of these rows in one step."""
     load, digests = MemoryLoad(), set[str]()
     for row in rows:
         digests.update(adapter.slot.digest for adapter in row.adapters)
@@ -78,7 +79,7 @@ def _nothing() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How the device's memory was shared out at start. The default knows nothing and allows everything."""
+    """The shares of the device's memory, decided at start. The default knows nothing and allows everything."""
 
     limit: int | None = None  # bytes for all that is ours; None: not known
     weight_bytes: int = 0

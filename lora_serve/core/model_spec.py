@@ -30,7 +30,7 @@ class EmbeddingShape:
 
 @dataclass(frozen=True, slots=True)
 class PoolingSpec:
-    """How a model that does not generate answers."""
+    """The answers of a model that does not generate."""
 
     task: Task  # EMBED or CLASSIFY
     dimension: int  # of an embedding; 0 with CLASSIFY
@@ -50,7 +50,7 @@ class PoolingSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What can be known of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
+    """The facts of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
 
     name: str  # folder or hub id
     architecture: str  # e.g. "LlamaForCausalLM"
@@ -73,7 +73,7 @@ class ModelSpec:
 
     @property
     def fingerprint(self) -> str:
-        """What an adapter must fit, as "sha256:...": architecture, vocabulary, and the shape of every module."""
+        """A digest of what an adapter must fit, as "sha256:...": architecture, vocabulary, shapes of all modules."""
         linears = {name: [shape.in_features, shape.out_features] for name, shape in self.linears.items()}
         modules = {name: {key: list(shape) for key, shape in table.items()} for name, table in self.modules.items()}
         facts = [self.architecture, self.vocab_size, self.num_layers, self.ties_embeddings, linears, modules]

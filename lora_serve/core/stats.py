@@ -10,7 +10,7 @@ from lora_serve.core.config import BatchLimits
 
 
 class EvictionReason(enum.StrEnum):
-    """Why an adapter left a tier."""
+    """The reason for which an adapter left a tier."""
 
     CAPACITY = "capacity"  # a newcomer needed the room
     ADMIN = "admin"  # asked for by the admin API
@@ -85,7 +85,7 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class BatcherStats:
-    """What may be, what is in force now, and what it was decided from. Times are seconds."""
+    """The batcher's limits, the values in force now, and the measurements behind them. Times are seconds."""
 
     limits: BatchLimits  # the admin's: maxima and targets
     max_rows: int  # this and the next two: of the next step
@@ -126,7 +126,7 @@ class SwapStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One snapshot."""
+    """One snapshot of the engine."""
 
     num_running: int
     num_waiting: int

@@ -1,4 +1,4 @@
-"""Tenants, their keys, and whoever a request turned out to come from."""
+"""Tenants, their keys, and the caller that a request came from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ EVERYBODY = "*"  # in place of a tenant's name: an adapter is shared with all
 
 
 class Role(enum.StrEnum):
-    """What a key is good for."""
+    """The rights of a key."""
 
     ADMIN = "admin"  # everything, of every tenant
     TENANT_ADMIN = "tenant-admin"  # its own tenant's adapters and keys, and inference
     INFERENCE = "inference"
 
     def includes(self, other: Role) -> bool:
-        """Whether whoever has this role may give the other one away."""
+        """True if a key of this role may do all that the other role may, and make keys of that role."""
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
@@ -31,7 +31,7 @@ _ORDER = (Role.INFERENCE, Role.TENANT_ADMIN, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How much a tenant, or one key, may have; None: no limit."""
+    """The limits of a tenant, or of one key; None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -72,13 +72,13 @@ class ApiKey:
     revoked: float | None = None
 
     def is_valid(self, now: float) -> bool:
-        """Whether it opens anything at `now`, in Unix seconds."""
+        """True if the key is neither revoked nor expired at `now`, in Unix seconds."""
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever a request is from. Made by an `Authenticator` only, never from a field of the request."""
+    """The sender of a request. Made by an `Authenticator` only, never from a field of the request."""
 
     tenant: str
     role: Role = Role.INFERENCE
@@ -91,17 +91,17 @@ class Caller:
 
     @property
     def cache_scope(self) -> str:
-        """Not the same for a tenant that was deleted and made again, which finds nothing of the one before."""
+        """The scope of the KV cache: a tenant that was deleted and made again finds no blocks of the former."""
         return f"{self.tenant}\0{self.since!r}" if self.since else ""
 
     @property
     def scope(self) -> str | None:
-        """The tenant whose eyes it looks with; None: it sees all."""
+        """The tenant whose adapters the caller sees; None: all tenants'."""
         return None if self.sees_all else self.tenant
 
 
 def is_visible(owner: str, shared_with: Collection[str], tenant: str | None) -> bool:
-    """Whether `tenant` may know of an adapter of tenant `owner`; None: whoever sees all asks."""
+    """True if `tenant` (None: a caller that sees all) may know of an adapter of tenant `owner`."""
     return tenant is None or owner == tenant or tenant in shared_with or EVERYBODY in shared_with
 
 

@@ -17,14 +17,14 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`name`: in small letters, without the dot that may end it; an IPv6 address in its shortest form."""
+    """A host name in small letters, without a dot at its end, or an IP address, IPv6 in its shortest form."""
 
     name: str
     port: int | None = None  # None: not said
 
     @property
     def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-        """None: a name, which says whatever DNS says it does."""
+        """The IP address; None for a name, which DNS may lead anywhere."""
         try:
             return ipaddress.ip_address(self.name)
         except ValueError:
@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a page comes from. `port`: None where a scheme without a usual one says none."""
+    """The origin of a page. `port`: None where none is given and the scheme has no usual one."""
 
     scheme: str
     host: str
@@ -41,7 +41,7 @@ class Origin:
 
     @classmethod
     def of(cls, scheme: str, host: Host) -> Origin:
-        """The origin of what `host` answers under `scheme`."""
+        """The origin of pages that `host` serves under `scheme`."""
         return cls(scheme, host.name, host.port or _PORTS.get(scheme))
 
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What the web counts with and notes in."""
+    """Quotas, usage and the audit log, as the web uses them."""
 
     quotas: Quotas
     meter: Meter

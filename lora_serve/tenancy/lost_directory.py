@@ -1,6 +1,7 @@
-"""Tells at the start that the directory of tenants has probably been lost: it is new, and others tell of tenants.
+"""A warning at the start that the directory of tenants has probably been lost: it is new, but the audit log or the
+usage journal names tenants.
 
-It is a warning and no refusal: that there were tenants is certain, but not that somebody wants their keys back.
+The server starts all the same: the operator may have meant to begin anew.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def warn_if_lost(directory: Directory, audit: AuditLog, meter: Meter) -> None:
-    """For a server whose clients need keys."""
+    """Logs the warning, for a server whose clients need keys."""
     if directory.snapshot.position.epoch:
         return
     with suppress(AdapterUnavailableError, ValueError):  # it is for a warning that they are read

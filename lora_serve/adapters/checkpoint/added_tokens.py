@@ -46,7 +46,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def find_added_tokens(folder: Path, bound: BoundAdapter, spec: ModelSpec, base: BaseTokens) -> tuple[AddedToken, ...]:
-    """What the tokenizer.json of a trainer's folder adds; nothing, if the adapter trained no tokens of its own.
+    """The tokens that the tokenizer.json of a trainer's folder adds; none if the adapter trained no tokens of its own.
 
     Raises InvalidAdapterError, OSError.
     """
@@ -61,7 +61,7 @@ def find_added_tokens(folder: Path, bound: BoundAdapter, spec: ModelSpec, base: 
 
 
 def write_added_tokens(folder: Path, tokens: tuple[AddedToken, ...]) -> None:
-    """Keep them, in one spelling, as a part of the adapter's content; no file for no tokens. Raises OSError."""
+    """Writes the tokens, in one spelling, as a part of the adapter's content; no file for no tokens. Raises OSError."""
     if tokens:
         entries = [{"id": token.id, "content": token.content, "special": token.is_special} for token in tokens]
         flags = [{flag: getattr(token, flag) for flag in _FLAGS} for token in tokens]
@@ -70,7 +70,7 @@ def write_added_tokens(folder: Path, tokens: tuple[AddedToken, ...]) -> None:
 
 
 def read_added_tokens(folder: Path) -> tuple[AddedToken, ...]:
-    """What `write_added_tokens` kept. Raises InvalidAdapterError, OSError."""
+    """The tokens that `write_added_tokens` kept. Raises InvalidAdapterError, OSError."""
     path = folder / ADDED_TOKENS_NAME
     if not path.is_file():
         return ()
@@ -109,7 +109,7 @@ def _broken(reason: str) -> InvalidAdapterError:
 
 
 def _may_add(bound: BoundAdapter, spec: ModelSpec, base: BaseTokens) -> bool:
-    """Whether the adapter brings rows of the input embedding that the base's tokenizer has no tokens for."""
+    """True if the adapter brings rows of the input embedding that the base's tokenizer has no tokens for."""
     trained = max((token for tokens in bound.tokens.values() for token in tokens.token_ids), default=0)
     return bool(bound.vocab_size) or trained >= len(base.ids) or spec.input_embedding in bound.parameters
 
@@ -138,7 +138,7 @@ def _token(entry: Any, where: str) -> AddedToken:
 
 
 def _new(tokens: list[AddedToken], base: BaseTokens) -> Iterator[AddedToken]:
-    """Those that the base does not have; where both have one, it must be the same."""
+    """The tokens that the base does not have; a token that both have must be the same."""
     contents = {number: content for content, number in base.ids.items()}
     for token in tokens:
         if base.ids.get(token.content, token.id) != token.id or contents.get(token.id, token.content) != token.content:

@@ -75,7 +75,7 @@ def read_artifact(
 
 
 def parse_artifact(content: AdapterContent, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> Artifact:
-    """The same of a registered adapter's files in memory; `tensors`: of its weights.
+    """The artifact of a registered adapter's files in memory; `tensors`: the table of its weights.
 
     Raises InvalidAdapterError with every reason.
     """
@@ -133,7 +133,7 @@ def _header_bounds(spec: ModelSpec) -> HeaderBounds:
 
 
 def check_files(folder: Path) -> None:
-    """Both files are there, as regular files. Raises InvalidAdapterError."""
+    """Refuses a folder in which one of the two files is missing or not regular. Raises InvalidAdapterError."""
     reasons = [f"{name} is missing" for name in (CONFIG_NAME, WEIGHTS_NAME) if not _is_regular(folder / name)]
     if reasons and (folder / "adapter_model.bin").exists():
         reasons.append("adapter_model.bin is a pickle: save the adapter as safetensors")

@@ -1,4 +1,4 @@
-"""An adapter's files, read once into memory of our own: what was hashed is what is parsed, however the files change.
+"""An adapter's files, read once into memory: the bytes that were hashed are parsed, however the files change.
 
 No torch.
 """
@@ -40,7 +40,7 @@ class AdapterContent:
 
 
 def read_content(folder: Path, digest: str) -> AdapterContent:
-    """What `digest` names. Raises AdapterUnavailableError if the folder holds anything else, OSError."""
+    """The content that `digest` names. Raises AdapterUnavailableError if the folder holds anything else, OSError."""
     inner, files = b"", {}
     for name in content_names(folder):
         files[name], own = _read(folder / name)

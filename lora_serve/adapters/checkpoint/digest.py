@@ -42,12 +42,12 @@ def content_names(folder: Path) -> tuple[str, ...]:
 
 
 def check_digest(folder: Path, digest: str) -> None:
-    """The folder holds what `digest` names. Raises AdapterUnavailableError, OSError: it is not the caller's fault."""
+    """Refuses a folder whose content has another digest. Raises AdapterUnavailableError, OSError."""
     check_found(adapter_digest(folder), digest)
 
 
 def check_found(found: str, digest: str) -> None:
-    """Raises AdapterUnavailableError, unless the two are one."""
+    """Raises AdapterUnavailableError unless the two digests are equal."""
     if found != digest:
         raise AdapterUnavailableError(
             f"The adapter's stored files are corrupt and were not used (their digest is {found}, not {digest}); "

@@ -53,7 +53,7 @@ _BIASES = ("none", "all", "lora_only")
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What a PEFT config says about the maths."""
+    """A PEFT config, as far as it concerns the maths."""
 
     ranks: RankRules
     target_modules: tuple[str, ...] | str  # names or suffixes; a str is a regex or "all-linear"
@@ -84,7 +84,7 @@ def read_config(path: Path, max_rank: int | None = None, tasks: tuple[str, ...] 
 
 
 def parse_config(text: bytes, max_rank: int | None = None, tasks: tuple[str, ...] = GENERATION_TASKS) -> PeftConfig:
-    """The same from the file's bytes. `max_rank`: the largest rank of any module (None: no limit).
+    """Reads and checks the file's bytes. `max_rank`: the largest rank of any module (None: no limit).
 
     `tasks`: what it may have been trained for.
     """
@@ -123,7 +123,7 @@ def _check_lora(fields: Fields) -> None:
 
 
 def _init(fields: Fields) -> str:
-    """The start that changed the base's weights, if it is one that can be undone."""
+    """The initialisation that changed the base's weights, if it can be undone; else empty."""
     value = fields.table.get("init_lora_weights", True)
     if isinstance(value, bool) or value is None or value in _INIT_ONLY:
         return ""
@@ -140,8 +140,8 @@ def _init(fields: Fields) -> str:
 
 
 def _check_undone(fields: Fields, config: PeftConfig) -> None:
-    """What such a start cannot go with: before the invocation the base would be the changed one; experts are a stack of
-    matrices; and PEFT itself takes no lora_bias with it.
+    """Refuses settings that such an initialisation cannot go with: before the invocation the base would be the changed
+    one; experts are a stack of matrices; PEFT itself takes no lora_bias with it.
     """
     for key in ("alora_invocation_tokens", "target_parameters", "lora_bias") if config.init else ():
         value = fields.table.get(key)
@@ -149,7 +149,7 @@ def _check_undone(fields: Fields, config: PeftConfig) -> None:
 
 
 def _method_config(fields: Fields, peft_type: str) -> PeftConfig:
-    """A method other than LoRA: which modules it means, and the settings of its own."""
+    """The config of a method other than LoRA: its target modules, and its own settings."""
     bias = fields.table.get("bias")
     fields.require(bias in (None, "none"), f"bias {show(bias)} is not supported with {peft_type}, only none")
     method, own = OTHER_METHODS[peft_type], None

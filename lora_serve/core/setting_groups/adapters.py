@@ -15,7 +15,7 @@ from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Paths, Setting
 
 
 class AdapterTierSettings(SettingsGroup):
-    """How many adapters, and how many bytes of them, each tier holds."""
+    """The tiers: how many adapters, and how many bytes of them, each holds."""
 
     max_loras: int = Field(16, ge=1, le=16_384, description="adapters resident on the device at most (slots)")
     max_lora_rank: int = Field(512, ge=1, le=1024, description="largest rank that may be registered")
@@ -45,7 +45,7 @@ class AdapterTierSettings(SettingsGroup):
 
 
 class RegistrySettings(SettingsGroup):
-    """Where adapters are kept, and from where they may come."""
+    """The registry: where adapters are kept, and from where they may come."""
 
     store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
     adapter_root: Paths = Field((), description="folder from which the admin may register by path; repeatable")

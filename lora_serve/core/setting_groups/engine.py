@@ -11,7 +11,7 @@ from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, SettingsGroup,
 
 
 class BatchSettings(SettingsGroup):
-    """How large a step is, and who may wait for one."""
+    """The size of a step, and the requests that wait for one."""
 
     max_num_seqs: int = Field(64, ge=1, le=4096, description="rows in one step at most")
     max_num_batched_tokens: int = Field(
@@ -57,7 +57,7 @@ class BatchSettings(SettingsGroup):
 
 
 class KVCacheSettings(SettingsGroup):
-    """Memory of the KV cache, and who finds whose blocks."""
+    """Memory of the KV cache, and the sharing of its blocks."""
 
     kv_cache_memory: Bytes | None = Field(
         None, ge=1, description="bytes of the KV cache; default: chosen from the memory that is free"
@@ -80,7 +80,7 @@ class KVCacheSettings(SettingsGroup):
 
 
 class EngineSettings(SettingsGroup):
-    """How the engine runs: its host, its order, its kernels."""
+    """The engine's process, its order of requests, its kernels."""
 
     engine: EngineHostName = Field(
         "thread", description="where the engine runs; process: in a child, which is started again if it crashes"

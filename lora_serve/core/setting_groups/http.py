@@ -12,7 +12,7 @@ from lora_serve.core.web_origin import parse_name, parse_origin
 
 
 class AccessSettings(SettingsGroup):
-    """Who may ask, and how much one request may hold."""
+    """Keys, who needs one, and the size of bodies."""
 
     auth: Literal["auto", "on", "off"] = Field("auto", description="tenant keys for inference; auto: off on loopback")
     admin_key: str | None = Field(
@@ -85,7 +85,7 @@ class BrowserSettings(SettingsGroup):
 
 
 class RequestLimitSettings(SettingsGroup):
-    """How much one inference request may ask for."""
+    """The most that one inference request may ask for."""
 
     max_n: int = Field(16, ge=1, le=1024, description="`n` of a request at most: answers to one prompt")
     max_prompts: int = Field(64, ge=1, le=4096, description="prompts of a request at most")
@@ -121,7 +121,7 @@ class TlsSettings(SettingsGroup):
 
 
 class ConnectionSettings(SettingsGroup):
-    """How long, and how many, clients may keep connections open."""
+    """Connections of clients: how many, and for how long."""
 
     max_connections: int = Field(
         4096, ge=16, le=2**20, description="open connections at most; beyond it the oldest idle one makes room, or 503"

@@ -13,7 +13,7 @@ _SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of ad
 
 
 class ServedModelSettings(SettingsGroup):
-    """What is served, and where."""
+    """The base model, its name on the wire, and the address."""
 
     model: str = Field(description="folder or hub id of the base model")
     served_model_name: str | None = Field(

@@ -12,7 +12,7 @@ from lora_serve.core.setting_types import YEAR, SettingsGroup
 
 
 class AccountingSettings(SettingsGroup):
-    """How tenants' limits and usage are counted."""
+    """The counting of tenants' limits and usage."""
 
     quota_without_redis: Literal["local", "refuse"] = Field(
         "local",
@@ -28,7 +28,7 @@ class AccountingSettings(SettingsGroup):
 
 
 class ObservabilitySettings(SettingsGroup):
-    """What is told of the requests, and to whom."""
+    """Metrics and traces of the requests."""
 
     metrics_tenants: int = Field(
         200, ge=0, le=10_000, description="tenants with series of their own in /metrics; the rest are added up as other"

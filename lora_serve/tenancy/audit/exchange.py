@@ -31,7 +31,7 @@ class AuditExchange:
         self._replica = replica
 
     def publish(self, journal: AuditJournal) -> None:
-        """Bring the lines that are not there yet."""
+        """Writes the lines that Redis does not have yet."""
         with _readable_errors():
             drop_other_type(self._redis, f"{self._prefix}replicas", b"set")
             self._redis.sadd(f"{self._prefix}replicas", self._replica)
@@ -41,7 +41,7 @@ class AuditExchange:
                 self._tell(journal)
 
     def latest_of_others(self, limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
-        """Of each other replica at most `limit` lines that match, newest first, whose id comes before `before`."""
+        """The matching lines of the other replicas, at most `limit` of each, newest first, with ids before `before`."""
         newest = "+" if before is None else str(int(before.partition("-")[0]))
         with _readable_errors():
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
@@ -55,9 +55,9 @@ class AuditExchange:
         self._redis.close()
 
     def _tell(self, journal: AuditJournal) -> bool:
-        """The lines that come after the last one there; False if what is there is no line, or keeps them out.
+        """Writes the lines after the last one in Redis. Returns False if an entry there is no line, or blocks them.
 
-        A line of ours that this journal does not have, or has otherwise, stays: it is the proof of that.
+        A line of this replica that the journal does not have, or has otherwise, stays: it is evidence of a change.
         """
         drop_other_type(self._redis, self._prefix + self._replica, b"stream")
         last = self._last()
@@ -73,7 +73,7 @@ class AuditExchange:
         return True
 
     def _last(self) -> AuditLine | _Stranger | None:
-        """None: there is nothing."""
+        """The last entry; None if there is none."""
         for entry, fields in self._redis.xrevrange(self._prefix + self._replica, count=1):
             return _line_of(self._replica, entry, fields) or _Stranger()
         return None
@@ -95,11 +95,11 @@ class AuditExchange:
 
 
 class _Stranger:
-    """An entry that nobody of us has written."""
+    """An entry that no server has written."""
 
 
 def _line_of(replica: str, entry: bytes, fields: Mapping[bytes, bytes]) -> AuditLine | None:
-    """None: nobody of us has written it."""
+    """The entry as a line; None if no server has written it."""
     try:
         time_ms, number = map(int, entry.split(b"-"))
         line = AuditLine(replica, number, time_ms, fields[b"line"].decode(), fields[b"digest"].decode())

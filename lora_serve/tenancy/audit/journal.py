@@ -35,7 +35,7 @@ _PRAGMAS = ("cache_size = -256",)  # KiB: it is appended to, and grows for ever
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Who did what, to what, and what came of it."""
+    """An act of a caller, its subject and its outcome."""
 
     key: str  # id of the API key; "admin": the admin key
     tenant: str  # the caller's
@@ -60,7 +60,7 @@ class AuditLine:
 
     @property
     def id(self) -> str:
-        """Sorts as the lines do."""
+        """An id that sorts as the lines do."""
         return f"{self.time_ms:014d}-{self.replica[:8]}-{self.number:09d}"
 
     @property
@@ -73,12 +73,12 @@ Matches = Callable[[AuditLine], bool]
 
 
 def first_matching(lines: Iterable[AuditLine], limit: int, before: str | None, matches: Matches) -> list[AuditLine]:
-    """At most `limit` of the lines that match, those whose id comes before `before`."""
+    """The first lines that match, at most `limit`, with ids before `before`."""
     return list(islice((line for line in lines if (before is None or line.id < before) and matches(line)), limit))
 
 
 class AuditJournal:
-    """Called by any thread, one at a time."""
+    """The file of this server's audit lines. May be called by any thread."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class AuditJournal:
         self._lock = threading.Lock()
 
     def append(self, act: Act) -> AuditLine:
-        """Durable on return. Raises AdapterUnavailableError."""
+        """Writes a line, durable on return. Raises AdapterUnavailableError."""
         with self._lock, self._database.transaction():
             last = self._database.execute("SELECT number, time_ms, digest FROM audit ORDER BY number DESC LIMIT 1")
             number, time_ms, before = last.fetchone() or (0, 0, FIRST)
@@ -105,17 +105,17 @@ class AuditJournal:
         return made
 
     def lines(self, after: int = 0, limit: int = 1000) -> list[AuditLine]:
-        """Those after number `after`, oldest first."""
+        """The lines after number `after`, oldest first."""
         return self._select("number > ? ORDER BY number LIMIT ?", (after, limit))
 
     def latest(self, before: int | None = None, limit: int = 1000) -> list[AuditLine]:
-        """The newest, those before a number if it is given, newest first."""
+        """The newest lines (before number `before`, if given), newest first."""
         bound = 2**62 if before is None else before
         return self._select("number < ? ORDER BY number DESC LIMIT ?", (bound, limit))
 
     @property
     def num_lines(self) -> int:
-        """All there are. Raises AdapterUnavailableError."""
+        """The number of lines. Raises AdapterUnavailableError."""
         last = self.latest(limit=1)
         return last[0].number if last else 0
 

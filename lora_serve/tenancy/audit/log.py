@@ -47,8 +47,9 @@ class RefusedActs:
         self._counts: Counter[tuple[str, bool]] = Counter()
 
     def is_one_too_many(self, act: Act) -> bool:
-        """True if the act was refused and enough of its tenant's were noted. Acts that did something always are, and of
-        an admin's only those that came too often are not.
+        """True if the act was refused and MAX_REFUSED of its tenant's refused acts were noted in this minute.
+
+        An admin's refused act counts only if it was refused for coming too often.
         """
         was_refused = act.role == Role.INFERENCE or 400 <= act.outcome < _CLIENT_LEFT
         is_exempt = act.role == Role.ADMIN and act.outcome != _TOO_MANY
@@ -62,7 +63,7 @@ class RefusedActs:
 
 
 class AuditLog:
-    """On the event loop's thread; files and Redis on others."""
+    """The audit log of all replicas. Used on the event loop's thread; files and Redis are used on others."""
 
     def __init__(
         self, journal: AuditJournal | None, exchange: AuditExchange | None = None, refused: RefusedActs | None = None
@@ -75,7 +76,7 @@ class AuditLog:
         self._is_stale = False
 
     async def append(self, act: Act) -> None:
-        """Durable on return, but for what a tenant is refused again and again. Raises AdapterUnavailableError."""
+        """Writes a line, durable on return; drops refused acts beyond MAX_REFUSED. Raises AdapterUnavailableError."""
         if self._journal is None or self._refused.is_one_too_many(act):
             return
         line = await asyncio.to_thread(self._journal.append, act)
@@ -83,7 +84,7 @@ class AuditLog:
         self.publish()
 
     def publish(self) -> None:
-        """Tell the other replicas, beside whatever else is done."""
+        """Starts to show the other replicas the new lines, in the background."""
         if self._exchange is None or self._journal is None:
             return
         self._is_stale = True
@@ -91,7 +92,7 @@ class AuditLog:
             self._publishing = asyncio.ensure_future(self._publish(self._journal, self._exchange))
 
     async def page(self, limit: int, before: str | None, matches: Matches) -> AuditPage:
-        """At most `limit` lines that match, those whose id comes before `before`."""
+        """The newest lines of all replicas that match, at most `limit`, with ids before `before`."""
         others, is_complete = await self._others(limit + 1, before, matches)
         found = [*others, *await asyncio.to_thread(self._own_matching, limit + 1, before, matches)]
         found.sort(key=lambda line: line.id, reverse=True)
@@ -124,7 +125,7 @@ class AuditLog:
         return first_matching(self._own(), limit, before, matches)
 
     def _own(self) -> Iterator[AuditLine]:
-        """Newest first."""
+        """This server's lines, newest first."""
         number: int | None = None
         while self._journal is not None and (page := self._journal.latest(number, _PAGE)):
             yield from page

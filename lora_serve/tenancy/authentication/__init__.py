@@ -1,1 +1,1 @@
-"""Who sent a request: API key -> Caller."""
+"""Authentication: API key -> Caller."""

@@ -23,7 +23,7 @@ MIN_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """Knows only the SHA-256 of the key, so that no log, repr or crash dump can show it."""
+    """The SHA-256 of the admin key: no log, repr or crash dump can show the key itself."""
 
     digest: bytes = field(repr=False)
 

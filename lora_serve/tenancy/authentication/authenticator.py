@@ -1,4 +1,4 @@
-"""Authorization header -> Caller"""
+"""Authorization header -> Caller, and the times at which keys were last used."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MISSING = "No API key was sent. Send it as a header: `Authorization: Bearer KEY`
 
 
 class KeyTable:
-    """Asked on the event loop's thread for every request, so it only looks into the directory's snapshot."""
+    """Secret -> Caller, by the directory's snapshot alone: asked on the event loop's thread for every request."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self._uses: dict[str, float] = {}  # since they were last taken
 
     def caller(self, secret: str) -> Caller:
-        """Raises AuthenticationError: why, only to whoever has the secret, else WrongKeyError."""
+        """The caller whose secret this is. Raises WrongKeyError; AuthenticationError for a key that has ended."""
         state, now = self.directory.snapshot, self.directory.clock()
         key = state.keys.get(id_in(secret) or "")
         if not opens(key, secret) or key is None:
@@ -41,25 +41,25 @@ class KeyTable:
         )
 
     def last_used(self, key_id: str) -> float | None:
-        """Unix seconds; None: never. Of uses at other replicas it may be a minute old."""
+        """Unix seconds; None: never. Uses at other replicas are known within a minute."""
         known = [self._uses.get(key_id), self.directory.snapshot.last_used(key_id)]
         return max((time for time in known if time is not None), default=None)
 
     def take_uses(self) -> dict[str, float]:
-        """Those noted since the last time, for the directory."""
+        """The uses since the last call, for the directory."""
         uses, self._uses = self._uses, {}
         return uses
 
     def give_back(self, uses: Mapping[str, float]) -> None:
-        """They could not be written."""
+        """Takes uses back that could not be written."""
         self._uses = {**uses, **self._uses}
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticator:
-    """Who may call. `required`: inference needs a key too; the admin API needs one always.
+    """Turns the header into a caller. `required`: inference needs a key too; the admin API always needs one.
 
-    `keys`: of the tenants; None: the admin key is the only one there is.
+    `keys`: the tenants' keys; None: the admin key is the only one.
     """
 
     admin_key: AdminKey
@@ -67,11 +67,11 @@ class Authenticator:
     keys: KeyTable | None = None
 
     def inference(self, authorization: str | None) -> Caller:
-        """Who sends an inference request. Raises AuthenticationError."""
+        """The caller of an inference request. Raises AuthenticationError."""
         return self.anybody(authorization) if self.required else LOCAL_CALLER
 
     def anybody(self, authorization: str | None) -> Caller:
-        """Whose key it is. Raises AuthenticationError."""
+        """The caller that the key belongs to. Raises AuthenticationError."""
         scheme, _, text = (authorization or "").partition(" ")
         secret = text.strip()
         if scheme.lower() != "bearer" or not secret:
@@ -83,11 +83,14 @@ class Authenticator:
         return self.keys.caller(secret)
 
     def managing(self, authorization: str | None) -> Caller:
-        """Who changes adapters or keys, perhaps of one tenant only. Raises AuthenticationError, ForbiddenError."""
+        """A caller that may change adapters or keys, perhaps of one tenant only.
+
+        Raises AuthenticationError, ForbiddenError.
+        """
         return _at_least(Role.TENANT_ADMIN, self.anybody(authorization))
 
     def admin(self, authorization: str | None) -> Caller:
-        """Who may do everything. Raises AuthenticationError, ForbiddenError."""
+        """A caller with the role admin. Raises AuthenticationError, ForbiddenError."""
         return _at_least(Role.ADMIN, self.anybody(authorization))
 
 
@@ -98,14 +101,14 @@ def _at_least(role: Role, caller: Caller) -> Caller:
 
 
 def auth_required(auth: str, host: str) -> bool:
-    """Whether inference needs a key: `on`, or `auto` on any address but loopback."""
+    """True if inference needs a key: `on`, or `auto` on any address but loopback."""
     if auth == "auto":
         return not is_loopback(host)
     return auth == "on"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; a name other than localhost counts as reachable."""
+    """True if only this machine can reach `host`; a name other than localhost counts as reachable."""
     if host == "localhost":
         return True
     try:

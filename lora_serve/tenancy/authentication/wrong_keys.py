@@ -1,7 +1,7 @@
-"""How many wrong keys each address has sent within the last minute.
+"""A limit on wrong keys per address and minute.
 
-A key of this server's own making has 256 random bits, so that nobody guesses one however fast: the limit is for the
-load, the log and whoever watches it. Therefore a right key is served whatever else its address sends, and nobody is
+A key of this server's own making has 256 random bits and cannot be guessed: the limit protects the server from the
+load, and the log from floods. Therefore a right key is served whatever else its address sends, and nobody is
 locked out by a neighbour behind the same proxy. Each server counts alone.
 """
 
@@ -37,7 +37,7 @@ class _Counts:
 
 
 class WrongKeys:
-    """Used on the event loop's thread only."""
+    """Counts wrong keys by address. Used on the event loop's thread only."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit`: within a minute; 0: any number. `clock`: seconds."""
@@ -46,7 +46,7 @@ class WrongKeys:
         self._counts: OrderedDict[str, _Counts] = OrderedDict()  # the last to send one last
 
     def note(self, address: str) -> None:
-        """A wrong key came from there. Raises WrongKeysError if that is one too many."""
+        """Counts a wrong key from the address. Raises WrongKeysError beyond the limit."""
         if self._limit == 0:
             return
         minute, seconds = divmod(self._clock(), WINDOW)
@@ -75,7 +75,7 @@ class WrongKeys:
 
 
 def site_of(address: str) -> str:
-    """Whose address it is, as far as that can be seen: an IPv4 address, or the first half of one of IPv6."""
+    """The part of an address that names one customer of a network: all of IPv4, the first half of IPv6."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,5 +1,5 @@
-"""What holds of the directory after a shared journal was started from an older state and went on: what is closed stays
-closed.
+"""Merges two branches of the directory, after a shared journal was started from an older state and went on: a tenant or
+a key that was closed on either branch stays closed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _Contested = Mapping[str, tuple[str | None, str | None]]
 
 
 def merge_branches(records: Records, contested: _Contested) -> Records:
-    """`records`, with what may have changed on both branches: (ours, theirs).
+    """`records`, with the names that may have changed on both branches: (ours, theirs).
 
-    What is gone on one of them is gone, a key that one of them ended is ended, and otherwise the branch that lives is
-    right. Keys without a tenant go.
+    A record that is gone on one branch is gone, a key that was ended on one is ended, and otherwise theirs, the branch
+    that went on, counts. Keys without a tenant are dropped.
     """
     merged = dict(records)
     for name, (ours, theirs) in contested.items():
@@ -43,6 +43,6 @@ def _sooner(one: float | None, other: float | None) -> float | None:
 
 
 def _is_orphan(name: str, text: str, records: Mapping[str, str]) -> bool:
-    """A key whose tenant is gone, which would open something again once there is a tenant of that name."""
+    """True for a key whose tenant is gone: it would be valid again once there is a tenant of that name."""
     key = key_of(name.removeprefix(KEY), text) if name.startswith(KEY) else None
     return key is not None and TENANT + key.tenant not in records

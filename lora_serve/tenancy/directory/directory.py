@@ -1,4 +1,4 @@
-"""Which tenants and keys there are: records in a journal, and an immutable snapshot of them for whoever asks."""
+"""The directory of tenants and keys: records in a journal, and an immutable snapshot of them for readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Clock = Callable[[], float]  # Unix seconds
 
 
 class Directory:
-    """Every method may be called from any thread; those that change something are durable on return and raise
+    """Tenants and keys. Every method may be called from any thread; changes are durable on return and raise
     AdapterUnavailableError if the journal cannot be reached.
     """
 
@@ -28,11 +28,11 @@ class Directory:
 
     @property
     def snapshot(self) -> DirectoryState:
-        """What is known now."""
+        """The newest state that this server knows."""
         return self.ledger.state
 
     def quota_of(self, tenant: str) -> Quota:
-        """As it is now; no limits for a tenant without a record."""
+        """The tenant's quota now; no limits for a tenant without a record."""
         known = self.snapshot.tenants.get(tenant)
         return NO_LIMITS if known is None else known.quota
 
@@ -52,7 +52,7 @@ class Directory:
         return self.ledger.change(edit)
 
     def delete_tenant(self, name: str) -> bool:
-        """With its keys; whether there was anything."""
+        """Deletes a tenant and its keys. Returns whether there was either."""
 
         def edit(state: DirectoryState) -> tuple[Changes, bool]:
             changes = edits.without_tenant(state, name)
@@ -86,16 +86,16 @@ class Directory:
         return self.ledger.change(edit)
 
     def revoke_key(self, tenant: str, key_id: str) -> ApiKey:
-        """From now on it opens nothing here, and within a second nowhere. Raises NotFoundError."""
+        """Ends a key: at once on this server, within a second on all replicas. Raises NotFoundError."""
         now = self.clock()
         return self.ledger.change(lambda state: edits.revoked(state, tenant, key_id, now))
 
     def note_uses(self, uses: Mapping[str, float]) -> None:
-        """Write down when keys were last used, in one commit."""
+        """Writes down when keys were last used, in one commit."""
         self.ledger.change(lambda state: (edits.used(state, uses), None))
 
     def refresh(self) -> None:
-        """Bring in what others wrote. Raises AdapterUnavailableError."""
+        """Reads what other replicas wrote. Raises AdapterUnavailableError."""
         self.ledger.refresh()
 
     def close(self) -> None:

@@ -31,12 +31,12 @@ def limits_of(quota: Quota) -> dict[str, int]:
 
 
 def tenant_of(name: str, text: str) -> Tenant | None:
-    """None, and a line in the log, for a text that nobody of us has written."""
+    """The record in a text; None, and a line in the log, for a text that no server has written."""
     return _read(Tenant, name, text)
 
 
 def key_of(key_id: str, text: str) -> ApiKey | None:
-    """None, and a line in the log, for a text that nobody of us has written."""
+    """The record in a text; None, and a line in the log, for a text that no server has written."""
     return _read(ApiKey, key_id, text)
 
 

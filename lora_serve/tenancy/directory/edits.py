@@ -1,4 +1,4 @@
-"""What may be done to the directory: a state goes in, changes come out. Nothing is written here."""
+"""Edits of the directory: a state goes in, changes come out. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_tenant(state: DirectoryState, tenant: Tenant) -> Changes:
 
 
 def without_tenant(state: DirectoryState, name: str) -> Changes:
-    """Its keys go with it. No changes: there is neither."""
+    """Changes that delete a tenant and its keys; none if there is neither."""
     keys = state.keys_of(name)
     changes: Changes = {KEY + key.id: None for key in keys}
     changes |= saved_uses(state, {}, frozenset(key.id for key in keys))
@@ -44,14 +44,14 @@ def with_key(state: DirectoryState, key: ApiKey, now: float) -> Changes:
 
 
 def check_maker(state: DirectoryState, maker: str, now: float) -> None:
-    """A key that has ended makes no others, or it would live on in them. Raises AuthenticationError."""
+    """Refuses to make a key in the name of one that has ended. Raises AuthenticationError."""
     key = state.keys.get(maker)
     if maker and (key is None or not key.is_valid(now)):
         raise AuthenticationError(REVOKED)
 
 
 def revoked(state: DirectoryState, tenant: str, key_id: str, now: float) -> tuple[Changes, ApiKey]:
-    """One that is revoked stays as it is. Raises NotFoundError."""
+    """Changes that end a key; none if it was revoked before. Raises NotFoundError."""
     key = state.key(tenant, key_id)
     if key.revoked is not None:
         return {}, key
@@ -60,10 +60,10 @@ def revoked(state: DirectoryState, tenant: str, key_id: str, now: float) -> tupl
 
 
 def used(state: DirectoryState, uses: Mapping[str, float]) -> Changes:
-    """Later times only, of keys that are there."""
+    """Changes that note uses: only times later than the known ones, of keys that exist."""
     return saved_uses(state, {k: t for k, t in uses.items() if k in state.keys and t > (state.last_used(k) or 0.0)})
 
 
 def _ended(key: ApiKey, now: float) -> float:
-    """When it ceased to open anything, Unix seconds; now, if it still does."""
+    """When the key was revoked or expired, Unix seconds; `now` if it is still valid."""
     return min(time for time in (key.revoked, key.expires, now) if time is not None)

@@ -31,12 +31,12 @@ def digest_of(secret: str) -> str:
 
 
 def id_in(secret: str) -> str | None:
-    """The id that a secret names; None: it has not the form of one."""
+    """The id in a secret; None if the text has not the form of a secret."""
     match = _SECRET.match(secret)
     return match[1] if match else None
 
 
 def opens(key: ApiKey | None, secret: str) -> bool:
-    """Whether it is this key's secret; a comparison is made, in the same time, even if there is no key."""
+    """True if the secret is this key's. Takes the same time if there is no key."""
     is_equal = hmac.compare_digest(digest_of(secret), _NOBODY if key is None else key.digest)
     return is_equal and key is not None

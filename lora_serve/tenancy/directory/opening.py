@@ -22,9 +22,9 @@ FILE_NAME, MIRROR_NAME = "tenants.sqlite3", "tenants-mirror.sqlite3"
 
 @contextmanager
 def open_directory(config: AdapterConfig, monitor: StoreMonitor | None = None) -> Iterator[Directory]:
-    """With a shared registry it follows what other replicas do as long as the block lasts. The caller holds the store.
+    """The directory, as long as the block lasts; a shared one follows the other replicas. The caller holds the store.
 
-    While Redis cannot be reached, what this server heard last is in force. `monitor`: opens for writing
+    While Redis cannot be reached, the last state that was read is in force. `monitor`: opens for writing
     later what can only be read now. Raises ConfigError.
     """
     with closing(Directory(_journal(config, monitor))) as directory:

@@ -26,7 +26,7 @@ class DirectoryState:
     used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bucket -> key id -> Unix seconds
 
     def after(self, page: Page) -> DirectoryState:
-        """The state once these records have changed. One that cannot be read is none: it must open nothing."""
+        """The state after these records have changed. One that cannot be read is left out: it must open nothing."""
         tenants, keys, used = dict(self.tenants), dict(self.keys), dict(self.used)
         for name, text in page.records.items():
             if name.startswith(TENANT):
@@ -38,30 +38,30 @@ class DirectoryState:
         return DirectoryState(page.position, tenants, keys, used)
 
     def tenant(self, name: str) -> Tenant:
-        """Raises NotFoundError."""
+        """The tenant of that name. Raises NotFoundError."""
         found = self.tenants.get(name)
         if found is None:
             raise NotFoundError(name)
         return found
 
     def key(self, tenant: str, key_id: str) -> ApiKey:
-        """Raises NotFoundError, for another tenant's key too."""
+        """The tenant's key of that id. Raises NotFoundError, for another tenant's key too."""
         found = self.keys.get(key_id)
         if found is None or found.tenant != tenant:
             raise NotFoundError(key_id, "key")
         return found
 
     def keys_of(self, tenant: str) -> tuple[ApiKey, ...]:
-        """The oldest first."""
+        """The tenant's keys, the oldest first."""
         return tuple(sorted((k for k in self.keys.values() if k.tenant == tenant), key=lambda k: (k.created, k.id)))
 
     def last_used(self, key_id: str) -> float | None:
-        """As it was written down; None: never, or just now for the first time."""
+        """The last use that was written down; None: never used, or not written yet."""
         return self.used.get(bucket_of(key_id), {}).get(key_id)
 
 
 def bucket_of(key_id: str) -> str:
-    """Uses of many keys are written as a few records, so that a journal's list of changes stays short."""
+    """The record that holds the key's last use: a few records for many keys keep a journal's list of changes short."""
     return key_id[:1]
 
 

@@ -1,7 +1,7 @@
-"""How many rows of a tenant, and of a key, run at the same time: who is beyond that waits for its turn, in order.
+"""A limit on the rows of a tenant, and of a key, that run at the same time: further rows wait their turn, in order.
 
 Plain Python on the event loop's thread, no lock. The counts are this server's own: a replica that dies must not keep
-places of the others.
+the others' places.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Waiter:
 
 
 class ConcurrencyLimiter:
-    """A place is held in all of a row's scopes or in none, so that nobody holds one while it waits for another."""
+    """Grants places. A row holds a place in all of its scopes or in none, so that no row waits while it holds one."""
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class ConcurrencyLimiter:
             raise
 
     def _give_up(self, waiter: _Waiter) -> None:
-        """It may have been granted a place in the same moment."""
+        """Ends the wait; a place that was granted in the same moment is given back."""
         if self._waiters.pop(waiter, waiter) is waiter:
             self._give_back(waiter.limits)
 
@@ -92,7 +92,7 @@ class ConcurrencyLimiter:
         self._grant()
 
     def _grant(self) -> None:
-        """To all who have room now, the longest waiting first."""
+        """Grants places to the rows that have room now, the longest waiting first."""
         for waiter in list(self._waiters):
             has_left = waiter.granted.done()  # cancelled, but its task has not run since
             if not has_left and self._has_room(waiter.limits):

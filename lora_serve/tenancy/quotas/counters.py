@@ -46,7 +46,7 @@ class MemoryCounters:
 
 
 class SharedCounters:
-    """Which counters to use now: the shared ones, else this server's own."""
+    """The counters to use now: the shared ones, else this server's own."""
 
     def __init__(
         self, shared: RateCounters | None, goes_on_alone: bool = True, clock: Callable[[], float] = time.monotonic
@@ -60,14 +60,14 @@ class SharedCounters:
 
     @property
     def choices(self) -> tuple[RateCounters, ...]:
-        """In the order in which to try them; none: nobody can be counted now."""
+        """The counters to try, in order; empty: nothing can be counted now."""
         own: tuple[RateCounters, ...] = (self._own,) if self._shared is None or self._goes_on_alone else ()
         if self._shared is None or (self._away_until is not None and self._clock() < self._away_until):
             return own
         return (self._shared, *own)
 
     def failed(self, counters: RateCounters, error: Exception) -> None:
-        """They did not answer."""
+        """Notes that counters did not answer."""
         if counters is not self._shared:
             return
         if self._away_until is None:
@@ -76,7 +76,7 @@ class SharedCounters:
         self._away_until = self._clock() + _RETRY
 
     def answered(self, counters: RateCounters) -> None:
-        """They did."""
+        """Notes that counters answered."""
         if counters is self._shared and self._away_until is not None:
             self._away_until = None
             _log.info("the shared rate counters answer again")

@@ -1,4 +1,4 @@
-"""What a caller's quotas mean for one request: the permit of row 4 in docs/DESIGN.md, section 2."""
+"""A caller's quotas applied to one request: the permit of row 4 in docs/DESIGN.md, section 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REGISTRATIONS: tuple[tuple[Unit, str], ...] = (("registrations", "registrations
 
 
 class Quotas:
-    """All on the event loop's thread. Callers without limits cost nothing."""
+    """Limits per minute and of concurrency. Used on the event loop's thread; callers without limits cost nothing."""
 
     def __init__(self, limiter: RateLimiter | None = None, concurrency: ConcurrencyLimiter | None = None) -> None:
         self._limiter = limiter or RateLimiter(SharedCounters(None))
@@ -32,20 +32,20 @@ class Quotas:
         self._limiter.check(rate_limits(caller))
 
     async def reserve(self, caller: Caller, num_tokens: int) -> Reservation | None:
-        """One request with at most so many tokens; None: the caller has no limit per minute.
+        """Reserves one request with at most so many tokens; None: the caller has no limit per minute.
 
         If the caller leaves meanwhile, nothing stays held. Raises RateLimitedError.
         """
         return await self._reserved(rate_limits(caller), num_tokens)
 
     async def begin_registration(self, caller: Caller) -> None:
-        """One upload or registration, whatever becomes of it; before its bytes are read. Raises RateLimitedError."""
+        """Counts an upload or registration, before its bytes are read. Raises RateLimitedError."""
         limits = registration_limits(caller)
         self._limiter.check(limits)
         await self._reserved(limits, 0)
 
     async def begin_act(self, caller: Caller, limit: int) -> None:
-        """One change by the admin API, at most `limit` per minute and key; 0: any number. Raises RateLimitedError."""
+        """Counts a change by the admin API, at most `limit` per minute and key (0: any). Raises RateLimitedError."""
         if limit == 0:
             return
         limits = (RateLimit(f"key:{caller.key_id}", "acts", limit),)

@@ -24,13 +24,13 @@ class RateLimit:
 
     @property
     def name(self) -> str:
-        """Of its counter."""
+        """The name of its counter."""
         return f"{self.scope}:{self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What was taken, and from where."""
+    """The tokens that a request holds, and the counters that they were taken from."""
 
     counters: RateCounters
     minute: int
@@ -39,7 +39,7 @@ class Reservation:
 
 
 class RateLimiter:
-    """Nothing here is per request: what a request holds is in its Reservation."""
+    """Reserves and settles. Holds nothing per request: that is in the Reservation."""
 
     def __init__(self, counters: SharedCounters, clock: Callable[[], float] = time.time) -> None:
         """`clock`: Unix seconds, so that replicas mean the same minute."""
@@ -49,7 +49,7 @@ class RateLimiter:
         self._refusals: dict[str, tuple[float, RateLimitedError]] = {}
 
     def check(self, limits: Sequence[RateLimit]) -> None:
-        """Raise the refusal that a caller just got, if another request would get it too: cheap, and nothing is done."""
+        """Raises the refusal that the caller got within the last second once more, without asking the counters."""
         for limit in limits:
             until, refusal = self._refusals.get(limit.name, (0.0, None))
             if refusal is None:
@@ -59,10 +59,10 @@ class RateLimiter:
             del self._refusals[limit.name]
 
     async def reserve(self, limits: Sequence[RateLimit], num_tokens: int) -> Reservation:
-        """One request with at most `num_tokens` tokens. What is larger than a whole limit counts as that limit, or it
-        never could enter.
+        """Reserves one request with at most `num_tokens` tokens. One larger than a whole limit counts as that limit, or
+        it never could enter.
 
-        To be run to its end, and settled. Raises RateLimitedError, and nothing is held, if a limit does not allow it.
+        Must not be cancelled; the reservation must be settled. Raises RateLimitedError, with nothing held.
         """
         costs = {limit: max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1 for limit in limits}
         minute, elapsed = self._now()
@@ -78,7 +78,7 @@ class RateLimiter:
         raise self._refusal(failing, before, costs)
 
     async def settle(self, reservation: Reservation, num_tokens: int) -> None:
-        """The request has ended and used so many tokens: the rest is given back, and what it used beyond is taken."""
+        """Corrects a reservation once the request has ended: unused tokens are given back, further ones taken."""
         minute, _ = self._now()
         beyond = {name: num_tokens - held for name, held in reservation.tokens.items() if num_tokens > held}
         unused = {name: num_tokens - held for name, held in reservation.tokens.items() if num_tokens < held}
@@ -108,7 +108,7 @@ class RateLimiter:
         raise RateLimitedError("Your limits cannot be looked up at present; try again.", _AWAY, "limits_away")
 
     async def _try_to_add(self, counters: RateCounters, amounts: Mapping[str, int], minute: int) -> None:
-        """If they are away, what was reserved stays charged until its minute is over: that errs on the safe side."""
+        """Adds if the counters can be reached; else what was reserved stays charged until its minute is over."""
         try:
             await counters.add(amounts, minute)
         except OSError as error:
@@ -137,7 +137,7 @@ def _without(window: WindowCount, cost: int) -> WindowCount:
 
 
 def _standings(windows: Mapping[RateLimit, WindowCount]) -> Standings:
-    """Of each unit the limit that leaves least."""
+    """The limit that leaves least, per unit."""
     tightest: dict[Unit, Standing] = {}
     for limit, window in windows.items():
         standing = Standing(limit.limit, window.remaining(limit.limit), window.seconds_until_unused)

@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class WindowCount:
-    """What was counted in the minute before this one and in this one, of which the part `elapsed` is over, 0 to 1."""
+    """The counts of the minute before and of this one, of which the part `elapsed` is over, 0 to 1."""
 
     previous: int
     current: int
@@ -26,7 +26,7 @@ class WindowCount:
 
     @property
     def used(self) -> float:
-        """How much of a limit is used up now."""
+        """The part of a limit that is used now."""
         return self.previous * (1 - self.elapsed) + self.current
 
     def is_within(self, limit: int) -> bool:

@@ -51,7 +51,7 @@ class UsageExchange:
         self._clock = clock
 
     def publish(self, journal: UsageJournal) -> None:
-        """Bring what changed in this replica's journal."""
+        """Writes the rows that changed in this replica's journal."""
         with _readable_errors():
             self._check_receipt(journal)
             while rows := journal.unpublished():
@@ -60,9 +60,7 @@ class UsageExchange:
                 journal.published(rows, receipt)
 
     def rows_of_others(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
-        """What the other replicas published of the buckets from `start` up to, not including, `end`; `tenant` None:
-        everybody's.
-        """
+        """The other replicas' rows of the buckets from `start` to before `end`; `tenant` None: all tenants'."""
         with _readable_errors():
             names = sorted(name.decode() for name in self._redis.smembers(f"{self._prefix}replicas"))
             found: list[UsageRow] = []
@@ -75,7 +73,7 @@ class UsageExchange:
         self._redis.close()
 
     def _check_receipt(self, journal: UsageJournal) -> None:
-        """A Redis without the newest one was emptied, or started again from an older state: it gets all once more."""
+        """Marks all rows for publication if Redis lacks the newest receipt: it was emptied, or set back."""
         drop_other_type(self._redis, self._prefix + self._replica, b"string")
         drop_other_type(self._redis, f"{self._prefix}replicas", b"set")
         receipt, found = journal.last_receipt, self._redis.get(self._prefix + self._replica)
@@ -83,7 +81,7 @@ class UsageExchange:
             journal.publish_again(int(self._clock()) - self._keep_days * DAY)
 
     def _write(self, rows: Sequence[UsageRow], receipt: str) -> None:
-        """All of it or nothing."""
+        """Writes all rows or none."""
         days = {row[0] // DAY for row in rows}
         for day in days:
             drop_other_type(self._redis, f"{self._prefix}{self._replica}:{day}", b"hash")
@@ -106,7 +104,7 @@ class UsageExchange:
 
 
 def _row(field: bytes, text: bytes) -> UsageRow | None:
-    """None: nobody of us has written it."""
+    """The entry as a row; None if no server has written it."""
     try:
         bucket, *key = json.loads(field)
         figures = UsageFigures(*json.loads(text))

@@ -1,4 +1,4 @@
-"""What is metered: figures that only grow, by whom they are of."""
+"""The metered figures, which only grow, and the keys that they are summed by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, fields, replace
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """Whose use, of what. Of several adapters together the names and versions are joined by "+"."""
+    """The tenant, key and adapter of a use. Names and versions of several adapters together are joined by "+"."""
 
     tenant: str
     adapter: str  # the base model's name for the base model

@@ -41,7 +41,7 @@ _TITLE = "usage journal"
 
 
 class UsageJournal:
-    """Called by any thread, one at a time."""
+    """The file of this server's usage. May be called by any thread."""
 
     def __init__(self, store: Path, monitor: StoreMonitor | None = None) -> None:
         """Open or make the file in the store. `monitor`: see Database. Raises ConfigError, DamagedFileError."""
@@ -68,7 +68,7 @@ class UsageJournal:
         return True
 
     def rows(self, start: int, end: int, tenant: str | None = None) -> list[UsageRow]:
-        """Of the buckets from `start` up to, not including, `end` (Unix seconds); `tenant` None: everybody's."""
+        """Rows of the buckets from `start` up to, not including, `end` (Unix seconds); `tenant` None: all tenants'."""
         query = f"{_SELECT} bucket >= ? AND bucket < ? AND tenant = coalesce(?, tenant)"
         with self._lock:
             found = self._database.select(query, (start, end, tenant))
@@ -81,9 +81,7 @@ class UsageJournal:
         return [_row(row) for row in found]
 
     def published(self, rows: Sequence[UsageRow], receipt: str) -> None:
-        """These, as they were given out, are known elsewhere, and `receipt` beside them. Raises
-        AdapterUnavailableError.
-        """
+        """Marks rows, unless they have changed since, as published with `receipt`. Raises AdapterUnavailableError."""
         marks = [(bucket, *astuple(key), *astuple(figures)) for bucket, key, figures in rows]
         same = " AND ".join(f"{name} = ?" for name in ("bucket", *KEY_FIELDS, *FIGURES))
         with self._lock, self._database.transaction():
@@ -93,18 +91,18 @@ class UsageJournal:
 
     @property
     def last_receipt(self) -> str | None:
-        """What was left beside the rows when some were last published; None: nothing was yet."""
+        """The receipt of the last publication; None: nothing was published yet."""
         with self._lock:
             found = self._database.select("SELECT receipt FROM last_receipt")
         return str(found[0][0]) if found else None
 
     def publish_again(self, start: int) -> None:
-        """What was published of the buckets from `start` on is lost. Raises AdapterUnavailableError."""
+        """Marks the buckets from `start` on as not published. Raises AdapterUnavailableError."""
         with self._lock, self._database.transaction():
             self._database.execute("UPDATE usage SET is_published = 0 WHERE bucket >= ?", (start,))
 
     def forget(self, before: int) -> None:
-        """Buckets before `before`. Raises AdapterUnavailableError."""
+        """Removes the buckets before `before`. Raises AdapterUnavailableError."""
         with self._lock, self._database.transaction():
             self._database.execute("DELETE FROM usage WHERE bucket < ?", (before,))
 
@@ -121,5 +119,5 @@ def _row(row: Sequence[object]) -> UsageRow:
 
 
 def rows_of(batch: Batch) -> Iterable[UsageRow]:
-    """A batch that is not written yet."""
+    """The rows of a batch."""
     return [(bucket, key, figures) for (bucket, key), figures in batch.items()]

@@ -1,6 +1,6 @@
 """Usage on its way to the journal: counted in memory, written in batches, and given to the other replicas.
 
-What a crash takes is what was counted since the last batch, `flush_seconds` at most. Nothing is ever counted twice: see
+A crash loses the counts since the last batch, `flush_seconds` at most. Nothing is ever counted twice: see
 journal.py and exchange.py.
 """
 
@@ -62,7 +62,7 @@ class Meter:
             self._pending = coarser(self._pending, MAX_PENDING // 2)
 
     async def keep_flushing(self) -> None:
-        """Until it is cancelled."""
+        """Flushes again and again until it is cancelled."""
         while True:
             await asyncio.sleep(self.config.flush_seconds)
             await self.flush()
@@ -93,7 +93,7 @@ class Meter:
             return own, False
 
     async def close(self) -> None:
-        """Write the rest. After that `record` counts in vain."""
+        """Writes the rest. What is recorded after that is lost."""
         await self.flush()
         for part in (self._exchange, self._journal):
             if part is not None:
@@ -136,7 +136,7 @@ class Meter:
             self._is_exchange_away = False
 
     async def _forget(self, journal: UsageJournal) -> None:
-        """Once a day, by a clock that is believed."""
+        """Removes old buckets once a day, if the clock is believed."""
         now = self._believed_now()
         today = 0 if now is None else int(now) // DAY
         if today == self._forgotten_on:

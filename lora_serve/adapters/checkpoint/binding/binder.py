@@ -29,7 +29,7 @@ _LOW_RANK = ("lora_A", "lora_B", "lora_bias", "magnitude", "embedding_A", "embed
 
 
 def bind(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> BoundAdapter:
-    """Every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
+    """Binds every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
     experts = bind_experts(config, tensors, spec)
     binder = _Binder(config, experts, spec)
     bound = binder.bind(experts)
@@ -97,7 +97,7 @@ class _Binder:
             self._left[place] = name
 
     def _copy(self, first: str, second: str) -> None:
-        """Of one shape; whether they are of one content is seen when values are looked at."""
+        """Notes two tensors of one shape that must be equal; `weights/values.py` compares their values."""
         if self._tensors[first].shape != self._tensors[second].shape:
             self.reasons.append(f"tensors {first!r} and {second[:200]!r} are one and the same to PEFT, but they differ")
         self._copies.append((first, second))

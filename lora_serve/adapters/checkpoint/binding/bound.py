@@ -1,4 +1,4 @@
-"""What an adapter's tensors are bound to: every tensor to exactly one place of the base model, or none at all."""
+"""An adapter bound to the base model: every tensor has exactly one place there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_serve.core.model_spec import LinearShape
 
 @dataclass(frozen=True, slots=True)
 class BoundLinear:
-    """One adapted linear layer, as the names of its tensors; see `weights.SavedLinear` for what they mean."""
+    """One adapted linear layer, as the names of its tensors; `weights.saved.SavedLinear` says what they mean."""
 
     a_name: str | None = None  # [rank, in_features]; None: only the bias is trained
     b_name: str | None = None  # [out_features, rank]
@@ -55,12 +55,12 @@ class BoundExperts:
 
     @property
     def rank(self) -> int:
-        """Of the whole delta: the parts' ranks lie beside each other."""
+        """The rank of the whole delta: the sum of its parts' ranks."""
         return sum(max((linear.rank for linear in part.values()), default=0) for part in self.parts)
 
     @property
     def scale(self) -> float:
-        """One of those that the parts have."""
+        """The scale of one of the parts."""
         return next((linear.scale for part in self.parts for linear in part.values() if linear.scale), 0.0)
 
 
@@ -93,7 +93,7 @@ class Conversions:
 
 @dataclass(frozen=True, slots=True)
 class BoundAdapter:
-    """Everything an adapter changes, by module path."""
+    """All changes that an adapter makes, by module path."""
 
     linears: Mapping[str, BoundLinear] = field(default_factory=dict)
     embeddings: Mapping[str, BoundEmbedding] = field(default_factory=dict)
@@ -107,14 +107,14 @@ class BoundAdapter:
 
     @property
     def modules(self) -> frozenset[str]:
-        """The paths of all modules it changes."""
+        """The paths of all modules that the adapter changes."""
         names = self.conversions
         converted = () if names is None else [names.path_of.get(path, path) for path in names.modules]
         return frozenset().union(self.linears, self.embeddings, self.deltas, self.tokens, self.parameters, converted)
 
     @property
     def is_additive(self) -> bool:
-        """Whether all it does is add low-rank deltas, so that several such adapters can be summed with scales."""
+        """True if the adapter only adds low-rank deltas, so that several such adapters can be summed with scales."""
         plain = all(b.magnitude_name is None and b.bias_name is None for b in self.linears.values())
         plain = plain and all(b.magnitude_name is None for b in self.embeddings.values())
         gains = self.conversions is not None and self.conversions.peft_type in GAIN_METHODS

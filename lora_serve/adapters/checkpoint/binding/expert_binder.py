@@ -1,6 +1,6 @@
 """Binds the LoRA of single experts, and of their router, to a base that keeps all experts in one parameter. No torch.
 
-What the config says of targets, ranks and scales is asked of the old layers' paths: it was written for those.
+The config's targets, ranks and scales are matched with the old layers' paths: it was written for those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_NAMED = 16  # of the layers that lack something; a model may have tens of t
 
 @dataclass(frozen=True, slots=True)
 class FoundExperts:
-    """What was bound, the tensors that are something else, and why the adapter must be refused, if it must."""
+    """The deltas that were bound, the other tensors, and the reasons for a refusal, if any."""
 
     rest: Mapping[str, TensorInfo]
     deltas: Mapping[str, Mapping[str, BoundDelta | BoundExperts]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class FoundExperts:
 
 
 def bind_experts(config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> FoundExperts:
-    """Raises InvalidAdapterError for a pattern that cannot be matched (see patterns.py)."""
+    """The LoRA of experts among the tensors. Raises InvalidAdapterError for a pattern that cannot be matched."""
     found = [_Binder(config, tensors, old_layers(spec, spelling)) for spelling in SPELLINGS]
     binder = max(found, key=lambda one: len(one.left))
     return binder.bind() if binder.left else FoundExperts(tensors)

@@ -16,7 +16,7 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"  # [experts, 2 * inner, hidden], gat
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What the old layers were called."""
+    """The names of the old layers."""
 
     block: str  # last name of what holds the router and the experts; empty: as in the base
     gate: str
@@ -32,7 +32,7 @@ SPELLINGS = (
 
 @dataclass(frozen=True, slots=True)
 class OldLayer:
-    """A linear layer that the base no longer has: which part of which parameter its weight is now."""
+    """A linear layer that the base no longer has, and the part of a parameter that its weight is now."""
 
     module: str
     parameter: str
@@ -54,7 +54,7 @@ def old_layers(spec: ModelSpec, spelling: Spelling) -> dict[str, OldLayer]:
 
 
 def num_old_layers(spec: ModelSpec) -> int:
-    """How many `old_layers` gives at most, without making them."""
+    """The most layers that `old_layers` returns, without making them."""
     return sum(3 * spec.modules[module][DOWN][0] + 1 for module in _stacks(spec))
 
 
@@ -74,7 +74,7 @@ def _expert_layers(spec: ModelSpec, module: str, old: str, spelling: Spelling) -
 
 
 def _router(spec: ModelSpec, module: str, old: str) -> dict[str, OldLayer]:
-    """None where the base's router is a linear layer still, or something else."""
+    """The router's old layer; empty where the base's router is a linear layer still, or something else."""
     shape = spec.modules.get(module, {}).get("weight", ())
     if len(shape) != 2 or module in spec.linears:
         return {}

@@ -22,7 +22,7 @@ _Names = dict[str, dict[str, str]]  # module ("": the whole model) -> role -> te
 def bind_method(
     config: PeftConfig, tensors: Mapping[str, TensorInfo], spec: ModelSpec, max_rank: int | None
 ) -> BoundAdapter:
-    """Every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
+    """Binds every tensor to its place. Raises InvalidAdapterError naming every tensor or module that does not fit."""
     method = OTHER_METHODS[config.peft_type]
     own = _bind_saved_modules(config, tensors, spec)
     targets = {path: spec.linears[path] for path in sorted(targeted(config, tuple(spec.linears)))}

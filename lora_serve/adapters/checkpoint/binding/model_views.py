@@ -24,7 +24,7 @@ class _View:
     path_of: Mapping[str, str]  # the view's path -> the served model's
 
     def undo(self, bound: BoundAdapter) -> BoundAdapter:
-        """What was bound to the view, by the served model's paths."""
+        """An adapter bound to the view, by the served model's paths."""
         converted = bound.conversions
         return replace(
             bound,
@@ -41,9 +41,9 @@ class _View:
 
 
 def bind_to_view(spec: ModelSpec, bind: Callable[[ModelSpec], BoundAdapter]) -> BoundAdapter:
-    """`bind` to the model as it is served or, if nothing else fits, to a view of it.
+    """Binds to the model as it is served or, if that fails, to a view of it.
 
-    Raises InvalidAdapterError: the fewest reasons of those.
+    Raises InvalidAdapterError: the refusal with the fewest reasons.
     """
     try:
         return bind(spec)

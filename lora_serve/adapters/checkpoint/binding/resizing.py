@@ -27,7 +27,7 @@ def ends_of(spec: ModelSpec) -> tuple[str, str]:
 def resized_to(
     config: PeftConfig, places: Mapping[TensorPlace, str], tensors: Mapping[str, TensorInfo], spec: ModelSpec
 ) -> int:
-    """How many tokens the adapter's model knows; 0: as many as the base's."""
+    """The size of the vocabulary of the adapter's model; 0: the base's."""
     if not all(ends_of(spec)):
         return 0
     sizes = {
@@ -80,7 +80,7 @@ def _missing(bound: BoundAdapter, spec: ModelSpec, module: str) -> str | None:
 
 
 def labels_in(places: Mapping[TensorPlace, str], tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> int:
-    """How many labels the adapter's own label layer has; 0: it has none."""
+    """The number of labels of the adapter's own label layer; 0: it has none."""
     if spec.pooling is None or not spec.pooling.label_layer:
         return 0
     name = places.get(TensorPlace(spec.pooling.label_layer, "parameter", "weight"))
@@ -89,7 +89,7 @@ def labels_in(places: Mapping[TensorPlace, str], tensors: Mapping[str, TensorInf
 
 
 def check_head(bound: BoundAdapter, spec: ModelSpec) -> Iterator[str]:
-    """Reasons why an adapter's answers would come from a head that is no trained one, or none that can be served."""
+    """Reasons to refuse an adapter whose head would be untrained, or too large to be served."""
     if bound.num_labels > MAX_LABELS:
         yield f"its head has {bound.num_labels} labels, more than {MAX_LABELS}"
     for module in () if spec.pooling is None else spec.pooling.untrained:

@@ -24,7 +24,7 @@ class Compression:
 
 
 def too_large(rank: int, max_rank: int) -> str:
-    """Why factors of `rank` are not even tried, or nothing. Known from shapes, before any weight is read."""
+    """The reason why factors of `rank` are not even tried; empty if they are. Known from shapes alone."""
     if rank <= MAX_REDUCTION * max_rank:
         return ""
     return f"its exact rank is {rank}, more than {MAX_REDUCTION} times the largest rank served, {max_rank}: not tried"

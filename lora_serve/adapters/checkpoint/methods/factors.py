@@ -1,4 +1,4 @@
-"""What every low-rank method is converted to: the exact factors of one linear layer's delta. Plain numpy."""
+"""The exact factors of one linear layer's delta, to which every low-rank method is converted. Plain numpy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def split(matrix: Array) -> tuple[Array, Array]:
 
 
 def misfits(module: str, shapes: Shapes, expected: Shapes) -> list[str]:
-    """Why the saved shapes are not those expected: missing roles, roles that do not belong, wrong dimensions."""
+    """Differences of the saved shapes from the expected ones: missing roles, further roles, wrong dimensions."""
     reasons = [f"{role} of {module} is missing" for role in expected.keys() - shapes.keys()]
     reasons += [f"{role} of {module} does not belong to a linear layer" for role in shapes.keys() - expected.keys()]
     reasons += [

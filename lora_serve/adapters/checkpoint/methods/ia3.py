@@ -1,7 +1,7 @@
 """(IA)^3: trained gains on a layer's inputs or outputs (Liu et al., https://arxiv.org/abs/2205.05638).
 
 A feed-forward module: y = W (gain * x) + bias. Any other: y = gain * (W x + bias), the base layer's bias included.
-Neither is a low-rank delta, so there are gains instead of factors. Source: peft/tuners/ia3/layer.py.
+These are no low-rank deltas, so there are gains in place of factors. Source: peft/tuners/ia3/layer.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse(table: Mapping[str, Any]) -> Ia3Config:
 
 
 def plan(config: Ia3Config, targets: Mapping[str, LinearShape]) -> Ia3Plan:
-    """Raises InvalidAdapterError (see patterns.py)."""
+    """The modules whose inputs are scaled. Raises InvalidAdapterError (see patterns/patterns.py)."""
     endings = config.feedforward_modules
     if isinstance(endings, str):
         return Ia3Plan(match_names([Pattern(endings, whole=True)], tuple(targets))[0])

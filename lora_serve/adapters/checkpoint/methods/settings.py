@@ -50,12 +50,12 @@ class PatternedPlan:
 
 
 def read(settings: Settings) -> RankRules:
-    """As LoRA's, under `alpha` instead of `lora_alpha`. Raises InvalidAdapterError with every reason found."""
+    """The rules, with `alpha` in place of `lora_alpha`. Raises InvalidAdapterError with every reason found."""
     rules = RankRules(settings.rank("r"), settings.number("alpha"), settings.rank_pattern(), settings.alpha_pattern())
     settings.finish()
     return rules
 
 
 def plan(config: RankRules, targets: Mapping[str, LinearShape]) -> PatternedPlan:
-    """Match the patterns once for all modules. Raises InvalidAdapterError (see patterns.py)."""
+    """Match the patterns once for all modules. Raises InvalidAdapterError (see patterns/patterns.py)."""
     return PatternedPlan(ranks_and_scales(config, tuple(targets)))

@@ -28,17 +28,17 @@ _COMMON = re.compile(rf"(?:\(\?i\))?(?:{_TOKEN})*", re.VERBOSE)
 
 
 def is_linear(expression: str, names: Sequence[str]) -> bool:
-    """Whether `matched` may be asked."""
+    """True if RE2 reads the expression, on these names, as Python's `re` does."""
     return bool(_COMMON.fullmatch(expression)) and all(map(_NAME.fullmatch, names)) and _is_taken(expression)
 
 
 def compiled(expression: str) -> re2._Regexp:
-    """For `match` and `fullmatch`. Only of what `is_linear`."""
+    """The compiled expression, which must be linear (see `is_linear`)."""
     return re2.compile(expression, _options())
 
 
 def _is_taken(expression: str) -> bool:
-    """By both: what only one of them understands has no common meaning."""
+    """True if both engines take the expression: one that only one of them takes has no common meaning."""
     try:
         re.compile(expression)
         compiled(expression)

@@ -18,7 +18,7 @@ Shapes = Mapping[Shape, Mapping[str, Sequence[str]]]  # -> blanked text -> patte
 
 
 def literals_in(texts: Sequence[str]) -> Shapes:
-    """Those of the patterns that are names, by shape; empty if their shapes are too many."""
+    """The patterns that are names, by shape; empty if there are too many shapes."""
     shapes: dict[Shape, dict[str, list[str]]] = {}
     for text in texts:
         if _LITERAL.fullmatch(text):

@@ -47,7 +47,7 @@ def convert(conversions: Conversions, read: Callable[[str], Tensor], max_rank: i
 def _linear(
     conversions: Conversions, path: str, bound: BoundConversion, arrays: Arrays, max_rank: int | None
 ) -> SavedLinear | None:
-    """None: nothing is left of this layer's delta (AdaLoRA pruned it away)."""
+    """The layer; None if nothing is left of its delta (AdaLoRA pruned it away)."""
     if conversions.peft_type in GAIN_METHODS:
         gains = GAIN_METHODS[conversions.peft_type].gains(conversions.plan, path, arrays)
         vectors = [None if gain is None else torch.from_numpy(gain) for gain in (gains.input, gains.output)]

@@ -1,4 +1,4 @@
-"""An adapter's tensors, as the trainer saved them, in host memory. With `values.py` all that knows torch here."""
+"""An adapter's tensors, as the trainer saved them, in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer saved, as tensors in host memory: one frozen type per way of changing a module."""
+"""A trainer's adapter as tensors in host memory: one frozen type per way of changing a module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedLinear:
 
     @property
     def is_plain(self) -> bool:
-        """A and B and nothing else."""
+        """True if there are A and B and nothing else."""
         rest = (self.lora_bias, self.magnitude, self.bias, self.input_gain, self.output_gain)
         return self.a is not None and self.b is not None and all(tensor is None for tensor in rest)
 
@@ -74,13 +74,13 @@ class SavedAdapter:
 
     @property
     def is_plain(self) -> bool:
-        """Plain LoRA of linear layers: what becomes of it does not depend on the base's weights."""
+        """True for plain LoRA of linear layers, which is prepared without the base's weights."""
         others = (self.embeddings, self.deltas, self.tokens, self.parameters, self.vocab_size)
         return not any(others) and all(linear.is_plain for linear in self.linears.values())
 
     @property
     def rank(self) -> int:
-        """The largest of any module; 0: nothing in it is low-rank."""
+        """The largest rank of any module; 0: nothing is low-rank."""
         linears = [linear.a.shape[0] for linear in self.linears.values() if linear.a is not None]
         embeddings = [embedding.b.shape[0] for embedding in self.embeddings.values()]
         deltas = [delta.a.shape[1] for table in self.deltas.values() for delta in table.values()]

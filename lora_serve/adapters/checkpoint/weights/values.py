@@ -1,4 +1,4 @@
-"""Looks at an adapter's values before it is taken in: every one finite, and not all without effect."""
+"""Checks of an adapter's values before it is registered: all finite, and not all without effect."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F
 def check_values(
     folder: Path, artifact: Artifact, allow_noop: bool = False, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Every value is finite, copies agree and, unless `allow_noop`, some delta is not zero.
+    """Refuses values that are not finite, copies that differ and, unless `allow_noop`, deltas that are all zero.
 
-    What it really changes in the model's answers is the smoke test's part. `check`: called at every tensor. Raises
+    The effect on the model's answers is the smoke test's part. `check`: called at every tensor. Raises
     InvalidAdapterError naming the tensors, OSError, what `check` raises.
     """
     file = open_weights(folder, check)
@@ -47,7 +47,7 @@ def _is_finite(file: WeightsFile, name: str) -> bool:
 
 
 def _is_noop(file: WeightsFile, bound: BoundAdapter) -> bool:
-    """Only for adapters of nothing but low-rank deltas; of others the smoke test has the say."""
+    """True if all low-rank deltas are zero; False for adapters with anything else, which the smoke test judges."""
     if (
         not bound.is_additive
         or bound.conversions is not None
@@ -63,5 +63,5 @@ def _is_noop(file: WeightsFile, bound: BoundAdapter) -> bool:
 
 
 def is_zero(tensor: Tensor) -> bool:
-    """Whether every value is zero, of either sign."""
+    """True if every value is zero, of either sign."""
     return not (bits_of(tensor) & _ALL_BUT_SIGN[tensor.itemsize]).any()

@@ -30,7 +30,7 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class WeightsFile:
-    """`tensors`: the checked table of what is in it."""
+    """A safetensors file in memory. `tensors`: the checked table of its tensors."""
 
     def __init__(self, content: memoryview, check: Callable[[], None] = lambda: None) -> None:
         """The whole file, writable, as torch asks for. `check`: called at every tensor. Raises InvalidAdapterError."""
