@@ -16,6 +16,7 @@ Generators per token: the async generators that are resumed for every token betw
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import functools
 import inspect
@@ -146,7 +147,14 @@ def measured() -> dict[str, Any]:
         "files": len(files),
         "generators_per_token": sorted(name for name, count in watch.resumed.items() if count >= NUM_TOKENS),
         "way": [numbers.get(call, f"    {call}") for call in watch.hops.values()],
+        "what each file is for": {file: _purpose(file) for _, file in watch.hops if file.startswith(COUNTED)},
     }
+
+
+def _purpose(file: str) -> str:
+    """The first line of a file's docstring."""
+    text = ast.get_docstring(ast.parse((PACKAGE / file).read_text())) or ""
+    return text.partition("\n")[0]
 
 
 def main() -> None:

@@ -92,11 +92,6 @@ class RequestContext:
 CONTEXT = web.RequestKey("context", RequestContext)
 
 
-def caller_of(context: RequestContext) -> Caller:
-    """See `RequestContext.known_caller`."""
-    return context.known_caller
-
-
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Called by aiohttp just before an answer's headers are sent, whatever made the answer."""
     if (context := request.get(CONTEXT)) is not None:

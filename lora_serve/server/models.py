@@ -13,7 +13,7 @@ from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.permissions import owned_entry
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolver_for
 from lora_serve.server.services import SERVICES, Services
 
@@ -24,7 +24,7 @@ STARTED = int(time.time())  # `created` of the base model
 async def list_models(request: web.Request) -> web.StreamResponse:
     """The base model first, then the adapters that the caller may see, by name."""
     services = request.app[SERVICES]
-    caller = caller_of(request[CONTEXT])
+    caller = request[CONTEXT].known_caller
     snapshot = services.catalog.snapshot
 
     def made() -> dict[str, Any]:
@@ -49,7 +49,7 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 async def delete_model(request: web.Request) -> web.StreamResponse:
     """OpenAI's form of the admin's DELETE; `id@3` deletes one version."""
     services, name = request.app[SERVICES], request.match_info["id"]
-    caller = caller_of(request[CONTEXT])
+    caller = request[CONTEXT].known_caller
     adapter_id, selector = split_name(name)
     try:
         entry = owned_entry(services.catalog.snapshot, adapter_id, caller)

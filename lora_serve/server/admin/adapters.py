@@ -14,7 +14,7 @@ from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
 from lora_serve.server.admin.permissions import entry_for, own_name_in
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import SharingFields
 from lora_serve.server.schemas.queries import AdaptersQuery, DeletionQuery
 from lora_serve.server.services import SERVICES, Services
@@ -25,7 +25,7 @@ PAGE = 1000  # catalog entries whose state is looked at in one go
 
 async def list_adapters(request: web.Request) -> web.StreamResponse:
     """?tenant=&state=&limit=&after= ; by name, with `has_more` and `last_id` for the next page."""
-    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AdaptersQuery, request)
+    services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AdaptersQuery, request)
     stats = await _stats_for(services, caller)
 
     def made() -> dict[str, Any]:
@@ -70,7 +70,7 @@ async def remove_adapter(services: Services, name: str, version: int | None) -> 
 
 async def card_response(request: web.Request, name: str) -> web.Response:
     """The card of the adapter that `name` means for the caller. Raises AdapterNotFoundError."""
-    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     entry = entry_for(services.catalog.snapshot, name, caller)
     return web.json_response(await card_of(services, entry, caller))
 

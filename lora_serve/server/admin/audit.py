@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.server.bodies.json_body import check_query
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.queries import AuditQuery
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.audit.journal import AuditLine
@@ -15,7 +15,7 @@ from lora_serve.tenancy.audit.journal import AuditLine
 
 async def get_audit(request: web.Request) -> web.StreamResponse:
     """?limit=&after=&tenant= ; `after`: the `last_id` of the page before. A tenant-admin sees its own tenant's acts."""
-    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(AuditQuery, request)
+    services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AuditQuery, request)
     scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
 
     since_ms = (

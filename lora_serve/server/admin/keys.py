@@ -10,7 +10,7 @@ from lora_serve.core.errors import ForbiddenError
 from lora_serve.core.tenant import ADMIN_CALLER, ApiKey
 from lora_serve.server.admin.tenants import tenant_in
 from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import CreateKeyFields
 from lora_serve.server.services import SERVICES
 from lora_serve.tenancy.authentication.authenticator import KeyTable
@@ -23,7 +23,7 @@ async def create_key(request: web.Request) -> web.StreamResponse:
     directory = services.keys.directory
     directory.snapshot.tenant(tenant)
     fields = check_fields(CreateKeyFields, await read_json(request))
-    caller = caller_of(request[CONTEXT])
+    caller = request[CONTEXT].known_caller
     if not caller.role.includes(fields.role):
         raise ForbiddenError(f"A key of the role {caller.role} makes none of the role {fields.role}.")
     maker = "" if caller == ADMIN_CALLER else caller.key_id
@@ -50,7 +50,7 @@ async def revoke_key(request: web.Request) -> web.StreamResponse:
     """In force here on return, and within a second on every replica."""
     services, tenant, key_id = request.app[SERVICES], tenant_in(request), request.match_info["key"]
     directory = services.keys.directory
-    role, known = caller_of(request[CONTEXT]).role, directory.snapshot.key(tenant, key_id)
+    role, known = request[CONTEXT].known_caller.role, directory.snapshot.key(tenant, key_id)
     if not role.includes(known.role):
         raise ForbiddenError(f"A key of the role {role} revokes none of the role {known.role}.")
     key = await services.edit(lambda: directory.revoke_key(tenant, key_id), f"revoking a key of {tenant}")

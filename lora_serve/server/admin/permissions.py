@@ -12,7 +12,7 @@ from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import AdapterNotFoundError, ConflictError, ForbiddenError
 from lora_serve.core.tenant import Caller
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 
@@ -40,7 +40,7 @@ def owned_entry(snapshot: Snapshot, name: str, caller: Caller) -> CatalogEntry:
 def own_name_in(request: web.Request) -> str:
     """The full id of the adapter in the URL, which the caller may change. Raises what `owned_entry` does."""
     snapshot = request.app[SERVICES].catalog.snapshot
-    return owned_entry(snapshot, request.match_info["id"], caller_of(request[CONTEXT])).name
+    return owned_entry(snapshot, request.match_info["id"], request[CONTEXT].known_caller).name
 
 
 def registration_for(services: Services, caller: Caller, fields: RegisterFields) -> RegisterFields:

@@ -31,7 +31,7 @@ from lora_serve.server.admin.permissions import check_source, registration_for
 from lora_serve.server.admin.residency import set_pinned
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.context import CONTEXT, AuditNote, caller_of
+from lora_serve.server.context import CONTEXT, AuditNote
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.directory.keys import REVOKED
@@ -43,7 +43,7 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
     """201 with the card; 200 if the id had this very content already."""
     services = request.app[SERVICES]
     fields = check_fields(RegisterFields, await read_json(request))
-    caller = caller_of(request[CONTEXT])
+    caller = request[CONTEXT].known_caller
     fields = registration_for(services, caller, fields)
     check_new_id(services, fields.id)
     check_source(services, caller, fields.source)

@@ -9,7 +9,7 @@ from lora_serve.core.errors import ConflictError, LoraServeError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
 from lora_serve.server.admin.adapters import card_response
 from lora_serve.server.admin.permissions import own_name_in, pinnable_bytes
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.upkeep.reconciler import pinned_refs
 
@@ -17,7 +17,7 @@ from lora_serve.server.upkeep.reconciler import pinned_refs
 async def pin(request: web.Request) -> web.StreamResponse:
     """Keep the adapter on the device from now on, over restarts too."""
     services, name = request.app[SERVICES], own_name_in(request)
-    max_bytes = pinnable_bytes(caller_of(request[CONTEXT]))
+    max_bytes = pinnable_bytes(request[CONTEXT].known_caller)
     await services.background.complete(_pin(services, name, max_bytes), f"pinning {name}")
     return await card_response(request, name)
 

@@ -18,7 +18,7 @@ from lora_serve.adapters.catalog.state import CatalogState
 from lora_serve.core.errors import AdapterUnavailableError, InvalidRequestError, NotFoundError
 from lora_serve.core.tenant import ADMIN_CALLER, Tenant, check_tenant_name
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import ChangeTenantFields, CreateTenantFields
 from lora_serve.server.schemas.queries import PageQuery
 from lora_serve.server.services import SERVICES, Services
@@ -44,7 +44,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
 
 async def list_tenants(request: web.Request) -> web.StreamResponse:
     """?limit=&after= ; by name. A tenant's admin sees its own."""
-    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     query = check_query(PageQuery, request)
     limit, after = query.limit, query.after or ""
     tenants = services.keys.directory.snapshot.tenants
@@ -83,7 +83,7 @@ async def delete_tenant(request: web.Request) -> web.StreamResponse:
 
 async def whoami(request: web.Request) -> web.StreamResponse:
     """The caller as the server knows it by its key, and its limits."""
-    caller = caller_of(request[CONTEXT])
+    caller = request[CONTEXT].known_caller
     return web.json_response(
         {
             "object": "caller",
@@ -99,7 +99,7 @@ async def whoami(request: web.Request) -> web.StreamResponse:
 
 def tenant_in(request: web.Request) -> str:
     """The tenant in the URL. Raises NotFoundError for another tenant than the caller's, whether it exists or not."""
-    name, caller = request.match_info["tenant"], caller_of(request[CONTEXT])
+    name, caller = request.match_info["tenant"], request[CONTEXT].known_caller
     if caller.scope not in (None, name):
         raise NotFoundError(name)
     return name

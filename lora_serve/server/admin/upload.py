@@ -32,7 +32,7 @@ from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.body_stream import CHUNK_BYTES, BodyStream
 from lora_serve.server.bodies.json_body import check_fields, read_query
 from lora_serve.server.bodies.json_parsing import parse_json
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.route import OtherBody
 from lora_serve.server.schemas.admin import RegisterFields
 from lora_serve.server.schemas.queries import UploadFields
@@ -114,7 +114,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
     """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata`, `allow_noop` and
     `activate` are form fields or query parameters.
     """
-    services, caller = request.app[SERVICES], caller_of(request[CONTEXT])
+    services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     wanted = registration_for(services, caller, RegisterFields(id=request.match_info["id"], source="upload"))
     check_new_id(services, wanted.id)
     query = read_query(request)
@@ -124,7 +124,7 @@ async def upload_adapter(request: web.Request) -> web.StreamResponse:
         upload.fields.update(query)
         await _receive(request, upload)
         request[CONTEXT].enter_again()
-        caller = caller_of(request[CONTEXT])
+        caller = request[CONTEXT].known_caller
         fields = registration_for(services, caller, _typed(wanted.id, check_fields(UploadFields, upload.fields)))
         if upload.archive.exists():
             owner = owner_of(services.catalog.snapshot, fields.id, fields.tenant)

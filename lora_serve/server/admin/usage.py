@@ -16,7 +16,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.tenant import ADMIN_CALLER, Caller
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_query
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.queries import FOREVER, UsageQuery
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.tenancy.usage.figures import FIGURES, KEY_FIELDS, UsageKey, UsageRow
@@ -25,7 +25,7 @@ from lora_serve.tenancy.usage.metering import summed
 
 async def get_usage(request: web.Request) -> web.StreamResponse:
     """?tenant=&adapter=&key=&from=&to=&by=&format= ; a tenant-admin sees its own tenant's."""
-    services, caller, query = request.app[SERVICES], caller_of(request[CONTEXT]), check_query(UsageQuery, request)
+    services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(UsageQuery, request)
     start, end = _whole(query, services.meter.config.bucket_seconds)
     tenant = _tenant(caller, query.tenant)
     rows, is_complete = await services.meter.rows(start, end, tenant)

@@ -13,7 +13,7 @@ from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.answers.errors import WireError
 from lora_serve.server.background.staging import Staged
 from lora_serve.server.bodies.json_body import check_fields, read_json
-from lora_serve.server.context import CONTEXT, caller_of
+from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
 
@@ -34,7 +34,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
             name,
             lambda: services.staging.stage(fields.lora_path, owner_of(services.catalog.snapshot, name, None)),
             lambda staged: _register(services, fields, staged),
-            caller_of(request[CONTEXT]),
+            request[CONTEXT].known_caller,
         )
     except OtherContentError:
         message = (
