@@ -131,6 +131,29 @@ async def test_what_a_dead_engine_held_is_let_go(pair: Pair) -> None:
     assert pair.blobs.num_open == 0
 
 
+async def test_a_folder_that_is_open_only_after_its_engine_has_ended_is_let_go(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun, near = threading.Event(), threading.Event(), pair.blobs.near
+
+    @contextmanager
+    def slow(digest: str) -> Iterator[Path]:
+        begun.set()
+        gate.wait(60)
+        with near(digest) as folder:
+            yield folder
+
+    monkeypatch.setattr(pair.blobs, "near", slow)
+    given: list[Reply] = []
+    pair.server.run(OpenBlob(1, pair.digest, True), given.append)
+    assert await asyncio.to_thread(begun.wait, 60)
+    pair.server.drop()
+    gate.set()
+    async with asyncio.timeout(60):
+        while not given or pair.blobs.num_open:
+            await asyncio.sleep(0.001)
+
+
 async def test_what_a_dead_engine_was_writing_is_removed_and_nothing_else(pair: Pair, tmp_path: Path) -> None:
     """A process that is killed removes nothing by itself."""
     scratch, written = tmp_path / "store" / "tmp", threading.Event()
