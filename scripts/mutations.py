@@ -67,7 +67,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an adapter that changes nothing is taken", "2", "adapters/registration/smoke_test.py",
-        "if result.is_noop and not allow_noop:", "if False:", "adapters/registration",
+        "if result.is_noop and not allow_noop:", "if False:", "adapters/registration/test_smoke_test.py adapters/registration",
     ),
     Mutation(
         "tensors that nothing asks for are dropped silently", "2", "adapters/checkpoint/binding/binder.py",
@@ -82,9 +82,9 @@ MUTATIONS = (
         'max(1, min(num_tokens, limit.limit)) if limit.unit == "tokens" else 1', "1", "tenancy/quotas",
     ),
     Mutation(
-        "another tenant's adapter is found", "7", "adapters/catalog/routes.py",
+        "another tenant's adapter is found", "7", "adapters/catalog/resolution.py",
         "if entry is None or not entry.is_visible_to(tenant):", "if entry is None:",
-        "adapters/catalog server/test_tenant_isolation.py",
+        "server/test_tenant_isolation.py adapters/catalog",
     ),
     Mutation(
         "an unknown adapter is the base model", "2", "server/inference/resolve.py",
@@ -109,8 +109,8 @@ MUTATIONS = (
         'if path.is_absolute() or ".." in path.parts or', "if path.is_absolute() or", "adapters/archives",
     ),
     Mutation(
-        "deletions are missing in the audit log", "5", "server/guards/auditing.py",
-        "if route is None or not route.is_act:", 'if route is None or not route.is_act or route.method == "DELETE":',
+        "deletions are missing in the audit log", "5", "server/middleware.py",
+        "if route is not None and route.is_act:", 'if route is not None and route.is_act and route.method != "DELETE":',
         "server/guards server/accounting",
     ),
     Mutation(
