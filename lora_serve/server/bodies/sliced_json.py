@@ -28,7 +28,6 @@ _TEXT = re.compile(  # of a string: no half of a character that is written as tw
     rb'(?:[^"\\]++|\\[^u]|\\u(?:[^dD"\\][^"\\]{3}|[dD][^89abAB"\\][^"\\]{2}|[dD][89abAB][^"\\]{2}\\u[dD][c-fC-F][^"\\]{2}))*+',
     re.DOTALL,
 )
-_CLOSING = {0x5B: 0x5D, 0x7B: 0x7D}
 
 
 class UnwantedError(Exception):
@@ -66,7 +65,6 @@ class _Open:
     """A list or object whose end has not been reached."""
 
     value: list[Any] | dict[str, Any] | array[int]
-    closing: int
     is_kept: bool
     field: str = ""  # of the body, to which the value belongs
     name: str = ""  # in the object around it
@@ -74,8 +72,8 @@ class _Open:
     after_comma: bool = False  # an element must follow
 
     @property
-    def brackets(self) -> tuple[bytes, bytes]:
-        return (b"{", b"}") if isinstance(self.value, dict) else (b"[", b"]")
+    def brackets(self) -> bytes:
+        return b"{}" if isinstance(self.value, dict) else b"[]"
 
 
 class SlicedObject:
@@ -103,7 +101,7 @@ class SlicedObject:
         if self._raw[self._at : self._at + 1] != b"{":
             raise InvalidRequestError("The request body must be a JSON object.")
         root = dict[str, Any]()
-        self._enter(_Open(root, 0x7D, True))
+        self._enter(_Open(root, True))
         while self._open:
             if not self._is_wanted:
                 raise UnwantedError
@@ -137,14 +135,14 @@ class SlicedObject:
         if found == b",":
             inner.after_element, inner.after_comma = False, True
             self._at += 1
-        elif found == inner.brackets[1]:
+        elif found == inner.brackets[1:]:
             self._leave()
         else:
             raise self._wrong("Expecting ',' delimiter")
 
     def _close(self, inner: _Open, end: int) -> None:
         """Read the rest of the list or object, which ends at `end`."""
-        if self._raw[end] != inner.closing:
+        if self._raw[end] != inner.brackets[1]:
             raise self._wrong("Brackets that do not match")
         if self._raw[self._at : end].strip(b" \t\r\n"):
             self._add(inner, self._at, end)
@@ -191,8 +189,7 @@ class SlicedObject:
         if is_kept and len(self._open) == 1:
             self._num_values[field] = self._num_ids[field] = 0
         self._at = bracket
-        opening = self._raw[bracket]
-        self._enter(_Open([] if opening == 0x5B else {}, _CLOSING[opening], is_kept, field, name))
+        self._enter(_Open([] if self._raw[bracket : bracket + 1] == b"[" else {}, is_kept, field, name))
 
     def _enter(self, opened: _Open) -> None:
         if len(self._open) == MAX_OPEN:
@@ -240,8 +237,7 @@ class SlicedObject:
 
     def _add(self, inner: _Open, start: int, end: int) -> None:
         """Parse and add whole elements, with the commas between them."""
-        opening, closing = inner.brackets
-        found = self._parsed(opening + self._raw[start:end] + closing, start)
+        found = self._parsed(b"%c%b%c" % (inner.brackets[0], self._raw[start:end], inner.brackets[1]), start)
         if not found:
             raise self._wrong("Expecting value")
         if not inner.is_kept:
