@@ -132,9 +132,9 @@ async def test_row_that_ends_early_is_broken_off_and_the_others_go_on(services: 
             if number == 0 and isinstance(event, TokenEvent):
                 rows.end(0, "stop")
             elif isinstance(event, FinishEvent):
+                assert sources[0].closed, "long before the answer has ended"
                 rows.end(number, event.reason)
             after.append(number)
-    assert sources[0].closed
     assert sources[0].produced < 10**6
     assert after.count(0) == 2  # its prompt and the token that ended it
     assert sources[1].produced == 50
