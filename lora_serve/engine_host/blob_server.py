@@ -1,6 +1,6 @@
 """The server's side of `remote_blobs.py`: holds adapters' folders open for the loaders of an engine process.
 
-A store that hangs is given up after a term, as loads are (`adapters/loading/loader.py`): the engine is told, and
+A store that hangs is given up after a time, as loads are (`adapters/loading/loader.py`): the engine is told, and
 another thread takes the place of the one that hangs.
 """
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 class BlobServer:
     """Serves one engine at a time. `run` and `drop` are called on the event loop; the stores are called on threads."""
 
-    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, term: float = LOAD_TIMEOUT) -> None:
-        """`scratch`: where the engine makes its own folders, see `RemoteBlobs`. `term`: seconds, see `Loader`."""
+    def __init__(self, blobs: StoredBlobs, num_threads: int, scratch: Path, timeout: float = LOAD_TIMEOUT) -> None:
+        """`scratch`: where the engine makes its own folders, see `RemoteBlobs`. `timeout`: seconds, see `Loader`."""
         self._blobs = blobs
         self._scratch = scratch
-        self._threads = WatchdogPool("blobs", num_threads, term)
+        self._threads = WatchdogPool("blobs", num_threads, timeout)
         self._open: dict[int, ExitStack] = {}  # by call id, of the engine that runs now
         self._life = 0  # nobody waits for an earlier engine's calls
         self._tasks: set[asyncio.Task[None]] = set()

@@ -203,7 +203,7 @@ async def test_stores_that_hang_leave_their_threads_places_to_others(
 
     monkeypatch.setattr(pair.blobs, "near", hang)
     with monkeypatch.context() as patch:
-        patch.setattr(pair.server._threads, "_term", 0.05)
+        patch.setattr(pair.server._threads, "_timeout", 0.05)
         hung = [asyncio.create_task(asyncio.to_thread(read_other, digest)) for digest in ("one", "other")]
         errors = await asyncio.gather(*hung, return_exceptions=True)
     assert [type(error) for error in errors] == [LoadHangsError] * 2

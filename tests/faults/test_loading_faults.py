@@ -109,7 +109,7 @@ def test_stores_that_hang_for_two_adapters_do_not_keep_a_third_from_loading(
         with watching(house, canaries) as watch, broken_fetch(house, fetch):
             watch.expected_in_log = ["hangs for"]
             with monkeypatch.context() as patch:
-                patch.setattr(house.loader._threads, "_term", 0.2)
+                patch.setattr(house.loader._threads, "_timeout", 0.2)
                 refusals = [ask(house, name, timeout_ms=30_000) for name in names]
             assert [reply.status for reply in refusals] == [503, 503]
             assert "does not answer" in refusals[0].json["error"]["message"]

@@ -37,8 +37,8 @@ async def open_host(
     """See `EngineHostModule`. `command`: what to start, with the number of a socket as its last argument."""
     assert EngineProcess.shares_files, "RemoteValidator and BlobServer name adapters' files by their paths"
     configure, blobs = configure_of(settings), StoredBlobs(storage.store, storage.disk)
-    scratch, term = settings.store / "tmp", settings.adapter_load_timeout
-    blob_server = BlobServer(blobs, settings.adapter_load_threads, scratch, term)
+    scratch, timeout = settings.store / "tmp", settings.adapter_load_timeout
+    blob_server = BlobServer(blobs, settings.adapter_load_threads, scratch, timeout)
     client = ProcessEngineClient(
         lambda: EngineProcess.start(command, configure),
         QueueGate(settings.engine_slice().queue),
