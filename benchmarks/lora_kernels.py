@@ -70,7 +70,7 @@ def decode_rows(shape: LinearShape) -> list[dict[str, Any]]:
             num_bytes = sum(
                 module.a.nbytes + module.b.nbytes
                 for slot in range(modulus)
-                if (module := slots.weights(0, slot)) is not None
+                if (module := slots.delta(0, slot)) is not None
             )
             times = both_kernels(slots, tokens, shape)
             limit = {"adapter_bytes": num_bytes}
