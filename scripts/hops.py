@@ -40,7 +40,7 @@ from lora_serve.core.settings import Settings
 
 PACKAGE = Path(lora_serve.__file__).parent
 COUNTED = ("server/", "text/", "client/")
-OWN_WORK = "kept_going"  # runs what the server does for itself
+OWN_WORK = {"kept_going", "ThreadHost.ping"}  # what the server does for itself: its tasks, its watch over the engine
 NUM_TOKENS = 12
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": NUM_TOKENS, "temperature": 0}
 
@@ -61,7 +61,7 @@ class Watch:
         callers = [code for code in _callers(frame) if _file(code) is not None]
         files = [_file(code) for code in callers]
         waiting = {code.co_qualname for code in callers}
-        if file in files or waiting & {OWN_WORK, "Engine.step"} or frame.f_code.co_qualname == OWN_WORK:
+        if file in files or waiting & {*OWN_WORK, "Engine.step"} or frame.f_code.co_qualname in OWN_WORK:
             return
         if not _is_followed(frame):
             return

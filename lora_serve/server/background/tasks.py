@@ -23,13 +23,6 @@ class Call(Protocol[T_co]):
     def __call__(self) -> T_co: ...
 
 
-async def thread_if_long(length: int, work: Callable[[], T]) -> T:
-    """The result of `work`, which runs on a thread if `length`, in the units of LONG, is above LONG. It should be work
-    in Python itself, which lets the event loop in between.
-    """
-    return await asyncio.to_thread(work) if length > LONG else work()
-
-
 async def kept_going(work: Callable[[], Awaitable[None]], name: str) -> None:
     """Work for as long as the server runs: an exception is logged, and the work begun again. Otherwise nobody would
     notice that, say, no deleted adapter is freed any more.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.background.tasks import thread_if_long
+from lora_serve.server.background.tasks import LONG
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
@@ -22,6 +23,7 @@ MANY_IDS = 500_000  # of a prompt; more are refused before they become Python ob
 MESSAGE_LENGTH = 20  # characters; what a message, or a part of one, costs beside its text
 
 Prompt = str | Sequence[int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,13 @@ class EncodedPrompt:
 
     token_ids: tuple[int, ...]
     text: str
+
+
+async def thread_if_long(length: int, work: Callable[[], T]) -> T:
+    """The result of `work`, which runs on a thread if `length`, in the units of LONG, is above LONG. It should be work
+    in Python itself, which lets the event loop in between.
+    """
+    return await asyncio.to_thread(work) if length > LONG else work()
 
 
 async def completion_prompts(

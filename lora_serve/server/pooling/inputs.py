@@ -9,8 +9,7 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import Task
-from lora_serve.server.background.tasks import thread_if_long
-from lora_serve.server.inference.prompts import check_can_fit
+from lora_serve.server.inference.prompts import check_can_fit, thread_if_long
 from lora_serve.server.inference.requests import check_vocabulary
 from lora_serve.text.tokenizer import EncodedInput, TextModel
 
