@@ -78,7 +78,7 @@ def use_everything(url: str, prefix: str, tmp_path: Path, adapter: Path) -> None
             before = second.snapshot.position
             assert second.resolve("acme/alias").ref.name == "acme/support"
             first.add("acme/support", version("b"))
-            second.wait(1.0)
+            second.ledger.wait(1.0)
             second.refresh()
             assert second.snapshot.position.generation > before.generation
         first.remove_alias("acme/alias")
