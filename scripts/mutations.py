@@ -67,7 +67,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an adapter that changes nothing is taken", "2", "adapters/registration/smoke_test.py",
-        "if result.is_noop and not allow_noop:", "if False:", "adapters/registration",
+        "if result.is_noop and not allow_noop:", "if False:", "adapters/registration/test_smoke_test.py",
     ),
     Mutation(
         "tensors that nothing asks for are dropped silently", "2", "adapters/checkpoint/binding/binder.py",
@@ -114,8 +114,8 @@ MUTATIONS = (
         "server/guards server/accounting",
     ),
     Mutation(
-        "a stream's first chunks come in the wrong order", "3", "server/openai/answering.py",
-        "for data in early:", "for data in reversed(early):", "server/openai server/test_streaming.py",
+        "a stream ends without [DONE]", "3", "server/openai/answering.py",
+        "    await response.write(DONE)\n", "", "server/test_streaming.py",
     ),
     Mutation(
         "a revoked key opens", "7", "tenancy/authentication/authenticator.py",

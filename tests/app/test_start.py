@@ -65,6 +65,7 @@ def test_start_imports_no_compiler_and_no_unused_package_and_hides_none_afterwar
     assert is_distributed
 
 
+@pytest.mark.nightly  # by day: tests/model/loading/test_quantization.py
 def test_start_with_quantized_weights_finds_torchao(model: Path) -> None:
     imported, _, has_torchao, _ = start(model, "int8")
     assert has_torchao

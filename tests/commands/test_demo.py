@@ -68,6 +68,7 @@ def test_once_prints_only_right_answers_and_exits_with_0() -> None:
     assert [row.split("|")[-1].strip() for row in rows] == ["yes"] * len(rows)
 
 
+@pytest.mark.nightly  # by day: the demo with --once
 def test_it_stays_up_until_it_is_told_to_end() -> None:
     port = free_port()
     command = [sys.executable, "-u", "-m", "lora_serve", "demo", "--port", str(port)]

@@ -50,10 +50,10 @@ async def test_a_canary_is_waited_for_as_well(adapters: Adapters, stub: StubServ
 
 
 async def test_a_replica_that_stays_behind_is_named(adapters: Adapters, stub: StubServer, replica: StubServer) -> None:
-    ended = await adapters("route", "acme/support", "3", "--wait", "--timeout", "2", *urls(stub, replica))
+    ended = await adapters("route", "acme/support", "3", "--wait", "--timeout", "1", *urls(stub, replica))
     assert (ended.code, ended.out) == (1, "")
     first, line = ended.err.splitlines()
-    assert first == "lora-serve: error: not everywhere after 2 s (--timeout):"
+    assert first == "lora-serve: error: not everywhere after 1 s (--timeout):"
     assert line == f"{replica.url}: it serves version 1 instead of version 3"
 
 
@@ -61,7 +61,7 @@ async def test_a_replica_that_lacks_the_content_or_the_adapter_is_named(
     adapters: Adapters, stub: StubServer, replica: StubServer
 ) -> None:
     replica.cards["acme/support"]["versions"].pop()
-    flags = ("--wait", "--timeout", "2", *urls(stub, replica))
+    flags = ("--wait", "--timeout", "1", *urls(stub, replica))
     ended = await adapters("route", "acme/support", "1", *flags)
     assert ended.err.endswith(f"{replica.url}: it has no version 4 of this content\n")
     replica.cards.clear()
@@ -77,7 +77,7 @@ async def test_a_replica_that_is_away_may_come_back_until_the_time_is_up(
     assert (await adapters("route", "acme/support", "3", "--wait", *urls(stub, replica))).code == 0
     assert replica.replies == []
     nobody = ("--url", "http://127.0.0.1:1")
-    ended = await adapters("route", "acme/support", "3", "--wait", "--timeout", "2", *urls(stub), *nobody)
+    ended = await adapters("route", "acme/support", "3", "--wait", "--timeout", "1", *urls(stub), *nobody)
     assert ended.code == 1
     assert "http://127.0.0.1:1 cannot be reached" in ended.err
 
@@ -96,7 +96,7 @@ async def test_an_upload_waits_for_the_content_not_for_the_number(
 ) -> None:
     folder = make_adapter("a", 1)  # type: ignore[operator]
     replica.cards["acme/new"] = stub.cards["acme/support"] | {"digest": "sha256:other", "versions": []}
-    flags = ("--wait", "--timeout", "2", *urls(stub, replica))
+    flags = ("--wait", "--timeout", "1", *urls(stub, replica))
     ended = await adapters("upload", "acme/new", str(folder), *flags)
     assert ended.code == 1
     stub.cards["acme/new"] = replica.cards["acme/new"] = stub.cards["acme/support"]

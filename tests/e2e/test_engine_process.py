@@ -205,6 +205,7 @@ def test_an_engine_killed_while_it_starts_is_started_again(site: Site) -> None:
         assert answer(process, "acme/a")
 
 
+@pytest.mark.nightly  # by day: tests/engine_host/test_supervisor.py
 def test_a_server_that_loses_its_engine_too_often_says_so_and_exits_with_3(site: Site) -> None:
     arguments = flags(site, "lost-store", "--engine-max-restarts", "0")
     with ServerProcess(arguments, site.root / "lost-log") as process:

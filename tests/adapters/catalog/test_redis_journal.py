@@ -13,6 +13,7 @@ import redis
 from lora_serve.adapters.catalog.journals.base import Position
 from lora_serve.adapters.catalog.journals.redis import RedisJournal
 from tests.redis_server import RedisServer
+from tests.tiers import mostly_nightly
 
 PREFIX = "t:registry"
 MAX_ID = "18446744073709551615-18446744073709551615"
@@ -96,7 +97,7 @@ def test_junk_among_the_changes_stops_no_commit_and_no_follower(
     assert_waits(other, before)
 
 
-@pytest.mark.parametrize("name", HINTS)
+@pytest.mark.parametrize("name", mostly_nightly(HINTS, *list(HINTS)[::4]))
 def test_junk_is_dropped_by_whoever_only_follows(
     two: tuple[RedisJournal, RedisJournal], client: redis.Redis, name: str
 ) -> None:

@@ -158,6 +158,7 @@ def test_shapes_have_the_sizes_of_the_models_they_are_named_after(shape: str) ->
     assert total / 1e9 == pytest.approx(billions[shape], rel=0.005)
 
 
+@pytest.mark.nightly  # by day: the demo's server is measured
 def test_spawn_measures_a_server_of_its_own_and_stops_it(
     own: tuple[SpawnConfig, Spawned], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
