@@ -114,8 +114,8 @@ MUTATIONS = (
         "server/guards server/accounting",
     ),
     Mutation(
-        "a stream ends without [DONE]", "3", "server/openai/answering.py",
-        "    await response.write(DONE)\n", "", "server/test_streaming.py",
+        "the first chunks of a stream are sent in reverse", "3", "server/openai/answering.py",
+        "for data in early:", "for data in reversed(early):", "server/test_streaming.py",
     ),
     Mutation(
         "a revoked key opens", "7", "tenancy/authentication/authenticator.py",

@@ -155,6 +155,22 @@ async def test_error_of_one_choice_before_all_are_admitted_is_plain_http(
     await until(lambda: not house.engine._rows)
 
 
+async def test_tokens_that_come_before_the_last_choice_is_admitted_are_sent_in_their_order(
+    openai: AsyncOpenAI, house: Any, ids: Ids
+) -> None:
+    def script(request: Any) -> MockReply:
+        return MockReply(token_ids=ids(SENTENCE), delay=0.05 if request.request_id.endswith("-1") else 0.0)
+
+    house.engine.script = script
+    stream = await openai.chat.completions.create(model=BASE, messages=HI, n=2, max_tokens=90, stream=True)
+    texts, choices = ["", ""], []
+    async for chunk in stream:
+        choices.append(chunk.choices[0].index)
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert choices.index(1) > 2, "the second choice came too soon for this test"
+    assert texts == [SENTENCE, SENTENCE]
+
+
 async def test_later_error_is_an_event_and_the_stream_ends(http: aiohttp.ClientSession, house: Any, ids: Ids) -> None:
     house.engine.script = says(ids, "abcdef", error=NumericalError("secret detail"), error_after=3)
     async with http.post("/v1/completions", json={"prompt": "x", "stream": True}) as answer:
