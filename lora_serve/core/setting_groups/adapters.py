@@ -57,7 +57,7 @@ class RegistrySettings(SettingsGroup):
         4, ge=1, le=MAX_REGISTRATIONS, description="adapters examined and registered at the same time, one of a tenant"
     )
     registration_seconds: float = Field(
-        300.0, gt=0, le=YEAR, description="seconds of the processor that the examination of one adapter may take"
+        300.0, gt=0, le=YEAR, description="seconds of the processor that the validation of one adapter may take"
     )
     tenant_registration_seconds: float = Field(
         30.0,
