@@ -108,10 +108,9 @@ def wheel_faults(root: Path, wheel: Path, version: str) -> Iterator[str]:
         if f"{info}/licenses/LICENSE" not in names:
             yield "holds no LICENSE"
         with tempfile.TemporaryDirectory() as folder:
-            archive.extractall(folder)
             code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from lora_serve.cli import main; sys.exit(main())"
             told = subprocess.run(
-                [sys.executable, "-I", "-c", code, folder, "--version"],
+                [sys.executable, "-I", "-c", code, str(wheel.resolve()), "--version"],
                 cwd=folder,
                 capture_output=True,
                 text=True,

@@ -6,13 +6,13 @@ import sys
 import pytest
 
 TORCH_FREE = [
-    "host_cache",
-    "loader",
-    "catalog",
+    "loading.host_cache",
+    "loading.loader",
+    "catalog.catalog",
     "checkpoint.peft_config",
     "checkpoint.artifact",
-    "archive",
-    "admission",
+    "archives.unpacking",
+    "sources.folder",
     "sources.table",
     "stores.disk",
 ]

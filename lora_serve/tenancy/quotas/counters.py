@@ -26,16 +26,23 @@ class RateCounters(Protocol):
 
 
 class MemoryCounters:
-    """The counters of this process alone."""
+    """The counters of this process alone. A wall clock that jumps and comes back finds the counts of its minute
+    again.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._minutes: dict[int, Counter[str]] = {}
+        self._used_at: dict[int, float] = {}  # by minute, in seconds of `clock`
 
     async def add(self, amounts: Mapping[str, int], minute: int) -> Counts:
         """See RateCounters."""
-        if minute not in self._minutes:  # the clock may have been set back, too
-            kept = {known: counts for known, counts in self._minutes.items() if abs(minute - known) < KEPT_MINUTES}
-            self._minutes = {**kept, minute: Counter()}
+        now = self._clock()
+        if minute not in self._minutes:
+            for old in [known for known, used_at in self._used_at.items() if now - used_at > 60 * KEPT_MINUTES]:
+                del self._minutes[old], self._used_at[old]
+            self._minutes[minute] = Counter()
+        self._used_at[minute] = now
         before, current = self._minutes.get(minute - 1, Counter()), self._minutes[minute]
         for name, amount in amounts.items():
             current[name] += amount
