@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,7 @@ class FaultyRunner(FakeRunner):
             os._exit(7)
         if HANG in tokens:
             os.kill(os.getpid(), signal.SIGSTOP)  # so that others can see when it hangs
+            threading.Event().wait()  # the signal stops this thread a little later than another one
         self.is_broken = FATAL in tokens
         if BUG in tokens or self.is_broken:
             return []  # the scheduler counts on one output per row
