@@ -51,6 +51,7 @@ def test_traffic_loads_an_adapter_once_while_it_is_used(monkeypatch: pytest.Monk
     assert many.num_loads > 8
 
 
+@pytest.mark.nightly
 def test_without_cuda_it_says_so_and_exits_3() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_step"], cwd=ROOT, capture_output=True, text=True, timeout=100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -33,6 +34,7 @@ def greedy(network: torch.nn.Module, prompt: tuple[int, ...], count: int) -> tup
     return tuple(ids[len(prompt) :])
 
 
+@pytest.mark.nightly
 def test_a_mixed_static_batch_answers_as_each_merged_model_alone(tmp_path: Path) -> None:
     model, adapters = make_checkpoints(tmp_path, "tiny", 2, seed=0)
     first, second = adapters

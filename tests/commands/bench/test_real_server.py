@@ -114,6 +114,7 @@ async def top(url: str, model: str) -> dict[int, float]:
     return {int(word.strip().removeprefix("t")): value for word, value in found.items()}
 
 
+@pytest.mark.nightly
 async def test_peft_loads_the_adapters_made_by_hand_and_agrees_with_the_server(
     own: tuple[SpawnConfig, Spawned],
 ) -> None:
