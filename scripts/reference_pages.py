@@ -13,7 +13,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
@@ -72,7 +72,7 @@ def flags_page() -> str:
     groups: dict[str, list[str]] = {}
     for name, field in Settings.model_fields.items():
         row = [f"`--{name.replace('_', '-')}`", f"`LORA_SERVE_{name.upper()}`", f"`{name}`"]
-        row += [_unit(name, field), _default(field), _words(field.description or "")]
+        row += [_unit(name, field), _default(field), _words(_choices(field) + (field.description or ""))]
         groups.setdefault(_group(Settings, name), []).append(_row(row))
     lines = [NOTE, "# Flags", "", FLAGS]
     for group, rows in groups.items():
@@ -85,8 +85,8 @@ FLAGS = """\
 Every setting of `lora-serve serve` is a flag, an environment variable and a key of the YAML file that `--config`
 names. A flag wins over the environment, the environment over the file. A flag that takes several values may be
 repeated; in the environment its values stand with commas between them, or as a JSON list. Bytes may be given as
-`512MiB` or `2GiB`. A wrong value ends the start with exit code 2 and a line that names the flag, the value and what
-is allowed."""
+`512MiB` or `2GiB`; a flag that is on is turned off by `--no-` before its name. A wrong value ends the start with exit
+code 2 and a line that names the flag, the value and what is allowed."""
 
 
 def _group(settings: type, name: str) -> str:
@@ -97,6 +97,8 @@ def _group(settings: type, name: str) -> str:
 
 def _unit(name: str, field: Any) -> str:
     description, schema = field.description or "", str(field.annotation) + str(field.metadata)
+    if field.annotation is bool:
+        return ""
     if "as_bytes" in schema or description.startswith("bytes"):
         return "bytes"
     for ending, unit in UNITS.items():
@@ -106,6 +108,12 @@ def _unit(name: str, field: Any) -> str:
         if description.startswith(word):
             return {"milliseconds": "ms", "seconds": "s"}.get(word, word)
     return ""
+
+
+def _choices(field: Any) -> str:
+    """The values that are allowed, if they are a list."""
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if get_origin(kind) is Literal]
+    return " | ".join(f"`{value}`" for value in get_args(kinds[0])) + ": " if kinds else ""
 
 
 def _default(field: Any) -> str:

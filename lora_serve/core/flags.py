@@ -14,7 +14,8 @@ from lora_serve.core.errors import ConfigError
 if TYPE_CHECKING:  # a client of the admin API starts without it
     from pydantic.fields import FieldInfo
 
-_METAVARS: dict[Any, str] = {int: "N", float: "SECONDS", Path: "PATH", str: "TEXT"}
+_METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
+_UNITS = ("milliseconds", "seconds", "days")  # with which the description of a number begins
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -38,16 +39,18 @@ class FlagParser(argparse.ArgumentParser):
     def _add_flag(self, name: str, field: FieldInfo) -> None:
         flag = flag_name(name)
         kinds = list(_leaves(field.annotation))
+        unit = next((unit.upper() for unit in _UNITS if (field.description or "").startswith(unit)), None)
+        metavar = unit if unit and kinds[0] is float else _metavar(kinds)
         help_text = f"{field.description}{_default(field)}".replace("%", "%%")
         if bool in kinds:
             action = argparse.BooleanOptionalAction
             self.add_argument(flag, action=action, help=help_text, default=argparse.SUPPRESS)
         elif any(get_origin(kind) is tuple for kind in _members(field.annotation)):
             self.add_argument(
-                flag, nargs="+", action="extend", metavar=_metavar(kinds), help=help_text, default=argparse.SUPPRESS
+                flag, nargs="+", action="extend", metavar=metavar, help=help_text, default=argparse.SUPPRESS
             )
         else:
-            self.add_argument(flag, metavar=_metavar(kinds), help=help_text, default=argparse.SUPPRESS)
+            self.add_argument(flag, metavar=metavar, help=help_text, default=argparse.SUPPRESS)
 
     def _unknown(self, argument: str) -> str:
         flag = argument.partition("=")[0]
