@@ -30,6 +30,7 @@ DATA = Path(__file__).parents[1] / "demo_data"
 BASE = "demo-base"  # the bundled model's name on the wire
 MAX_TOKENS = 64
 READY_SECONDS = 120.0
+TRIES = 3
 WIDE = 1000  # columns when the output is no terminal, so that no line is folded
 
 
@@ -108,7 +109,10 @@ async def _run(console: Console, folder: Path, port: int, once: bool) -> int:
     with ServerProcess(_arguments(store, adapter_folders()), folder / "server.log", port) as server:
         console.print(f"Starting the server on {server.url} with {len(questions)} tenants' adapters ...")
         await asyncio.to_thread(server.wait_until_ready, READY_SECONDS)
-        answers, most_adapters = await _ask_all(server.url, store, questions)
+        for _ in range(TRIES):  # on a busy machine requests may come so late that none share a forward pass
+            answers, most_adapters = await _ask_all(server.url, store, questions)
+            if most_adapters > 1:
+                break
         show(console, answers, most_adapters)
         _check(answers, most_adapters)
         return 0 if once else await _stay_up(console, server, questions[:2], store)
