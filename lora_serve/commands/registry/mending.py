@@ -65,7 +65,7 @@ def _document(address: RegistryAddress, rebuilt: RebuildReport, is_dry: bool) ->
         "adapters": [
             {
                 "id": one.name,
-                "outcome": one.outcome.value,
+                "fate": one.outcome.value,
                 "tenant": one.entry.tenant if one.entry else None,
                 "versions": [version.version for version in one.entry.versions] if one.entry else [],
                 "default_version": one.entry.default_version if one.entry else None,
@@ -80,7 +80,7 @@ def _document(address: RegistryAddress, rebuilt: RebuildReport, is_dry: bool) ->
 
 
 def _table(rebuilt: RebuildReport) -> Table:
-    table = Table("id", "tenant", "outcome", "versions", "meant", box=None, pad_edge=False)
+    table = Table("id", "tenant", "fate", "versions", "meant", box=None, pad_edge=False)
     for one in rebuilt.plan.ids:
         entry = one.entry
         versions = " ".join(str(version.version) for version in entry.versions) if entry else "-"

@@ -308,6 +308,7 @@ def test_command_says_what_was_and_what_is(
     document = json.loads(capsys.readouterr().out)
     assert (document["catalog_was"], document["dry_run"], document["aside"]) == ("lost", True, [])
     assert [one["id"] for one in document["adapters"]] == ["acme/x", "initech/z", "y"]
+    assert all(one["fate"] in ("restored", "changed", "unchanged", "lost") for one in document["adapters"])
     assert main(["registry", "rebuild", "--store", "store"]) == 0
     said = capsys.readouterr().out
     assert "the catalog was lost; adapters in store: 3 restored" in said
