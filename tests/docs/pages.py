@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from lora_serve.commands.server_process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("bash", "python")
@@ -114,3 +117,31 @@ def missing(shown: str, wanted: str) -> str | None:
                 return piece
             position = found + len(piece)
     return None
+
+
+def check_page(page: Path, folder: Path, environment: Mapping[str, str], out: Path, timeout: float) -> None:
+    """Run a page's blocks in `folder`; each must end well and print what the page shows.
+
+    `out`: a new folder for what the blocks print. `timeout`: seconds.
+    """
+    out.mkdir()
+    found, port = blocks(page), free_port()
+    address = {"LORA_SERVE_PORT": str(port), "LORA_SERVE_URL": f"http://127.0.0.1:{port}", "out": str(out)}
+    ended = subprocess.run(
+        ["bash", "-c", program(found, port, free_port())],
+        cwd=folder,
+        env={**environment, **address},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    printed = {int(path.name): path.read_text() for path in out.iterdir() if path.name.isdigit()}
+    last = max(printed, default=0)
+    said = f"{printed.get(last, '')[-3000:]}\n{ended.stdout[-1000:]}\n{ended.stderr[-1000:]}"
+    assert ended.returncode == 0, f"{page.name}, code {ended.returncode} in block:\n{found[last].text}\n{said}"
+    for number, wanted in expected(found):
+        lacking = missing(printed[number], wanted)
+        assert lacking is None, (
+            f"{page.name}: {lacking!r} is not in what this printed:\n{found[number].text}\n{printed[number]}"
+        )

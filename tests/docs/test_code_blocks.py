@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lora_serve.commands.server_process import free_port
-from tests.docs.pages import ROOT, RUN, blocks, expected, missing, program
+from tests.docs.pages import ROOT, RUN, blocks, check_page
 
 PAGES = [
     "README.md",
@@ -63,35 +61,9 @@ def _program(path: Path, line: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUNNING)
 def test_code_blocks_run_and_print_what_the_page_shows(page: str, workplace: Path, tmp_path: Path) -> None:
-    found, port = blocks(ROOT / page), free_port()
-    out = tmp_path / "out"
-    out.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LORA_SERVE_")}
-    environment |= {
-        "PATH": f"{workplace / '.venv' / 'bin'}:{environment['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "LORA_SERVE_PORT": str(port),
-        "LORA_SERVE_URL": f"http://127.0.0.1:{port}",
-        "out": str(out),
-    }
-    ended = subprocess.run(
-        ["bash", "-c", program(found, port, free_port())],
-        cwd=workplace,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    printed = {int(path.name): path.read_text() for path in out.iterdir() if path.name.isdigit()}
-    last = max(printed, default=0)
-    said = f"{printed.get(last, '')[-3000:]}\n{ended.stdout[-1000:]}\n{ended.stderr[-1000:]}"
-    assert ended.returncode == 0, f"{page}, code {ended.returncode} in block:\n{found[last].text}\n{said}"
-    for number, wanted in expected(found):
-        lacking = missing(printed[number], wanted)
-        assert lacking is None, (
-            f"{page}: {lacking!r} is not in what this printed:\n{found[number].text}\n{printed[number]}"
-        )
+    environment |= {"PATH": f"{workplace / '.venv' / 'bin'}:{environment['PATH']}", "PYTHONPATH": str(ROOT)}
+    check_page(ROOT / page, workplace, environment, tmp_path / "out", timeout=280)
 
 
 def test_blocks_that_are_not_run_are_few_and_known() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lora_serve.commands.server_process import free_port
-from tests.docs.pages import ROOT, blocks, expected, missing, program
+from tests.docs.pages import ROOT, check_page
 
 BY_NIGHT = ("adapter-kind", "engine-host", "kernel")  # they load torch or start a server
 PAGES = sorted((ROOT / "docs" / "how-to" / "add").glob("*.md"))
@@ -42,23 +40,6 @@ def test_pages_are_those_of_the_navigation() -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
 def test_what_the_page_adds_works_as_the_page_says(page: Path, clone: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    found = blocks(page)
-    path, port = f"{clone / 'programs'}:{os.environ['PATH']}", free_port()
+    path = f"{clone / 'programs'}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(
-        ["bash", "-c", program(found, port, free_port())],
-        cwd=clone,
-        env=environment | {"LORA_SERVE_PORT": str(port), "out": str(out)},
-        capture_output=True,
-        text=True,
-        timeout=230,
-        check=False,
-    )
-    printed = {int(file.name): file.read_text() for file in out.iterdir() if file.name.isdigit()}
-    last = max(printed, default=0)
-    said = f"{found[last].text}\n{printed.get(last, '')[-3000:]}\n{ended.stderr[-1000:]}"
-    assert ended.returncode == 0, f"{page.name}, code {ended.returncode} in block:\n{said}"
-    for number, wanted in expected(found):
-        assert (lacking := missing(printed[number], wanted)) is None, f"{lacking!r} is not in:\n{printed[number]}"
+    check_page(page, clone, environment, tmp_path / "out", timeout=230)
