@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
-from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.adapter import AdapterRef, AddedToken
 
 
 class OnCold(enum.StrEnum):
@@ -78,6 +78,17 @@ class AdapterUse:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenGrammar:
+    """A grammar that the whole answer obeys, in the text form of `llguidance`; compiled once already, so it is valid.
+
+    `added_tokens`: the tokens that the request's vocabulary has beyond the base model's.
+    """
+
+    text: str
+    added_tokens: tuple[AddedToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """One prompt to be continued; or with `pooling`, which makes `sampling` void, one to be answered by a vector.
 
@@ -98,6 +109,7 @@ class InferenceRequest:
     max_cold_wait: float | None = None  # seconds; None: for ever with WAIT, else 0
     fallback: tuple[AdapterUse, ...] | None = None  # the adapters that answer instead: () with BASE; None: no fallback
     pooling: PoolingParams | None = None
+    grammar: TokenGrammar | None = None  # None: any token may come
     answer_id: str = ""  # requests with the same one are choices of one answer: the same adapters answer all of them
 
     def on_clock(self, offset: float) -> InferenceRequest:
