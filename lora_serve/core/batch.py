@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import TokenLogprobs
@@ -29,6 +30,17 @@ class RowAdapter:
     start: int = 0
 
 
+class AllowedTokens(Protocol):
+    """The tokens that may come next in a row. They are worked out on another thread while the forward pass runs."""
+
+    def wait(self) -> bytes:
+        """One bit per token of the row's vocabulary, the lowest bit of the first byte for token 0; tokens beyond its
+        end may not come. The same until the row's next token.
+
+        Waits for the thread. Raises LoraServeError if the row cannot go on.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class SampleInput:
     """The sampler's input for a row that reaches its last known token in this step."""
@@ -39,6 +51,7 @@ class SampleInput:
     eos_token_ids: tuple[int, ...]  # forbidden while num_output_tokens < min_tokens
     prompt_token_ids: tuple[int, ...] = ()  # filled only for rows with penalties
     output_token_ids: tuple[int, ...] = ()
+    allowed: AllowedTokens | None = None  # None: any token may come; asked once the forward pass is under way
 
 
 @dataclass(frozen=True, slots=True)

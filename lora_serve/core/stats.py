@@ -125,6 +125,18 @@ class SwapStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstraintStats:
+    """Grammars and the masks that they give, since the engine's start."""
+
+    num_compiled: int = 0  # grammars; those that were known already are not counted
+    compile_seconds: float = 0.0  # on other threads than the engine's
+    num_masks: int = 0
+    mask_seconds: float = 0.0  # likewise
+    wait_seconds: float = 0.0  # that steps waited for masks once their logits were there
+    num_forced: int = 0  # tokens that were not sampled, as the grammar left no choice
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """One snapshot of the engine."""
 
@@ -150,4 +162,7 @@ class EngineStats:
     batcher: BatcherStats | None = None
     memory: MemoryStats = field(default_factory=MemoryStats)
     swap: SwapStats = field(default_factory=SwapStats)
+    num_constrained: int = 0  # running rows whose output obeys a grammar
+    num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
+    constraints: ConstraintStats = field(default_factory=ConstraintStats)
     num_hung_loads: int = 0  # that ended with LoadHangsError, since start

@@ -16,12 +16,14 @@ from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SlotTable
 from lora_serve.engine.batching.batcher import Batcher, padded_length
 from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.constraints.base import Constraints
 from lora_serve.engine.engine import Engine, Runner
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
+from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
@@ -35,11 +37,12 @@ def build_engine(
     submit: Callable[[AdapterRef], None],
     clock: Callable[[], float] = time.monotonic,
     memory: MemoryPlan | None = None,
+    constraints: Constraints | None = None,
 ) -> Engine:
     """An engine over `runner`; `submit` starts the load of an adapter, which ends with a `LoadFinished`.
 
     `clock`: the present time in seconds; the simulator brings its own. `memory`: how the device's memory was shared
-    out; None: unknown and unlimited.
+    out; None: unknown and unlimited. `constraints`: compiles grammars; None: requests that have one are refused.
     """
     memory = memory or MemoryPlan()
     blocks = BlockManager(num_blocks, engine_config.block_size)
@@ -75,12 +78,12 @@ def build_engine(
         residency,
         policy,
         batcher,
-        spec.eos_token_ids,
-        spec.max_model_len,
+        Ends(spec.eos_token_ids, spec.max_model_len),
         guard,
         swapping,
+        constraints,
     )
-    return Engine(runner, scheduler, residency, blocks, guard, clock)
+    return Engine(runner, scheduler, residency, blocks, guard, clock, constraints)
 
 
 def _adapter_bytes(config: AdapterConfig, memory: MemoryPlan) -> int | None:

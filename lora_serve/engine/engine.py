@@ -34,9 +34,10 @@ from lora_serve.core.messages import (
     Tune,
     Unpin,
 )
-from lora_serve.core.stats import BatchInfo, EngineStats
+from lora_serve.core.stats import BatchInfo, ConstraintStats, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
+from lora_serve.engine.constraints.base import Constraints, GrammarCompiled
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard, run_in_parts
 from lora_serve.engine.scheduling.scheduler import Scheduler
@@ -79,6 +80,7 @@ class Engine:
     _blocks: BlockManager
     _memory: MemoryGuard
     _clock: Callable[[], float] = time.monotonic
+    _constraints: Constraints | None = None
     _commands: list[Command] = field(default_factory=list)  # that wait for something
     _done: list[tuple[Command, Outcome]] = field(default_factory=list)  # answered once the slots are loaded
     _replies: list[tuple[Command, Reply]] = field(default_factory=list)  # not taken yet
@@ -101,6 +103,7 @@ class Engine:
         self._load_slots()
         if batch is None:
             return False, events
+        self._start_masks(batch)
         seconds_moved = self._move(batch.moves)
         outputs = self._run(batch)
         now = self._clock()
@@ -125,6 +128,10 @@ class Engine:
         for command in failed:
             self._reply(command, error)
         return self.scheduler.fail_adapter(message.digest, error, self._clock())
+
+    def grammar_compiled(self, message: GrammarCompiled) -> list[Event]:
+        """Takes in the end of a compilation; a request whose grammar cannot be compiled ends here."""
+        return self.scheduler.grammar_compiled(message, self._clock())
 
     def command(self, command: Command) -> None:
         """Takes in a command; its reply is among `take_replies` once it is done."""
@@ -178,6 +185,9 @@ class Engine:
             batcher=self.scheduler.batcher.stats(self.scheduler.running),
             memory=self._memory.stats(),
             swap=self.scheduler.swapping.stats(),
+            num_constrained=sum(sequence.constraint is not None for sequence in self.scheduler.running),
+            num_forced=self.scheduler.num_forced,
+            constraints=ConstraintStats() if self._constraints is None else self._constraints.stats(),
             num_hung_loads=residency.num_hung_loads,
         )
 
@@ -197,6 +207,12 @@ class Engine:
                 self.residency.not_copied(change.slot)
                 failed[change.slot.digest] = AdapterUnavailableError("The adapter cannot be copied to the device now.")
         return failed
+
+    def _start_masks(self, batch: Batch) -> None:
+        """Begins to work out what may come next in the rows that obey a grammar, beside the forward pass."""
+        if self._constraints is not None:
+            wanted = [row.sample.allowed for row in batch.rows if row.sample is not None]
+            self._constraints.start([allowed for allowed in wanted if allowed is not None])
 
     def _move(self, moves: BlockMoves) -> float:
         if not moves:

@@ -26,13 +26,14 @@ from lora_serve.core.messages import (
     ToLoop,
     Unpin,
 )
+from lora_serve.engine.constraints.base import GrammarCompiled
 from lora_serve.engine.desired_state import DesiredState
 from lora_serve.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
 FAILURE = "The engine failed; the request was ended."
 _NO_CALL = 0  # the id of commands that the loop gives by itself
-Mail = ToLoop | LoadFinished[Any]  # everything that can reach the loop
+Mail = ToLoop | LoadFinished[Any] | GrammarCompiled  # everything that can reach the loop
 
 
 class EngineLoop:
@@ -129,6 +130,8 @@ class EngineLoop:
                 self._engine.scheduler.abort(request_id)
             case LoadFinished():
                 return self._engine.load_finished(message)
+            case GrammarCompiled():
+                return self._engine.grammar_compiled(message)
             case Command():
                 self._engine.command(message)
             case GetStats(call_id):

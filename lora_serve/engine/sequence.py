@@ -9,6 +9,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import SlotRef
 from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
+from lora_serve.engine.constraints.base import TokenConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Sequence:
     num_passed_over: int = 0  # adapter rows admitted from behind it while this one waited for slots
     waited: float = 0.0  # seconds in all, when it last began to run
     waiting_since: float = 0.0  # while it waits: its arrival, moved on by the time that it ran before a preemption
+    constraint: TokenConstraint | None = None  # None too: its grammar is being compiled
+    compiled_at: float | None = None  # when its constraint was there
+    num_new: int = 1  # tokens that its last step brought: a sampled one, and those that its grammar forced after it
     num_served: int = 0  # tokens of its prompt that were computed for it once
     num_preemptions: int = 0
     fell_back: bool = False
@@ -76,10 +80,20 @@ class Sequence:
 
     @property
     def ready_at(self) -> float:
-        """The time since which it could run, seconds of time.monotonic(); infinity while it waits for adapters."""
-        if not self.was_cold:
-            return self.request.arrival_time
-        return math.inf if self.cold_until is None else max(self.cold_until, self.request.arrival_time)
+        """The time since which it could run, seconds of time.monotonic(); infinity while it waits for adapters or for
+        its grammar.
+        """
+        times = [self.request.arrival_time]
+        if self.was_cold:
+            times.append(math.inf if self.cold_until is None else self.cold_until)
+        if self.request.grammar is not None:
+            times.append(math.inf if self.compiled_at is None else self.compiled_at)
+        return max(times)
+
+    @property
+    def is_compiling(self) -> bool:
+        """True while it waits for its grammar."""
+        return self.request.grammar is not None and self.constraint is None
 
     @property
     def num_prompt(self) -> int:
@@ -91,8 +105,13 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens known but not yet computed: 1 for a sequence that decodes."""
+        """Tokens known but not yet computed: 1 for a sequence that decodes, more if its grammar forced some."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """True if nothing but the tokens of its last step is left to compute: no prompt, and no recomputation."""
+        return self.num_remaining <= self.num_new
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -115,9 +134,13 @@ class Sequence:
         return max(0, self.num_served - before)
 
     @property
-    def turn(self) -> tuple[bool, float]:
-        """The sort key within a step: decoding rows first, among them those that found no room in the last step."""
-        return (False, self.last_token_at or 0.0) if self.num_remaining == 1 else (True, 0.0)
+    def turn(self) -> tuple[int, float]:
+        """The sort key within a step: rows of one token first, which take the least of it, then those with tokens that
+        their grammar forced; among equals those first that found no room in the last step.
+        """
+        if not self.is_decoding:
+            return (2, 0.0)
+        return (int(self.num_remaining > 1), self.last_token_at or 0.0)
 
     def timings(self, now: float) -> Timings:
         """The parts of the time to the first token, which is now, in seconds."""

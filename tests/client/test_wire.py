@@ -65,6 +65,7 @@ from lora_serve.core.request import (
     PoolingParams,
     SamplingParams,
     Task,
+    TokenGrammar,
 )
 from lora_serve.core.settings import Settings
 from lora_serve.core.stats import AdapterCounters, EngineStats, EvictionReason
@@ -98,6 +99,7 @@ REQUEST = InferenceRequest(
     0.25,
     (),
     PoolingParams((0, 1)),
+    TokenGrammar('{"grammars": []}', TRAITS.added_tokens),
     "x",
 )
 SPEC = ModelSpec(

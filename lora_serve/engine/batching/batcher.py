@@ -142,7 +142,7 @@ class Batcher:
 
 def running_of(running: list[Sequence], num_waiting: int = 0) -> Running:
     """The load that the next step has to run in any case."""
-    under_way = [sequence.num_computed for sequence in running if sequence.num_remaining > 1]
+    under_way = [sequence.num_computed for sequence in running if not sequence.is_decoding]
     return Running(
         len(running),
         len(running) - len(under_way),

@@ -10,21 +10,23 @@ from typing import Any
 
 from lora_serve.core.batch import Batch, RowOutput
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
-from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.batching.batcher import Batcher
 from lora_serve.engine.batching.latency_controller import StepLimits
+from lora_serve.engine.constraints.base import Constraints, GrammarCompiled, begin_to_compile
 from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.scheduling.continuation import Ends, continue_with
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
 from lora_serve.engine.scheduling.slot_turns import SlotTurns
 from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Sequence, finish_of, pooled_events, token_events
+from lora_serve.engine.sequence import Sequence, pooled_events
 
 
 @dataclass(eq=False)
@@ -37,13 +39,14 @@ class Scheduler:
     _residency: AdapterResidency[Any]
     _policy: Policy
     batcher: Batcher
-    _eos_token_ids: tuple[int, ...]
-    _max_model_len: int
+    _ends: Ends
     _memory: MemoryGuard
     swapping: Swapping
+    _constraints: Constraints | None = None
     waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
     running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
     num_preemptions: int = 0
+    num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
     _num_added: int = 0
     _by_request: dict[str, Sequence] = field(default_factory=dict)
     _scheduled_at: float = -math.inf
@@ -63,8 +66,18 @@ class Scheduler:
         self._num_added += 1
         self._by_request[request.request_id] = sequence
         self._enqueue(sequence, request.arrival_time)
-        error = self._cold_start.join(sequence, request.arrival_time)
+        error = self._cold_start.join(sequence, request.arrival_time) or begin_to_compile(request, self._constraints)
         return [] if error is None else [self._fail(sequence, error)]
+
+    def grammar_compiled(self, message: GrammarCompiled, now: float) -> list[Event]:
+        """Takes in the end of a compilation: the request may run, or ends here. It may be gone already."""
+        sequence = self._by_request.get(message.request_id)
+        if sequence is None:
+            return []
+        if message.error is not None:
+            return [self._fail(sequence, message.error)]
+        sequence.constraint, sequence.compiled_at = message.constraint, now
+        return []
 
     def abort(self, request_id: str) -> None:
         """Ends a request whose client is gone; an unknown id has ended already."""
@@ -152,7 +165,7 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: s.turn):
             count = rows.fitting(sequence, chunk_of(sequence, max(rows.budget, 0)))
             if count > 0 and sequence in self.running and self._reserve(sequence, count, rows):
-                rows.add(row_of(sequence, count, self._eos_token_ids), count)
+                rows.add(row_of(sequence, count, self._ends.eos_token_ids), count)
 
     def _admit(self, rows: StepRows, limits: StepLimits, now: float) -> list[StepEvent]:
         """Starts waiting sequences in the policy's order, as long as rows, tokens, blocks and slots last."""
@@ -161,6 +174,8 @@ class Scheduler:
         turns = SlotTurns(self._residency, self._policy, self.running, limits.max_rows, horizon)
         buckets = self.batcher.open_buckets(self.waiting, limits, len(self.running), rows.budget, now)
         for sequence in self._policy.order(now):
+            if sequence.is_compiling:
+                continue
             if not rows.has_room_for(sequence):
                 break
             bucket = self.batcher.bucket_of(sequence)
@@ -182,7 +197,7 @@ class Scheduler:
             self._start(sequence, now)
             if count := rows.fitting(sequence, chunk_of(sequence, rows.budget)):
                 self._reserve(sequence, count, rows)
-                rows.add(row_of(sequence, count, self._eos_token_ids), max(bucket, count))
+                rows.add(row_of(sequence, count, self._ends.eos_token_ids), max(bucket, count))
             if self.batcher.is_bucketed:
                 buckets = frozenset((bucket,))
         return events
@@ -252,11 +267,15 @@ class Scheduler:
         if output.token_id is None:
             return []
         self._note_time(sequence, now)
-        events = token_events(sequence, output.token_id, output.logprobs, now)
-        finish = finish_of(sequence, output.token_id, self._eos_token_ids, self._max_model_len)
-        if finish is not None:
+        try:
+            events = continue_with(sequence, output.token_id, output.logprobs, self._ends, now)
+        except LoraServeError as error:
+            return [self._fail(sequence, error)]
+        if num_forced := sequence.num_new - 1:
+            self._policy.served(sequence, 0, num_forced)
+            self.num_forced += num_forced
+        if isinstance(events[-1], FinishEvent):
             self._release(sequence)
-            events.append(finish)
         return events
 
     def _note_time(self, sequence: Sequence, now: float) -> None:

@@ -51,6 +51,7 @@ def _sample_input(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SampleI
         eos_token_ids,
         sequence.request.prompt_token_ids if params.has_penalties else (),
         tuple(sequence.token_ids[sequence.num_prompt :]) if params.has_penalties else (),
+        sequence.constraint,
     )
 
 
