@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import types
@@ -247,3 +248,35 @@ def test_module_is_the_command() -> None:
 def test_load_settings_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="--model"):
         load_settings(["--model", "/does/not/exist"])
+
+
+def test_models_name_is_its_folders_own_not_its_path(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(["--model", model]).base_name == "model"
+    assert load_settings(["--model", f"{model}/"]).base_name == "model"
+    monkeypatch.chdir(model)
+    assert load_settings(["--model", "."]).base_name == "model"
+    assert load_settings(["--model", "../model"]).base_name == "model"
+    assert load_settings(["--model", "org/name"]).base_name == "org/name"
+    assert load_settings(["--model", model, "--served-model-name", "other"]).base_name == "other"
+
+
+def test_folder_whose_name_cannot_be_a_models_asks_for_one(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(model).rename(Path(model).with_name("my model"))
+    assert "--served-model-name" in refused(["serve", "--model", str(folder)], capsys)
+    assert load_settings(["--model", str(folder), "--served-model-name", "m"]).base_name == "m"
+
+
+def test_help_names_the_unit_of_each_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    units = dict(re.findall(r"^  --([a-z-]+) ([A-Z]+)", capsys.readouterr().out, re.MULTILINE))
+    names = {name.replace("_", "-") for name in Settings.model_fields}
+    wrong = {
+        name: units[name]
+        for name in names & units.keys()
+        if (name.endswith("-ms") and units[name] != "MILLISECONDS")
+        or (name.endswith(("-timeout", "-seconds")) and units[name] != "SECONDS")
+        or (name.endswith(("-memory", "-size", "-space")) and units[name] not in ("BYTES", "N"))
+    }
+    assert wrong == {}
+    assert (units["prompt-stretch"], units["kv-cache-memory"], units["block-size"]) == ("NUMBER", "BYTES", "N")

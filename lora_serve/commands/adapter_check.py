@@ -62,7 +62,7 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
         check_values(folder, artifact)
         with _served(folder, artifact, parts, settings.max_lora_rank) as (stored, artifact, origin):
             tested, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
-        warnings = tuple(base_warnings(artifact, (parts.spec.name, settings.base_name)))
+        warnings = tuple(base_warnings(artifact.config.base_model, (parts.spec.name, settings.base_name)))
         check_smoke_test(tested)
     except InvalidAdapterError as error:
         return Verdict(tuple(error.reasons), artifact, origin=origin)

@@ -19,6 +19,8 @@ from lora_serve.commands.failure import CommandError, ExitCode, refusal
 CONNECT_SECONDS = 10.0
 ANSWERS = {"id", "data", "alias", "name", "tenant"}  # every answer of the admin API has one of these fields
 
+URL_HINT = ("another server is named by --url or LORA_SERVE_URL",)
+
 if TYPE_CHECKING:
     from aiohttp.connector import AddrInfoType
 
@@ -101,6 +103,8 @@ class AdminClient:
                 return self._reply(answer, await answer.read())
         except TimeoutError as error:
             raise self.no_answer() from error
+        except aiohttp.ClientConnectorError as error:
+            raise self._not_there(error) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise self._unreachable(str(error) or type(error).__name__) from error
 
@@ -117,6 +121,14 @@ class AdminClient:
         if answer.status >= 300 or not (isinstance(data, dict) and ANSWERS & data.keys()):
             raise self._unreachable(f"what answers there ({answer.status}) is not lora-serve's admin API")
         return Reply(answer.status, data)
+
+    def _not_there(self, error: aiohttp.ClientConnectorError) -> CommandError:
+        if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError):
+            return self._unreachable(str(error))
+        reason = error.strerror or str(error.os_error)
+        return CommandError(
+            ExitCode.UNREACHABLE, f"cannot connect to {self.url}: is the server running? ({reason})", *URL_HINT
+        )
 
     def _unreachable(self, reason: str) -> CommandError:
         return CommandError(ExitCode.UNREACHABLE, f"{self.url} cannot be reached: {reason}")

@@ -85,3 +85,18 @@ def bytes_text(num_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def seconds_text(seconds: float) -> str:
+    """0.0123 -> 12 ms; 12.34 -> 12.3 s; 754 -> 12m 34s; 9000 -> 2h 30m"""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.001 or not seconds else "< 1 ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m {rest:02d}s" if minutes < 100 else f"{minutes // 60:,}h {minutes % 60:02d}m"
+
+
+def byte_seconds_text(byte_seconds: float) -> str:
+    """490659000 -> 490.7 MB·s; the bytes of adapters on the device, times the seconds that each was there"""
+    return bytes_text(round(byte_seconds)) + "·s"

@@ -45,7 +45,7 @@ def _set_flags(parser: argparse.ArgumentParser) -> None:
 
 def _delete_flags(parser: argparse.ArgumentParser) -> None:
     _name_flags(parser)
-    parser.add_argument("--yes", action="store_true", help="do not ask; nobody is asked where input is no terminal")
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed where input is no terminal")
 
 
 async def list_tenants(call: Call) -> None:
@@ -88,9 +88,15 @@ async def set_tenant(call: Call) -> None:
 
 
 def confirm(flags: argparse.Namespace) -> None:
-    """Asks for confirmation on a terminal. Raises CommandError if the answer is not yes."""
-    if flags.yes or not sys.stdin.isatty():
+    """Asks for confirmation. Raises CommandError if the answer is not yes, and where there is nobody to ask."""
+    if flags.yes:
         return
+    if not sys.stdin.isatty():
+        raise CommandError(
+            ExitCode.REFUSED,
+            f"nothing was deleted: input is no terminal, so --yes must say that {flags.name}, all its keys and "
+            "adapters are to go",
+        )
     sys.stderr.write(f"Delete the tenant {flags.name} with all its keys and adapters? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

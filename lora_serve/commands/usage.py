@@ -9,12 +9,18 @@ from typing import Any
 
 from rich.table import Table
 
-from lora_serve.commands.output import plain
+from lora_serve.commands.output import byte_seconds_text, plain, seconds_text
 from lora_serve.commands.verb import Call, Verb, run_alone
 
 PROGRAM = "lora-serve usage"
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "generated_tokens")
 SECONDS = ("queue_seconds", "load_seconds", "compute_seconds", "residency_byte_seconds")
+_TITLES = {
+    "queue_seconds": "queue",
+    "load_seconds": "load",
+    "compute_seconds": "compute",
+    "residency_byte_seconds": "residency",
+}
 
 
 def run(arguments: list[str]) -> int:
@@ -56,11 +62,15 @@ def _table(document: dict[str, Any]) -> Table:
     by = list(document["by"])
     table = Table(*by, box=None, pad_edge=False)
     for name in (*COUNTS, *SECONDS):
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(_TITLES.get(name, name.replace("_", " ")), justify="right")
     for row in document["data"]:
-        figures = [f"{row[name]}" for name in COUNTS] + [f"{row[name]:.6g}" for name in SECONDS]
+        figures = [f"{row[name]}" for name in COUNTS] + [_figure(name, row[name]) for name in SECONDS]
         table.add_row(*(plain(row[name]) for name in by), *figures)
     return table
+
+
+def _figure(name: str, value: float) -> str:
+    return byte_seconds_text(value) if name.startswith("residency") else seconds_text(value)
 
 
 def _write_csv(document: dict[str, Any]) -> None:

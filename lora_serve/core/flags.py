@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a client of the admin API starts without it
     from pydantic.fields import FieldInfo
 
 _METAVARS: dict[Any, str] = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
-_UNITS = ("milliseconds", "seconds", "days")  # with which the description of a number begins
+_UNITS = ("milliseconds", "seconds", "days", "bytes")  # with which the description of a number begins
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -40,7 +40,7 @@ class FlagParser(argparse.ArgumentParser):
         flag = flag_name(name)
         kinds = list(_leaves(field.annotation))
         unit = next((unit.upper() for unit in _UNITS if (field.description or "").startswith(unit)), None)
-        metavar = unit if unit and kinds[0] is float else _metavar(kinds)
+        metavar = unit if unit and kinds[0] in (int, float) else _metavar(kinds)
         help_text = f"{field.description}{_default(field)}".replace("%", "%%")
         if bool in kinds:
             action = argparse.BooleanOptionalAction

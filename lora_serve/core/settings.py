@@ -42,7 +42,7 @@ from lora_serve.core.setting_groups.http import (
     RequestLimitSettings,
     TlsSettings,
 )
-from lora_serve.core.setting_groups.model import ServedModelSettings
+from lora_serve.core.setting_groups.model import ServedModelSettings, name_of_model
 from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
 from lora_serve.core.web_origin import parse_name, parse_origin
 
@@ -84,7 +84,7 @@ class Settings(
     @property
     def base_name(self) -> str:
         """The base model's name on the wire."""
-        return self.served_model_name or self.model
+        return self.served_model_name or name_of_model(self.model)
 
     def model_slice(self) -> ModelConfig:
         return self._slice(ModelConfig)

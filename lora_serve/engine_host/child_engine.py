@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import threading
-from pathlib import Path
 
 from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import Configure, LoadRefused, Ready, Reply, ToEngine, WarmUpDone
@@ -16,7 +15,6 @@ from lora_serve.engine_host.remote_blobs import RemoteBlobs
 from lora_serve.engine_host.service import EngineService
 from lora_serve.logs import configure_logging, timed
 from lora_serve.logs.handler import LogHandler, flush_log
-from lora_serve.logs.redaction import Redaction
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.loading.transformers_import import import_transformers
 from lora_serve.model.system.process import return_freed_memory
@@ -63,7 +61,7 @@ class ChildEngine:
     def _load(self) -> None:
         configure = self._configure
         import_transformers(configure.model.quantization, configure.model.model)
-        configure_logging(configure.log_format, redaction=_redaction(configure), handler=LogHandler(divert_streams()))
+        configure_logging(configure.log_format, handler=LogHandler(divert_streams()))
         from lora_serve.engine_host.local import LocalEngine, build_parts
         from lora_serve.model.system.threads import use_one_core
 
@@ -75,13 +73,6 @@ class ChildEngine:
         engine = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
         self._service = EngineService(engine, self._channel.send, use_one_core)
         self._channel.send([Ready(parts.spec)])
-
-
-def _redaction(configure: Configure) -> Redaction:
-    """Hides paths of this machine in the log; secrets are not known here."""
-    model = Path(configure.model.model)
-    places = {"store": configure.adapters.store, "cwd": Path.cwd(), **({"model": model} if model.exists() else {})}
-    return Redaction(places=places)
 
 
 def _freeze_garbage_collector() -> None:

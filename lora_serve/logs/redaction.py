@@ -1,17 +1,14 @@
-"""Removes what looks like a secret from every log line and names known paths, for any library's lines and tracebacks.
+"""Removes what looks like a secret from every log line, for any library's lines and tracebacks.
 
-The code itself logs no secret; this is the second line of defence.
+The code itself logs no secret; this is the second line of defence. Paths stay: the log is its operator's own, who looks
+there for the folder of the admin key. Answers hold none, as none is put into an error's text that callers see.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import site
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -34,26 +31,20 @@ _MIN_SECRET = 6  # characters: a shorter one would be found inside ordinary word
 class Redaction:
     """A processor of structlog that works on every text of an event, however deeply nested."""
 
-    def __init__(self, secrets: Iterable[str] = (), places: Mapping[str, Path] | None = None) -> None:
-        """`secrets`: texts that are never shown. `places`: name -> folder or file, shown as `<name>`."""
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        """`secrets`: texts that are never shown."""
         self._secrets = sorted({secret for secret in secrets if len(secret) >= _MIN_SECRET}, key=len, reverse=True)
-        named = {str(path.absolute()): f"<{name}>" for name, path in {**_own_places(), **(places or {})}.items()}
-        named |= {str(path.resolve()): f"<{name}>" for name, path in (places or {}).items()}
-        named.pop("/", None)
-        self._places = named
-        longest_first = sorted(named, key=len, reverse=True)
-        self._paths = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, longest_first))})(?![\w.-])")
 
     def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
         return {key: self._cleaned(value) for key, value in event.items()}
 
     def text(self, text: str) -> str:
-        """`text` without secrets and without paths of this machine that are known."""
+        """`text` without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
-        return self._paths.sub(lambda match: self._places[match[0]], text)
+        return text
 
     def _cleaned(self, value: Any) -> Any:
         match value:
@@ -67,18 +58,6 @@ class Redaction:
                 return [self._cleaned(item) for item in value]
             case _:
                 return self.text(str(value))
-
-
-def _own_places() -> dict[str, Path]:
-    """The folders of Python, of this package and of site-packages, the home folder and that for temporary files."""
-    return {
-        "tmp": Path(tempfile.gettempdir()),
-        "home": Path.home(),
-        "python": Path(sys.prefix),
-        "python-base": Path(sys.base_prefix),
-        "lora_serve": Path(__file__).resolve().parents[1],
-        "site-packages": Path(site.getsitepackages()[0]),
-    }
 
 
 def passwords_in(*urls: str | None) -> list[str]:
@@ -95,14 +74,6 @@ def passwords_in(*urls: str | None) -> list[str]:
 
 
 def redaction_for(settings: Settings) -> Redaction:
-    """Shows names in place of the folders that were given, and nothing in place of keys and passwords."""
+    """Shows nothing in place of keys and passwords."""
     secrets = [settings.admin_key or "", *passwords_in(settings.redis_url, settings.otlp_traces_endpoint)]
-    secrets += [os.environ.get(name, "") for name in _SECRET_VARIABLES]
-    places = {"store": settings.store, "cwd": Path.cwd()}
-    if Path(settings.model).exists():
-        places["model"] = Path(settings.model)
-    if settings.ssl_certfile is not None:
-        places["tls"] = settings.ssl_certfile.parent
-    for number, root in enumerate(settings.adapter_root):
-        places["adapter-root" if number == 0 else f"adapter-root-{number + 1}"] = root
-    return Redaction(secrets, places)
+    return Redaction([*secrets, *(os.environ.get(name, "") for name in _SECRET_VARIABLES)])

@@ -111,7 +111,7 @@ def test_adapter_of_another_base_by_name_is_a_warning(
     folder = save_adapter(model, tmp_path / "other", target_modules=["q_proj"])
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/Another"}))
-    code, lines = check(capsys, folder, "--model", model)
+    code, lines = check(capsys, folder, "--model", model, "--served-model-name", "org/tiny-llama")
     assert code == 0
     assert any(line.startswith("warning: ") and "another" in line and "tiny-llama" in line for line in lines)
 

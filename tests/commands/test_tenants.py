@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any
 
@@ -82,6 +83,19 @@ async def test_wrong_command_line_is_told_and_sends_nothing(run: Run, arguments:
     assert ended.code == 2
     assert said in ended.err
     assert ended.out == ""
+
+
+async def test_tenant_is_not_deleted_unless_somebody_says_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run("tenants", "create", "acme")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))  # no terminal: what comes from a pipe is no answer
+    ended = await run("tenants", "delete", "acme")
+    assert (ended.code, ended.out, "--yes" in ended.err) == (1, "", True)
+    terminal = io.StringIO("n\ny\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    ended = await run("tenants", "delete", "acme")
+    assert (ended.code, "[y/N]" in ended.err, "nothing was deleted" in ended.err) == (1, True, True)
+    assert (await run("tenants", "delete", "acme")).out == "tenant acme deleted, with 0 adapters\n"
 
 
 async def test_refusals_have_their_exit_codes(run: Run) -> None:

@@ -29,7 +29,9 @@ async def services(services: Services) -> AsyncIterator[Services]:
 
 def record(services: Services, tenant: str, requests: int) -> None:
     key = UsageKey(tenant, f"{tenant}/a", "1", "sha256:a", "k1")
-    services.meter.record(key, UsageFigures(requests=requests, prompt_tokens=7, queue_seconds=0.5))
+    services.meter.record(
+        key, UsageFigures(requests=requests, prompt_tokens=7, queue_seconds=0.5, residency_byte_seconds=490.659e6 / 2)
+    )
 
 
 async def test_usage_is_a_line_per_group(run: Run, house: Any) -> None:
@@ -40,6 +42,7 @@ async def test_usage_is_a_line_per_group(run: Run, house: Any) -> None:
     head, *lines = ended.out.splitlines()
     assert head.split()[:2] == ["tenant", "requests"]
     assert [line.split()[:3] for line in lines] == [["acme", "2", "7"], ["globex", "3", "7"]]
+    assert lines[0].split()[-8:] == ["500", "ms", "0", "ms", "0", "ms", "245.3", "MB·s"]
     assert (await run("usage", "--tenant", "acme", "--json")).document["data"][0]["requests"] == 2
 
 

@@ -135,7 +135,13 @@ def adapter_config(tmp_path: Path) -> AdapterConfig:
     root, store = tmp_path / "root", tmp_path / "store"
     root.mkdir(exist_ok=True)
     return AdapterConfig(
-        store=store, roots=(root,), max_loras=4, max_lora_rank=64, host_bytes=10**8, max_upload_bytes=1_000_000
+        store=store,
+        roots=(root,),
+        max_loras=4,
+        max_lora_rank=64,
+        host_bytes=10**8,
+        max_upload_bytes=1_000_000,
+        base_name="tests/tiny-base",
     )
 
 

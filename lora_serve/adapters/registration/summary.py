@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lora_serve.adapters.checkpoint.artifact import Artifact
@@ -11,6 +13,7 @@ from lora_serve.core.adapter import AdapterTraits
 from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.model_spec import ModelSpec
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_SHOWN = 100  # ignored settings, and characters of each, as the card is part of every listing
 
 
@@ -45,7 +48,7 @@ def summary_of(
         "ignored_settings": [key[:MAX_SHOWN] for key in config.ignored[:MAX_SHOWN]],
         "traits": dataclasses.asdict(traits),
         "probe": {"max_logit_change": round(result.logit_change, 6), "max_logit": round(result.logit_scale, 6)},
-        "warnings": base_warnings(artifact, base_names),
+        "warnings": base_warnings(config.base_model, base_names),
     }
 
 
@@ -74,12 +77,18 @@ def kinds_of(artifact: Artifact) -> list[str]:
     return [kind for kind, is_there in kinds.items() if is_there]
 
 
-def base_warnings(artifact: Artifact, base_names: Iterable[str]) -> list[str]:
-    """A warning if the config names another base; no reason to refuse, as the name depends on the trainer's disk."""
-    named, served = _last(artifact.config.base_model), [_last(name) for name in base_names if name]
-    if not named or named in served:
+def base_warnings(base_model: str, base_names: Iterable[str]) -> list[str]:
+    """A warning if the config names another base on a hub than the one that is served; its shapes agree, or it would
+    be refused. A folder's name says nothing: it is the trainer's, or the operator's, own.
+    """
+    named, served = _last(base_model), [_last(name) for name in base_names if _is_hub_id(name)]
+    if not _is_hub_id(base_model) or not served or named in served:
         return []
     return [f"Its config names the base model {named!r}, and this server serves {served[-1]!r}; their shapes agree."]
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and not Path(name).is_dir()
 
 
 def _last(name: str) -> str:

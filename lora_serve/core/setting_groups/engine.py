@@ -27,19 +27,19 @@ class BatchSettings(SettingsGroup):
         None,
         ge=0.001,
         le=1000 * YEAR,
-        description="p95 of time to first token, milliseconds, for which batches are sized; default: none",
+        description="milliseconds that the p95 of time to first token may be: batches are sized for it; default: any",
     )
     inter_token_target_ms: float | None = Field(
         None,
         ge=0.001,
         le=1000 * YEAR,
-        description="p95 of inter-token time, milliseconds, for which batches are sized; default: none",
+        description="milliseconds that the p95 of inter-token time may be: batches are sized for it; default: any",
     )
     prompt_stretch: float = Field(
         2.0,
         ge=0,
         le=1_000_000,
-        description="prompts make a step with decode rows at most so many times longer, about; 0: any size",
+        description="times as long as without prompts that a step with decode rows may be, about; 0: any",
     )
     max_queue: int = Field(1024, ge=1, le=MAX_COUNT, description="waiting requests at most; more are refused with 503")
     max_queue_tokens: int | None = Field(

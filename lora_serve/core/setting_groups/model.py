@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -17,7 +18,7 @@ class ServedModelSettings(SettingsGroup):
 
     model: str = Field(description="folder or hub id of the base model")
     served_model_name: str | None = Field(
-        None, description="name of the base model on the wire; default: the model's folder or hub id"
+        None, description="name of the base model on the wire; default: the name of the model's folder, or its hub id"
     )
     host: str = Field("127.0.0.1", max_length=253, pattern=r"^[\w.:%\[\]-]+$", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one")
@@ -47,9 +48,19 @@ class ServedModelSettings(SettingsGroup):
 
     @model_validator(mode="after")
     def _check_name_on_the_wire(self) -> Self:
-        if self.served_model_name is None and any(character in _SEPARATORS for character in self.model):
+        name = name_of_model(self.model)
+        if self.served_model_name is None and any(c.isspace() or c in _SEPARATORS for c in name):
             raise ValueError(
-                f"--model: {self.model[:200]!r} would be the name on the wire, where `:` and `,` separate names: "
+                f"--model: {name[:200]!r} would be the name on the wire, where spaces, `:` and `,` separate names: "
                 "give --served-model-name"
             )
         return self
+
+
+def name_of_model(model: str) -> str:
+    """A folder's own name; a hub id as it is."""
+    try:
+        path = Path(model)
+        return (path.resolve().name if path.name in ("", "..") else path.absolute().name) if path.is_dir() else model
+    except (OSError, ValueError):
+        return model

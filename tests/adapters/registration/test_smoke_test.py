@@ -16,6 +16,7 @@ from lora_serve.adapters.checkpoint.patterns.rank_rules import RankRules
 from lora_serve.adapters.checkpoint.peft_config import PeftConfig
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.registration.smoke_test import MAX_SMOKE_TEST_TOKENS, check_smoke_test, smoke_test_prompt
+from lora_serve.adapters.registration.summary import base_warnings
 from lora_serve.adapters.stores.disk import DiskStore
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig
@@ -135,17 +136,30 @@ def test_engine_that_cannot_be_asked_leaves_nothing_behind(
     assert blobs(config) == []
 
 
-def test_card_holds_probe_kinds_and_a_warning_of_another_bases_name(
-    make_registry: MakeRegistry, make_adapter: MakeAdapter
-) -> None:
+def test_card_holds_probe_and_kinds(make_registry: MakeRegistry, make_adapter: MakeAdapter) -> None:
     registry, _, catalog, _ = make_registry(EFFECT)
     registry.register_folder("a", make_adapter("one", settings={"base_model_name_or_path": "meta/other-7b"}))
     summary = catalog.entry("a").default.summary
     assert summary["probe"] == {"max_logit_change": 0.5, "max_logit": 9.0}
-    assert summary["kinds"] == []
-    assert "'other-7b'" in summary["warnings"][0]
-    registry.register_folder("b", make_adapter("two", seed=1, settings={"base_model_name_or_path": "/models/Tiny/"}))
-    assert catalog.entry("b").default.summary["warnings"] == []
+    assert (summary["kinds"], summary["warnings"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("named", "served", "warns"),
+    [
+        ("meta/other-7b", ("org/Tiny",), True),
+        ("meta/other-7b", ("folder", "org/Tiny"), True),
+        ("else/tiny", ("org/Tiny",), False),  # a copy of it
+        ("/models/other", ("org/Tiny",), False),
+        ("other", ("org/Tiny",), False),
+        ("", ("org/Tiny",), False),
+        ("meta/other-7b", ("/srv/models/tiny", "tiny"), False),  # nothing is known but that the shapes agree
+    ],
+)
+def test_base_of_another_name_is_warned_of_where_both_names_are_a_hubs(
+    named: str, served: tuple[str, ...], warns: bool
+) -> None:
+    assert bool(base_warnings(named, served)) == warns
 
 
 def test_adapter_of_another_base_is_not_loaded_even_if_its_shapes_fit(

@@ -58,7 +58,7 @@ async def test_pin_that_failed_is_a_warning_beside_the_registrations_own(
     admin: aiohttp.ClientSession, house: Any
 ) -> None:
     house.engine.command_error = AdapterUnavailableError("every slot is pinned")
-    folder = house.make_adapter("a", base_model_name_or_path="other")
+    folder = house.make_adapter("a", base_model_name_or_path="meta/other")
     _, card = await sent(admin, "POST", "/admin/adapters", {"id": "a", "source": str(folder), "pin": True})
     assert ["'other'" in card["warnings"][0], "every slot is pinned" in card["warnings"][1]] == [True, True]
 
