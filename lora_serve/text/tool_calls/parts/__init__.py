@@ -1,0 +1,1 @@
+"""Parts that formats of tool calls share: reading text that comes in pieces, JSON and Python values, grammars."""

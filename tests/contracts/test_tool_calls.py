@@ -1,0 +1,244 @@
+"""What every format of tool calls must do; each format inherits the class."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_serve.core.extensions import names_in
+from lora_serve.text.tool_calls import tool_call_format
+from lora_serve.text.tool_calls.base import ToolCallFormat
+from tests.text.tool_calls.calls import (
+    TOOLS,
+    WEATHER,
+    Answer,
+    byte_tokenizer,
+    parsed,
+    pieces_of,
+    walks,
+)
+
+Calls = list[tuple[str, dict[str, Any]]]
+KEYS = st.from_regex(r"[a-z][a-z_]{0,7}", fullmatch=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+LEAVES = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | TEXTS
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["get_weather", "f", "nobody-knows"]), st.dictionaries(KEYS, VALUES, max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+SOME: Calls = [
+    ("get_weather", {"city": 'Köln "am" Rhein', "days": 3}),
+    ("f", {"deep": [{"a": [1, {}, []]}, "}]", None], "ok": True}),
+    ("now", {}),
+]
+CUTS = st.lists(st.integers(0, 10**6), max_size=12)
+PIECES = ["{", "}", "[", "]", '"', "'", "\\", ":", ",", " ", "\n", "name", "arguments", "a=1", "(", ")", ";", "x", "<"]
+
+
+class ToolCallContract(ABC):
+    name: str
+    takes_content_before = True  # text may stand before the first call
+
+    @abstractmethod
+    def write(self, calls: Calls) -> str:
+        """Calls as models of this format write them."""
+
+    @abstractmethod
+    def test_no_object_as_arguments_is_content(self) -> None: ...
+
+    @property
+    def format(self) -> ToolCallFormat:
+        return tool_call_format(self.name)
+
+    def read(self, *pieces: str) -> Answer:
+        return parsed(self.format.parser(TOOLS), pieces)
+
+    def fragments(self) -> list[str]:
+        """Pieces from which hostile texts are put together."""
+        text = self.write(SOME)
+        halves = [marker[: len(marker) // 2 + 1] for marker in self.format.markers]
+        return [*PIECES, *self.format.markers, *halves, text, text[: len(text) // 2], self.write(SOME[:1])]
+
+    def test_is_the_file_of_its_name(self) -> None:
+        assert type(self.format).__module__.endswith(f".tool_calls.{self.name}")
+
+    def test_single_characters_change_nothing(self) -> None:
+        text = self.write(SOME)
+        assert self.read(*text) == self.read(text)
+
+    def is_cut_call(self, text: str, answer: Answer) -> bool:
+        """The text ends in a call of which not even the name came."""
+        return any(marker in text for marker in self.format.markers) and text.startswith(answer.content)
+
+    def test_calls_do_not_show_and_text_around_them_does(self) -> None:
+        before = "I shall look.\n" if self.takes_content_before else ""
+        answer = self.read(f"{before}{self.write(SOME)}\n")
+        assert answer.order == [before, 0, 1, 2][not before :]
+        assert answer.content == before
+
+    def test_blank_text_alone_is_kept(self) -> None:
+        assert self.read("\n ", " ").order == ["\n  "]
+        assert self.read().order == []
+
+    def test_every_beginning_gives_what_came(self) -> None:
+        text, whole = self.write(SOME), self.read(self.write(SOME))
+        for length in range(len(text)):
+            answer = self.read(text[:length])
+            assert text.startswith(answer.content)
+            assert not answer.content or not answer.calls, "a call that is cut shows as text"
+            for number, call in enumerate(answer.calls):
+                assert call.name == whole.calls[number].name
+                assert whole.calls[number].arguments.startswith(call.arguments)
+
+    def test_arguments_come_as_they_are_written(self) -> None:
+        text = self.write([("f", {"text": "ten letters " * 5, "more": "of them " * 5})])
+        parser = self.format.parser(TOOLS)
+        num_pieces = sum(bool(parser.feed(character)) for character in text)
+        assert num_pieces > 60, "the arguments are held back"
+
+    def test_ordinary_text_is_held_back_no_longer_than_a_marker(self) -> None:
+        longest = max(map(len, self.format.markers), default=0)
+        parser, num_out = self.format.parser(TOOLS), 0
+        text = "a plain sentence, 1 < 2 [sic] {really} `so` " * 5
+        for number, character in enumerate(text, 1):
+            num_out += sum(len(event.text) for event in parser.feed(character))
+            assert number - num_out <= longest
+        assert num_out + sum(len(event.text) for event in parser.finish()) == len(text)
+
+    def test_unknown_name_is_passed_on(self) -> None:
+        assert [call.name for call in self.read(self.write([("not_among_them", {})])).calls] == ["not_among_them"]
+
+    def test_calls_do_not_share_state(self) -> None:
+        first, second = self.format.parser(TOOLS), self.format.parser(TOOLS)
+        text = self.write(SOME)
+        first.feed(text[:20])
+        assert parsed(second, [text]) == self.read(text)
+
+    @pytest.mark.parametrize("where", ["content", "arguments", "hostile"])
+    def test_time_is_linear_in_single_characters(self, where: str) -> None:
+        def seconds(size: int) -> float:
+            body = ("x y " * (size // 4), json.dumps("x \n\\ " * (size // 9)), "".join(self.fragments()) * size)
+            text = {
+                "content": body[0],
+                "arguments": self.write([("f", {"a": body[1]})]),
+                "hostile": body[2][:size],
+            }[where]
+            parser, started = self.format.parser(TOOLS), time.process_time()
+            for character in text:
+                parser.feed(character)
+            parser.finish()
+            return time.process_time() - started
+
+        small = min(seconds(4_000) for _ in range(3))
+        assert seconds(40_000) < 30 * small + 0.05, "ten times the text takes a hundred times as long"
+
+    @pytest.mark.nightly
+    @pytest.mark.parametrize("is_cut", [False, True])
+    def test_a_megabyte_is_no_burden(self, is_cut: bool) -> None:
+        text = self.write([("f", {"a": "x \n\\ " * 170_000})])
+        started = time.process_time()
+        answer = self.read(*(text if is_cut else [text]))
+        assert time.process_time() - started < 20.0
+        assert len(answer.calls[0].arguments) > 1_000_000
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    @pytest.mark.parametrize("kind", ["text", "special", "added"])
+    def test_parser_reads_what_the_grammar_allows(self, kind: str, parallel: bool) -> None:
+        markers = self.format.markers
+        tokenizer = byte_tokenizer(markers if kind == "special" else (), markers if kind == "added" else ())
+        tools = {tool.name: tool for tool in TOOLS}
+        numbers = set()
+        for text in walks(self.format, TOOLS, tokenizer, 12, parallel=parallel):
+            answer = self.read(*text)
+            assert answer.content == "", text
+            assert answer.calls, text
+            numbers.add(len(answer.calls))
+            for call in answer.calls:
+                jsonschema.validate(json.loads(call.arguments), dict(tools[call.name].parameters))
+        assert (max(numbers) > 1) if parallel else numbers == {1}
+
+    def test_special_markers_are_produced_as_tokens(self) -> None:
+        markers = self.format.markers
+        tokenizer = byte_tokenizer(markers)
+        for text in walks(self.format, [WEATHER], tokenizer, 3, parallel=False):
+            for marker in markers:
+                assert marker not in text or tokenizer.token_to_id(marker) in tokenizer.encode(text).ids
+
+    def test_names_and_schemas_cannot_break_out_of_the_grammar(self) -> None:
+        wild = {"type": "object", "properties": {'"\n}start: "x"': {"const": 'end"\n%json {}'}}}
+        tokenizer = byte_tokenizer(self.format.markers)
+        assert walks(self.format, [type(WEATHER)("f", parameters=wild)], tokenizer, 1, parallel=False)
+
+
+class TestHermes(ToolCallContract):
+    name = "hermes"
+
+    def write(self, calls: Calls) -> str:
+        blocks = (json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls)
+        return "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for arguments in ("[1]", '"{}"', "null", "3"):
+            text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+            assert self.read(text).order == [text]
+
+
+class TestJson(ToolCallContract):
+    name = "json"
+    takes_content_before = False
+
+    def write(self, calls: Calls) -> str:
+        objects = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        return json.dumps(objects[0] if len(objects) == 1 else objects)
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        text = '{"name": "f", "arguments": [1]}'
+        assert self.read(text).order == [text]
+
+    def begins_a_marker(self, text: str) -> bool:
+        return any(marker.startswith(text) for marker in self.format.markers)
+
+    def is_cut_call(self, text: str, answer: Answer) -> bool:
+        return False
+
+
+def test_every_format_has_its_contract() -> None:
+    classes = {form.name for form in ToolCallContract.__subclasses__()}
+    assert classes == set(names_in("text/tool_calls"))
+
+
+@pytest.mark.parametrize("contract", ToolCallContract.__subclasses__())
+@given(calls=CALLS)
+def test_reads_what_models_write(contract: type[ToolCallContract], calls: Calls) -> None:
+    form = contract()
+    answer = form.read(form.write(calls))
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == calls
+    assert answer.content == ""
+
+
+@pytest.mark.parametrize("contract", ToolCallContract.__subclasses__())
+@given(data=st.data(), cuts=CUTS)
+def test_cuts_change_nothing(contract: type[ToolCallContract], data: st.DataObject, cuts: list[int]) -> None:
+    form = contract()
+    text = "".join(data.draw(st.lists(st.sampled_from(form.fragments()) | TEXTS, max_size=12)))
+    whole = form.read(text)
+    assert form.read(*pieces_of(text, cuts)) == whole
+    assert form.read(*text) == whole
+
+
+@pytest.mark.parametrize("contract", ToolCallContract.__subclasses__())
+@given(data=st.data())
+def test_text_without_a_call_comes_out_as_it_is(contract: type[ToolCallContract], data: st.DataObject) -> None:
+    form = contract()
+    text = "".join(data.draw(st.lists(st.sampled_from(form.fragments()) | TEXTS, max_size=8)))
+    answer = form.read(text)
+    assert answer.calls or answer.content == text or form.is_cut_call(text, answer)
