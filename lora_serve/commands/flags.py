@@ -7,7 +7,7 @@ import os
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.adapter import check_adapter_id, check_new_adapter_id
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.flags import FlagParser
 from lora_serve.core.strict_json import JsonError, parse_json
@@ -87,6 +87,13 @@ def seconds(text: str) -> float:
 def adapter_id(text: str) -> str:
     try:
         return check_adapter_id(text)
+    except InvalidRequestError as error:
+        _wrong(str(error))
+
+
+def new_adapter_id(text: str) -> str:
+    try:
+        return check_new_adapter_id(text)
     except InvalidRequestError as error:
         _wrong(str(error))
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from lora_serve.core.errors import InvalidRequestError
 
+# PUT /admin/adapters/{id}/route is about {id}: an upload to an id with such an end would be taken for it.
+TAKEN_ENDS = ("route", "sharing")
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z")
 
 
@@ -97,6 +99,18 @@ def check_adapter_id(adapter_id: str) -> str:
         raise InvalidRequestError(
             f"{adapter_id[:140]!r} is not a legal adapter id: it must match [A-Za-z0-9][A-Za-z0-9._/-]{{0,127}} "
             "and hold no '..', no '//' and no '/' at its end.",
+            param="id",
+        )
+    return adapter_id
+
+
+def check_new_adapter_id(adapter_id: str) -> str:
+    """Return `adapter_id` unchanged if an adapter may be registered under it, else raise InvalidRequestError."""
+    *_, last = check_adapter_id(adapter_id).split("/")
+    if last != adapter_id and last in TAKEN_ENDS:
+        raise InvalidRequestError(
+            f"An adapter's id may not end in `/{last}`, as PUT /admin/adapters/ID/{last} means something else: "
+            f"register it under another one, such as `{adapter_id}-1`.",
             param="id",
         )
     return adapter_id

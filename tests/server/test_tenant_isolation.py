@@ -174,6 +174,7 @@ async def test_shared_adapter_is_used_and_not_changed(tenancy: Tenancy) -> None:
 
 async def test_card_of_a_shared_adapter_tells_what_it_takes_to_use_it(tenancy: Tenancy) -> None:
     services = tenancy.house.services
+    await tenancy.tenant("initech")
     await tenancy.house.register(FOREIGN, seed=2, metadata={"customer": "Hank"})
     await services.edit(lambda: services.catalog.set_alias("initech/live", FOREIGN), "alias")
     body = {"shared_with": ["acme", "initech"]}
@@ -191,6 +192,13 @@ async def test_card_of_a_shared_adapter_tells_what_it_takes_to_use_it(tenancy: T
 async def test_wrong_sharing_is_refused(tenancy: Tenancy, shared_with: Any) -> None:
     body = {"shared_with": shared_with}
     assert (await tenancy.call("admin", "PUT", f"/admin/adapters/{FOREIGN}/sharing", body)).status == 400
+
+
+async def test_sharing_with_nobody_known_is_refused(tenancy: Tenancy) -> None:
+    path = f"/admin/adapters/{FOREIGN}/sharing"
+    refused = await tenancy.call("admin", "PUT", path, {"shared_with": ["acme", "acmee"]})
+    assert (refused.status, refused.data["error"]["param"], "`acmee`" in refused.message) == (400, "shared_with", True)
+    assert (await tenancy.call("admin", "GET", f"/admin/adapters/{FOREIGN}")).data["shared_with"] == []
 
 
 async def test_bare_name_is_the_tenants_own_before_anybody_elses(tenancy: Tenancy) -> None:
@@ -259,6 +267,7 @@ async def test_same_bytes_as_another_tenants_show_nowhere(tenancy: Tenancy) -> N
 
 async def test_deleted_tenant_takes_everything_along(tenancy: Tenancy) -> None:
     services = tenancy.house.services
+    await tenancy.tenant("initech")
     ref = await tenancy.house.register("globex/more", seed=9)
     await services.edit(lambda: services.catalog.set_alias("globex/live", "globex/more"), "alias")
     await tenancy.call("admin", "PUT", "/admin/adapters/acme/own/sharing", {"shared_with": ["globex", "initech"]})
@@ -280,7 +289,7 @@ async def test_deleted_tenant_takes_everything_along(tenancy: Tenancy) -> None:
         found = [word for word in (digest, b"globex/more", *secrets) if word in path.name.encode() or (
             path.is_file() and word in path.read_bytes())]  # fmt: skip
         assert not found, (path, found)
-    for path, status in (("/admin/tenants/globex", 404), ("/admin/tenants/initech", 404)):
+    for path, status in (("/admin/tenants/globex", 404), ("/admin/tenants/hooli", 404)):
         assert (await tenancy.call("admin", "DELETE", path)).status == status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_serve.commands.adapters.upload_files import files_of, send_files
 from lora_serve.commands.adapters.waiting import shows, wait_for_all
-from lora_serve.commands.flags import adapter_id, adapter_path, add_wait_flag, json_object
+from lora_serve.commands.flags import adapter_path, add_wait_flag, json_object, new_adapter_id
 from lora_serve.commands.output import bytes_text
 from lora_serve.commands.verb import Call, Verb
 
@@ -27,13 +27,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _register_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", type=adapter_id, metavar="ID")
+    parser.add_argument("id", type=new_adapter_id, metavar="ID")
     parser.add_argument("source", metavar="SOURCE", help="folder on the server, or hf://, s3://, redis://, https://")
     _options(parser)
 
 
 def _upload_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", type=adapter_id, metavar="ID")
+    parser.add_argument("id", type=new_adapter_id, metavar="ID")
     parser.add_argument("path", type=Path, metavar="PATH", help="folder, or its tar, tar.gz or zip, on this machine")
     _options(parser)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.adapter import check_new_adapter_id
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_texts import check_redis_prefix
@@ -93,7 +93,7 @@ class RegistrySettings(SettingsGroup):
             if not equals or not path:
                 raise ValueError("expected NAME=PATH")
             try:
-                check_adapter_id(name)
+                check_new_adapter_id(name)
             except InvalidRequestError as error:
                 raise ValueError(f"{item!r}: {error}") from None
         return value

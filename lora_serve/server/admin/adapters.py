@@ -7,9 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.adapters.catalog.entry import CatalogEntry
-from lora_serve.core.errors import LoraServeError
+from lora_serve.core.errors import InvalidRequestError, LoraServeError
 from lora_serve.core.stats import EngineStats
-from lora_serve.core.tenant import Caller
+from lora_serve.core.tenant import EVERYBODY, Caller, check_tenant_name
 from lora_serve.server.admin.card import adapter_card, state_of, tenant_card
 from lora_serve.server.admin.permissions import entry_for, own_name_in
 from lora_serve.server.answers.json_answer import json_answer
@@ -46,11 +46,25 @@ async def get_adapter(request: web.Request) -> web.StreamResponse:
 
 
 async def set_sharing(request: web.Request) -> web.StreamResponse:
-    """Share with the named tenants and no others. The names need not be those of known tenants."""
+    """Share with the named tenants and no others."""
     services, name = request.app[SERVICES], request.match_info["id"]
     shared_with = check_fields(SharingFields, await read_json(request)).shared_with
+    _check_tenants(services, shared_with)
     await services.edit(lambda: services.catalog.set_sharing(name, shared_with), f"sharing {name}")
     return await card_response(request, name)
+
+
+def _check_tenants(services: Services, names: list[str]) -> None:
+    """Raises InvalidRequestError for a name that is well-formed and no tenant's: a slip of the pen would share with
+    nobody, or with whoever is made a tenant of that name later.
+    """
+    tenants = services.keys.directory.snapshot.tenants
+    unknown = [name for name in names if name != EVERYBODY and check_tenant_name(name, "shared_with") not in tenants]
+    if unknown:
+        raise InvalidRequestError(
+            f"There is no tenant `{unknown[0]}` to share with: make it first (POST /admin/tenants).",
+            param="shared_with",
+        )
 
 
 async def delete_adapter(request: web.Request) -> web.StreamResponse:

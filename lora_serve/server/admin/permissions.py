@@ -10,7 +10,7 @@ from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.resolution import own_name
 from lora_serve.adapters.catalog.snapshot import Snapshot
 from lora_serve.core.adapter import check_adapter_id
-from lora_serve.core.errors import AdapterNotFoundError, ConflictError, ForbiddenError
+from lora_serve.core.errors import AdapterNotFoundError, ConflictError, ForbiddenError, InvalidRequestError
 from lora_serve.core.tenant import Caller
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import RegisterFields
@@ -30,7 +30,15 @@ def entry_for(snapshot: Snapshot, name: str, caller: Caller) -> CatalogEntry:
 
 
 def owned_entry(snapshot: Snapshot, name: str, caller: Caller) -> CatalogEntry:
-    """An adapter that the caller may change. Raises AdapterNotFoundError; ForbiddenError if it is only shared."""
+    """An adapter that the caller may change. Raises AdapterNotFoundError; ForbiddenError if it is only shared;
+    InvalidRequestError for an alias, to whoever sees all.
+    """
+    if caller.sees_all and (target := snapshot.aliases.get(name)) is not None:
+        raise InvalidRequestError(
+            f"`{name}` is an alias of `{target}`: name the adapter itself. DELETE /admin/aliases/{name} takes "
+            f"the alias away (lora-serve adapters alias --delete {name}).",
+            param="id",
+        )
     entry = entry_for(snapshot, name, caller)
     if not caller.sees_all and entry.tenant != caller.tenant:
         raise ForbiddenError(f"The adapter `{entry.name}` is shared with you; only its owner may change it.")

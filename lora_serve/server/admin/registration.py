@@ -14,7 +14,7 @@ from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.entry import tenant_of
 from lora_serve.adapters.registration.registry import Registration
 from lora_serve.adapters.stores.files import remove_folder
-from lora_serve.core.adapter import check_adapter_id
+from lora_serve.core.adapter import check_new_adapter_id
 from lora_serve.core.errors import (
     AdapterNotFoundError,
     AdapterUnavailableError,
@@ -59,7 +59,7 @@ async def register_adapter(request: web.Request) -> web.StreamResponse:
 
 def check_new_id(services: Services, adapter_id: str) -> None:
     """Raises InvalidRequestError, ConflictError."""
-    if check_adapter_id(adapter_id) == services.base_name:
+    if check_new_adapter_id(adapter_id) == services.base_name:
         raise ConflictError(f"`{adapter_id}` is the base model's name.")
 
 

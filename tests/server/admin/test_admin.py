@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from lora_serve.client.mock import MockReply
+from lora_serve.core.adapter import TAKEN_ENDS
 from lora_serve.core.config import AttemptLimits, ServerConfig
 from lora_serve.core.errors import AdapterUnavailableError
 from lora_serve.core.messages import Evict, Pin, Prefetch, Unpin
@@ -355,3 +356,33 @@ async def test_store_that_cannot_be_written_is_503(admin: aiohttp.ClientSession,
 
 def test_application_needs_no_running_loop(services: Any) -> None:
     assert isinstance(build_app(services), web.Application)
+
+
+async def test_ids_that_an_upload_could_not_reach_are_refused(admin: aiohttp.ClientSession, house: Any) -> None:
+    """Of two routes that fit a URL the first is taken: those with a word behind the id."""
+    ids = [route.path for route in TABLE.routes if (route.method, route.path) != ("PUT", "/admin/adapters/{id}")]
+    words = {path.rpartition("/")[2] for path in ids if path.startswith("/admin/adapters/{id}/")}
+    uploads = {route.path.rpartition("/")[2] for route in TABLE.routes if route.method == "PUT"}
+    assert words & uploads == set(TAKEN_ENDS)
+    folder = str(house.make_adapter("a"))
+    for word in sorted(words):
+        status, answered = await post(admin, "/admin/adapters", {"id": f"acme/{word}", "source": folder})
+        assert status == (400 if word in TAKEN_ENDS else 201), (word, answered)
+        if status == 201:
+            assert (await admin.post(f"/admin/adapters/acme/{word}/prefetch")).status == 200
+            assert (await delete(admin, f"/admin/adapters/acme/{word}"))[0] == 200
+    assert (await post(admin, "/admin/adapters", {"id": "route", "source": folder}))[0] == 201
+
+
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/admin/adapters/live"), ("POST", "/admin/adapters/live/pin")])
+async def test_act_on_an_alias_says_what_it_is(
+    admin: aiohttp.ClientSession, house: Any, method: str, path: str
+) -> None:
+    await house.register("acme/a")
+    assert (await admin.put("/admin/aliases/live", json={"target": "acme/a"})).status == 200
+    async with admin.request(method, path) as answer:
+        message = (await answer.json())["error"]["message"]
+    assert answer.status == 400
+    assert "an alias of `acme/a`" in message
+    assert "DELETE /admin/aliases/live" in message
+    assert "acme/a" in house.services.catalog.snapshot.entries
