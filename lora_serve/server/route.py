@@ -47,6 +47,8 @@ class Route:
     body: type[BaseModel] | tuple[type[BaseModel], ...] | OtherBody | None = None  # the schemas, one of which checks it
     query: type[BaseModel] | None = None
     answers: tuple[str, ...] = (JSON,)  # media types of a success
+    answer: type[BaseModel] | None = None  # the schema of an answer in JSON
+    event: type[BaseModel] | None = None  # the schema of one event of a stream
     tasks: tuple[Task, ...] = ()  # of the served model; empty: any
     is_probe: bool = False  # called every few seconds: logged only if refused, never traced
 

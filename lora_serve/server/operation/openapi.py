@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from lora_serve import __version__
 from lora_serve.server.route import JSON, ROUTES, Access, OtherBody, Route, RouteTable
 
+_Mode = Literal["validation", "serialization"]
 _REFS = "#/components/schemas/{model}"
 _REFUSAL = {"application/json": {"schema": {"$ref": _REFS.format(model="Error")}}}
 _PARAMETER = re.compile(r"{(\w+)}")
@@ -40,9 +41,12 @@ async def get_openapi(request: web.Request) -> web.StreamResponse:
 
 def document_of(table: RouteTable) -> dict[str, Any]:
     """OpenAPI 3.1 of every route of the table."""
-    models = dict.fromkeys(schema for route in table.routes for schema in route.schemas)
-    refs, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REFS)
-    schemas = {model: refs[model, "validation"] for model in models}
+    asked = dict.fromkeys(schema for route in table.routes for schema in route.schemas)
+    given = dict.fromkeys(schema for route in table.routes for schema in (route.answer, route.event) if schema)
+    models: list[tuple[type[BaseModel], _Mode]] = [(model, "validation") for model in asked]
+    models += [(model, "serialization") for model in given]
+    refs, definitions = models_json_schema(models, ref_template=_REFS)
+    schemas = {model: refs[model, mode] for model, mode in models}
     paths: dict[str, dict[str, Any]] = {}
     for route in table.routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
@@ -62,7 +66,10 @@ def _operation(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "tags": [_tag(route)],
         "responses": {
-            "2XX": {"description": "Done", "content": {media: {} for media in route.answers}},
+            "200": {
+                "description": "Done",
+                "content": {media: _answer(route, media, schemas) for media in route.answers},
+            },
             "4XX": {"description": "Refused, in words", "content": _REFUSAL},
             "503": {"description": "Not now; Retry-After says when", "content": _REFUSAL},
         },
@@ -75,6 +82,11 @@ def _operation(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]
     if content := _content(route, schemas):
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _answer(route: Route, media: str, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
+    model = {JSON: route.answer, "text/event-stream": route.event}.get(media)
+    return {"schema": {"type": "string"} if model is None else schemas[model]}
 
 
 def _content(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -1,0 +1,200 @@
+"""Answers of POST /v1/completions and POST /v1/chat/completions, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lora_serve.server.schemas.answers.base import Answer
+
+
+class CachedTokens(Answer):
+    cached_tokens: int
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class PromptLogprob(Answer):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobs(Answer):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionPart(Answer):
+    """One choice, or what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class CompletionChoice(CompletionPart):
+    prompt_logprobs: PromptLogprobs | None
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(Answer):
+    """One event of a stream; the last one with `usage` has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionPart]
+    usage: Usage | None = None
+
+
+class TopLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[TokenLogprob] | None
+
+
+class FunctionCall(Answer):
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Answer):
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+
+
+class FunctionDelta(Answer):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Answer):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
+
+
+class Delta(Answer):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
+
+
+class ChatPart(Answer):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+
+
+class ChatChunk(Answer):
+    """One event of a stream; the last one with `usage` has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatPart]
+    usage: Usage | None = None
+
+
+class ModelCard(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    permission: list[Any]
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class DeletedModel(Answer):
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
+
+
+class Tokens(Answer):
+    """POST /tokenize"""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Answer):
+    """POST /detokenize"""
+
+    prompt: str
+
+
+class TokenizerInfo(Answer):
+    tokenizer_class: str
+    vocab_size: int
+    chat_template: str | None
