@@ -37,6 +37,7 @@ from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
+from tests.server.answer_schemas import AnswerWatch
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 BASE = "tiny-base"
@@ -197,7 +198,9 @@ async def services(
 async def house(
     services: Services, verifier: FakeVerifier, tmp_path: Path, make_adapter: Callable[..., Path]
 ) -> AsyncIterator[House]:
-    runner = HttpRunner(build_app(services), shutdown_timeout=1.0)
+    app, watch = build_app(services), AnswerWatch()
+    watch.watch(app)
+    runner = HttpRunner(app, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
@@ -205,6 +208,7 @@ async def house(
     url = f"http://127.0.0.1:{port}"
     yield House(services, services.client, verifier, url, tmp_path / "root", tmp_path / "store", make_adapter)
     await runner.cleanup()
+    assert watch.faults == [], "answers that /openapi.json does not promise"
 
 
 @pytest.fixture

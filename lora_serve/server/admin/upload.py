@@ -58,7 +58,10 @@ BODY = OtherBody(
                 "required": [CONFIG_NAME, WEIGHTS_NAME],
             }
         },
-        **{kind: {} for kind in ("application/x-tar", "application/gzip", "application/zip")},
+        **{
+            kind: {"schema": {"type": "string", "format": "binary"}}
+            for kind in ("application/x-tar", "application/gzip", "application/zip")
+        },
     },
     headers=(
         {

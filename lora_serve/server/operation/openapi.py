@@ -66,7 +66,7 @@ def _operation(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "tags": [_tag(route)],
         "responses": {
-            "200": {
+            "2XX": {
                 "description": "Done",
                 "content": {media: _answer(route, media, schemas) for media in route.answers},
             },
@@ -114,10 +114,15 @@ def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def _plain(field: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without references and without null, as no query can say null."""
+    """A parameter's schema without references, and without what no query can say: null, and defaults that are no text
+    where text is asked for.
+    """
     options = [option for option in field.get("anyOf", [field]) if option.get("type") != "null"]
     (option,) = options
-    return dict(kinds[option["$ref"].rpartition("/")[2]] if "$ref" in option else option)
+    shown = dict(kinds[option["$ref"].rpartition("/")[2]] if "$ref" in option else option)
+    if shown.get("type") == "string" and not isinstance(shown.get("default", ""), str):
+        del shown["default"]
+    return shown
 
 
 def _tag(route: Route) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import aiohttp
@@ -11,10 +12,11 @@ from lora_serve.core.request import Task
 from lora_serve.server.app import build_app
 from lora_serve.server.operation.docs_page import page_of
 from lora_serve.server.operation.openapi import document_of
-from lora_serve.server.route import OtherBody
+from lora_serve.server.route import JSON, OtherBody
 from lora_serve.server.routes import TABLE
 from lora_serve.server.schemas.fields import Fields
 from lora_serve.server.schemas.generation import CompletionFields
+from tests.server.answer_schemas import EVENTS, faults_of
 
 
 async def test_document_names_every_route(http: aiohttp.ClientSession, services: Any) -> None:
@@ -127,3 +129,31 @@ def test_what_a_document_says_is_text_on_the_page() -> None:
     page = page_of({"info": info, "paths": {"/<i>": {"get": {}}}, "components": {"schemas": {}}})
     assert "<b>" not in page
     assert "<i>" not in page
+
+
+def test_an_answer_that_is_not_promised_is_a_fault() -> None:
+    """The watch over every answer of these tests can find something."""
+    assert faults_of("GET", "/version", JSON, {"version": "1"}) == []
+    (fault,) = faults_of("GET", "/version", JSON, {"version": 1})
+    assert "version" in fault
+
+
+def test_every_answer_in_json_has_a_schema() -> None:
+    without = [route.path for route in TABLE.routes if JSON in route.answers and route.answer is None]
+    assert without == []
+    assert [route.path for route in TABLE.routes if (EVENTS in route.answers) != (route.event is not None)] == []
+
+
+async def test_events_of_streams_are_those_that_the_document_promises(http: aiohttp.ClientSession) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    extra = {"stream": True, "stream_options": options, "logprobs": 1, "max_tokens": 3}
+    bodies = {
+        "/v1/completions": {"prompt": "One", **extra},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "One"}], **extra, "logprobs": True},
+    }
+    for path, body in bodies.items():
+        async with http.post(path, json=body) as answer:
+            lines = (await answer.text()).splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert len(events) > 2
+        assert [fault for event in events for fault in faults_of("POST", path, EVENTS, event)] == []
