@@ -196,3 +196,4 @@ async def _run(
             await services.background.close()
             await services.client.stop()
             await asyncio.to_thread(services.registrations.close)
+            await asyncio.to_thread(services.grammars.close)

@@ -12,6 +12,7 @@ from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import LoadedEngine
 from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.lifecycle import Lifecycle
 from lora_serve.server.services import Services
@@ -37,12 +38,14 @@ def build_services(
     monitor: StoreMonitor,
 ) -> Services:
     """The parts of the web server, joined. Raises ConfigError for an admin key that cannot be read or made."""
-    config = settings.adapter_slice()
+    config, adapter_config = settings.server_slice(), settings.adapter_slice()
     admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary())
     quota_of = keys.directory.quota_of
-    registry = Registry(config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of)
+    registry = Registry(
+        adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of
+    )
     registry.sweep()
     return Services(
         client=model.client,
@@ -50,9 +53,10 @@ def build_services(
         registry=registry,
         staging=Staging(sources, registry.new_folder, settings.max_upload_size),
         text=text,
+        grammars=GrammarChecks(text, config.grammars),
         spec=model.spec,
-        config=settings.server_slice(),
-        adapter_config=config,
+        config=config,
+        adapter_config=adapter_config,
         authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
         keys=keys,
         metrics=Metrics(settings.base_name, settings.metrics_tenants),

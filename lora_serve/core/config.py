@@ -109,6 +109,19 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarConfig:
+    """The most that the schema, regex or grammar of one request may be and cause; see the settings of like names."""
+
+    max_bytes: int = 2**18
+    max_symbols: int = 500_000
+    max_items: int = 50_000
+    max_lexer_states: int = 250_000
+    max_lexer_work: int = 1_000_000
+    num_threads: int = 2
+    cache_bytes: int = 2**25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """The most connections, and the longest waits for each. Times are seconds."""
 
@@ -160,6 +173,7 @@ class ServerConfig:
     tls: TlsConfig | None = None  # None: plain HTTP
     metrics_names: str = "auto"  # "auto", "open" or "admin"
     requests: RequestLimits = RequestLimits()
+    grammars: GrammarConfig = GrammarConfig()
     connections: ConnectionLimits = ConnectionLimits()
     browsers: BrowserRules = BrowserRules()
     attempts: AttemptLimits = AttemptLimits()

@@ -25,6 +25,7 @@ from lora_serve.core.config import (
     BrowserRules,
     ConnectionLimits,
     EngineConfig,
+    GrammarConfig,
     ModelConfig,
     QueueLimits,
     RequestLimits,
@@ -35,6 +36,7 @@ from lora_serve.core.errors import ConfigError
 from lora_serve.core.flags import FlagParser, flag_name
 from lora_serve.core.setting_groups.adapters import AdapterTierSettings, RegistrySettings
 from lora_serve.core.setting_groups.engine import BatchSettings, EngineSettings, KVCacheSettings
+from lora_serve.core.setting_groups.grammars import GrammarSettings
 from lora_serve.core.setting_groups.http import (
     AccessSettings,
     BrowserSettings,
@@ -59,6 +61,7 @@ class Settings(
     ObservabilitySettings,
     ConnectionSettings,
     TlsSettings,
+    GrammarSettings,
     RequestLimitSettings,
     AccountingSettings,
     BrowserSettings,
@@ -141,6 +144,7 @@ class Settings(
             max_body_bytes=self.max_body_size,
             tls=self.tls_slice(),
             requests=self._slice(RequestLimits),
+            grammars=self.grammar_slice(),
             connections=self._slice(
                 ConnectionLimits,
                 max_header_bytes=self.max_header_size,
@@ -157,6 +161,17 @@ class Settings(
                 hosts=frozenset(name for text in self.allowed_hosts if (name := parse_name(text))),
                 origins=frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
             ),
+        )
+
+    def grammar_slice(self) -> GrammarConfig:
+        return GrammarConfig(
+            max_bytes=self.max_grammar_size,
+            max_symbols=self.max_grammar_symbols,
+            max_items=self.max_grammar_items,
+            max_lexer_states=self.max_lexer_states,
+            max_lexer_work=self.max_lexer_work,
+            num_threads=self.grammar_threads,
+            cache_bytes=self.grammar_cache,
         )
 
     def tls_slice(self) -> TlsConfig | None:

@@ -20,6 +20,7 @@ from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats
 from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.background.tasks import BackgroundTasks, Call
 from lora_serve.server.lifecycle import Lifecycle
@@ -59,6 +60,7 @@ class Services:
     registry: Registry
     staging: Staging
     text: TextModel
+    grammars: GrammarChecks
     spec: ModelSpec
     config: ServerConfig
     adapter_config: AdapterConfig

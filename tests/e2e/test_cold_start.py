@@ -36,6 +36,7 @@ from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.model.build import build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.app import build_app
+from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
@@ -132,6 +133,7 @@ async def place(site: Site, tmp_path: Path) -> AsyncIterator[Place]:
             registry=registry,
             staging=Staging(build_sources(slices[1]), registry.new_folder, settings.max_upload_size),
             text=text,
+            grammars=GrammarChecks(text, settings.server_slice().grammars),
             spec=parts.spec,
             config=settings.server_slice(),
             adapter_config=slices[1],

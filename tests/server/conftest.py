@@ -27,6 +27,7 @@ from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.server.app import build_app
+from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.http_runner import HttpRunner
@@ -180,6 +181,7 @@ async def services(
         registry=registry,
         staging=Staging(sources(config), registry.new_folder, config.max_upload_bytes),
         text=text_model,
+        grammars=GrammarChecks(text_model, server_config.grammars),
         spec=spec,
         config=server_config,
         adapter_config=config,
@@ -192,6 +194,7 @@ async def services(
     made.staging.close()
     await made.background.close()
     made.registrations.close()
+    made.grammars.close()
 
 
 @pytest.fixture

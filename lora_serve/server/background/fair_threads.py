@@ -42,14 +42,19 @@ class FairThreads:
         on_start: Callable[[], None] | None = None,
         seconds_per_minute: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        max_waiting: int = MAX_WAITING,
+        calls: str = "registrations",
     ) -> None:
         """`each`: how many threads one tenant holds at most. `on_start`: called first on each thread.
         `seconds_per_minute`: how long a tenant may hold threads before it comes after the others; None: no limit.
+        `max_waiting`: calls of one tenant at most. `calls`: the word for them.
         """
         self._num_threads = num_threads
         self._each = each
         self._spent = _Spent(seconds_per_minute)
         self._clock = clock
+        self._max_waiting = max_waiting
+        self._calls = calls
         self._lock = threading.Lock()
         self._lines: dict[str, deque[_Waiting]] = {}  # by tenant
         self._turns: dict[str, int] = {}  # of those that wait or hold a thread
@@ -60,11 +65,11 @@ class FairThreads:
 
     def check(self, tenant: str) -> None:
         """Raises RateLimitedError if as many calls of the tenant wait as may."""
-        if len(self._lines.get(tenant, ())) >= MAX_WAITING:
+        if len(self._lines.get(tenant, ())) >= self._max_waiting:
             raise RateLimitedError(
-                f"{MAX_WAITING} registrations of the tenant `{tenant}` wait already; try again later.",
+                f"{self._max_waiting} {self._calls} of the tenant `{tenant}` wait already; try again later.",
                 RETRY_AFTER,
-                "tenant_registrations",
+                f"tenant_{self._calls}",
             )
 
     def is_busy(self, tenant: str) -> bool:

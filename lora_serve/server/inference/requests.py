@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams
+from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams, TokenGrammar
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.generation import SamplingFields
@@ -30,10 +30,16 @@ class TokenLimits:
 
 
 def generation_requests(
-    request: web.Request, model: ResolvedModel, fields: SamplingFields, limits: TokenLimits, prompts: Sequence[Prompt]
+    request: web.Request,
+    model: ResolvedModel,
+    fields: SamplingFields,
+    limits: TokenLimits,
+    prompts: Sequence[Prompt],
+    grammar: TokenGrammar | None = None,
 ) -> list[InferenceRequest]:
     """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
-    params, template = _sampling_params(fields, model.spec, limits), _template(request, model, fields)
+    params = _sampling_params(fields, model.spec, limits)
+    template = replace(_template(request, model, fields), grammar=grammar)
     made: list[InferenceRequest] = []
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, model.spec.max_model_len)

@@ -11,6 +11,7 @@ from aiohttp import web
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
 from lora_serve.server.inference.resolve import resolve
@@ -29,6 +30,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     fields = check_fields(ChatFields, await read_fields(request), services.config.requests)
     messages = await chat_messages(fields.messages)
     model = resolve(request, fields)
+    grammar = await requested_grammar(services, context, model, fields)
     prompt = await chat_prompt(model.text, model.spec, fields, messages)
     limits = TokenLimits(
         fields.max_completion_tokens or fields.max_tokens,
@@ -36,7 +38,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         fields.prompt_logprobs,
         prompt_field="messages",
     )
-    requests = generation_requests(request, model, fields, limits, [prompt])
+    requests = generation_requests(request, model, fields, limits, [prompt], grammar)
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = ChatBody(
         id=f"chatcmpl-{context.request_id}",

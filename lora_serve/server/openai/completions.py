@@ -12,6 +12,7 @@ from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
 from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import EncodedPrompt, completion_prompts
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
 from lora_serve.server.inference.resolve import resolve
@@ -29,9 +30,11 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request), services.config.requests)
     model = resolve(request, fields)
+    grammar = await requested_grammar(services, context, model, fields)
     prompts = await completion_prompts(model.text, model.spec, fields, services.config.requests.max_prompts)
     limits = TokenLimits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
-    requests = generation_requests(request, model, fields, limits, [prompt.token_ids for prompt in prompts])
+    token_ids = [prompt.token_ids for prompt in prompts]
+    requests = generation_requests(request, model, fields, limits, token_ids, grammar)
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = CompletionBody(
         id=f"cmpl-{context.request_id}",

@@ -18,6 +18,7 @@ from lora_serve.server.schemas.fields import (
     without_null,
 )
 from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.structured import StructuredFields
 
 MAX_TOKENS = 2**31 - 1
 
@@ -27,7 +28,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(RequestFields):
+class SamplingFields(RequestFields, StructuredFields):
     """vLLM's and OpenAI's sampling fields, and our own."""
 
     n: NumChoices = 1

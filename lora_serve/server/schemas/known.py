@@ -9,35 +9,16 @@ from typing import Any
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import Fields
 
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
-
-LATER_NAMES = frozenset(
-    (*_GUIDED, "response_format", "tools", "tool_choice", "functions", "function_call", "chat_template")
-)
+LATER_NAMES = frozenset(("tools", "tool_choice", "functions", "function_call", "chat_template"))
 TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens"))  # fields that may hold as many integers as a body can
 
 
 def refuse_later(fields: Mapping[str, Any]) -> None:
-    """Raises InvalidRequestError if `fields` ask for structured output, tools or a template."""
-    for name in _GUIDED:
-        if fields.get(name):
-            raise _later(name, "structured output")
-    _check_response_format(fields.get("response_format"))
+    """Raises InvalidRequestError if `fields` ask for tools or a template."""
     _check_tools(fields)
     if fields.get("chat_template"):
         message = "`chat_template` is not accepted: the base model's own template is always used."
         raise InvalidRequestError(message, param="chat_template")
-
-
-def _check_response_format(value: Any) -> None:
-    if value is None:
-        return
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        raise _later("response_format", f"response_format {kind}")
-    if kind != "text":
-        message = '`response_format` must be {"type": "text"}.'
-        raise InvalidRequestError(message, param="response_format")
 
 
 def _check_tools(fields: Mapping[str, Any]) -> None:

@@ -136,12 +136,11 @@ COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"timeout_ms": 0}, "timeout_ms"),
     ({"max_cold_wait_ms": -1}, "max_cold_wait_ms"),
     ({"on_cold": "panic"}, "on_cold"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": "json"}, "response_format"),
-    ({"guided_regex": "a+"}, "guided_regex"),
-    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"guided_regex": "(a"}, "guided_regex"),
+    ({"guided_json": {"type": "objects"}}, "guided_json"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice"),
@@ -253,7 +252,7 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=10,
 )
-NAMES = st.sampled_from([*CompletionFields.model_fields, *ChatFields.model_fields, "response_format", "tools"])
+NAMES = st.sampled_from([*CompletionFields.model_fields, *ChatFields.model_fields, "tools"])
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))

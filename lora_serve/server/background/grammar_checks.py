@@ -1,0 +1,149 @@
+"""The checking of schemas and grammars on threads that tenants share fairly, and the memory of those that were right.
+
+A tenant's texts are found again by itself alone, so no time tells another that somebody sent the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from lora_serve.core.adapter import AddedToken
+from lora_serve.core.config import GrammarConfig
+from lora_serve.core.request import TokenGrammar
+from lora_serve.server.background.fair_threads import FairThreads
+from lora_serve.text.grammars.checking import check_text, checked_text
+from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.constraint import Constraint
+from lora_serve.text.grammars.translation import check_size, content, measured
+from lora_serve.text.tokenizer import TextModel
+
+SECONDS_PER_MINUTE = 20.0  # of a thread; a tenant that took more comes after all others
+MAX_WAITING = 1024  # of one tenant; most take a millisecond
+MAX_COMPILERS = 8  # of vocabularies that adapters have extended
+ENTRY_BYTES = 1024  # of a remembered grammar, besides its text
+TEXT_FACTOR = 8  # a grammar made for a caller may be so many times larger than one it sends
+FEW = 4096  # characters, about, that are looked at on the event loop
+
+
+class GrammarChecks:
+    """The threads and the memory."""
+
+    def __init__(self, text: TextModel, config: GrammarConfig) -> None:
+        self._text = text
+        self._config = config
+        self._threads = FairThreads(
+            "grammar",
+            config.num_threads,
+            seconds_per_minute=SECONDS_PER_MINUTE,
+            max_waiting=MAX_WAITING,
+            calls="grammars",
+        )
+        self._known = KnownGrammars(config.cache_bytes)
+        self._compiler = functools.lru_cache(MAX_COMPILERS)(self._new_compiler)
+
+    async def of(self, tenant: str, constraint: Constraint, added_tokens: tuple[AddedToken, ...] = ()) -> TokenGrammar:
+        """The grammar of a constraint, for the base's vocabulary and `added_tokens`.
+
+        Raises InvalidRequestError, RateLimitedError, NotReadyError.
+        """
+        if measured(constraint.source, FEW) <= FEW:
+            digest = self._digest(constraint)
+        else:
+            digest = await asyncio.to_thread(self._digest, constraint)
+        return await self._checked(
+            tenant, digest, added_tokens, lambda compiler: checked_text(constraint, compiler, self._config)
+        )
+
+    async def of_text(
+        self, tenant: str, text: str, param: str, added_tokens: tuple[AddedToken, ...] = ()
+    ) -> TokenGrammar:
+        """The same for a grammar in the form of `llguidance`, made from the field `param`."""
+        check_size(len(text), param, TEXT_FACTOR * self._config.max_bytes)
+
+        def checked(compiler: GrammarCompiler) -> str:
+            check_text(text, param, compiler)
+            return text
+
+        return await self._checked(tenant, hashlib.sha256(b"text" + text.encode()).digest(), added_tokens, checked)
+
+    def close(self) -> None:
+        """Refuse the calls that wait, and return when those that run have ended."""
+        self._threads.close()
+
+    def _digest(self, constraint: Constraint) -> bytes:
+        most = self._config.max_bytes
+        check_size(measured(constraint.source, most), constraint.param, most)
+        return hashlib.sha256(content(constraint)).digest()
+
+    async def _checked(
+        self,
+        tenant: str,
+        digest: bytes,
+        added_tokens: tuple[AddedToken, ...],
+        check: Callable[[GrammarCompiler], str],
+    ) -> TokenGrammar:
+        key = (digest, added_tokens)
+        if (known := self._known.find(tenant, key)) is not None:
+            return known
+
+        def call() -> TokenGrammar:
+            if (known := self._known.find(tenant, key)) is not None:
+                return known  # another request of the tenant was first
+            grammar = TokenGrammar(check(self._compiler(added_tokens)), added_tokens)
+            self._known.add(tenant, key, grammar)
+            return grammar
+
+        return await self._threads.run(call, tenant)
+
+    def _new_compiler(self, added_tokens: tuple[AddedToken, ...]) -> GrammarCompiler:
+        text = self._text.with_added(added_tokens)
+        special = {number: text.token_text(number) for number in sorted(text.special_ids)}
+        return GrammarCompiler(special, text.vocab_size, self._config)
+
+
+Key = tuple[bytes, tuple[AddedToken, ...]]
+
+
+class KnownGrammars:
+    """Grammars that were right, by tenant, within a number of bytes: the tenant with the most of them loses its oldest
+    first. Every method may be called from any thread.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._grammars: dict[str, OrderedDict[Key, TokenGrammar]] = {}
+        self._num_bytes: dict[str, int] = {}  # by tenant
+
+    def find(self, tenant: str, key: Key) -> TokenGrammar | None:
+        with self._lock:
+            own = self._grammars.get(tenant)
+            if own is None or key not in own:
+                return None
+            own.move_to_end(key)
+            return own[key]
+
+    def add(self, tenant: str, key: Key, grammar: TokenGrammar) -> None:
+        """Remember a grammar that is not known yet."""
+        with self._lock:
+            own = self._grammars.setdefault(tenant, OrderedDict())
+            if key not in own:
+                own[key] = grammar
+                self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + _size(grammar)
+            while sum(self._num_bytes.values()) > self._max_bytes:
+                self._drop_oldest(max(self._num_bytes, key=self._num_bytes.__getitem__))
+
+    def _drop_oldest(self, tenant: str) -> None:
+        _, grammar = self._grammars[tenant].popitem(last=False)
+        self._num_bytes[tenant] -= _size(grammar)
+        if not self._grammars[tenant]:
+            del self._grammars[tenant], self._num_bytes[tenant]
+
+
+def _size(grammar: TokenGrammar) -> int:
+    return ENTRY_BYTES + 4 * len(grammar.text)  # what a text takes at most

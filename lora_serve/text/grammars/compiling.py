@@ -1,0 +1,72 @@
+"""Compiles a grammar as the engine will, but over a vocabulary of single bytes, to see whether it can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from lora_serve.core.config import GrammarConfig
+
+NUM_BYTES = 256
+UNSATISFIABLE = "no text satisfies it"
+
+
+def parser_limits(config: GrammarConfig) -> LLParserLimits:
+    """The limits in the terms of `llguidance`. Its messages say nothing of the parser's state."""
+    return LLParserLimits(
+        initial_lexer_fuel=config.max_lexer_work,
+        step_max_items=config.max_items,
+        max_lexer_states=config.max_lexer_states,
+        max_grammar_size=config.max_symbols,
+        verbose_errors=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """Tokens as `TokenizerWrapper` wants them: the special ones at their own ids, and one for each byte."""
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    byte_ids: list[int]
+    eos_token_id: int
+    bos_token_id: None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return [self.byte_ids[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary, within limits; immutable, used by several threads."""
+
+    def __init__(self, special_tokens: Mapping[int, str], vocab_size: int, config: GrammarConfig) -> None:
+        """`special_tokens`: by id, those that a grammar may name as `<name>`."""
+        self._limits = parser_limits(config)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_vocabulary(special_tokens, vocab_size)), slices=[])
+
+    def fault(self, text: str) -> str:
+        """The reason why a grammar cannot be used, in the words of `llguidance`; empty if it can.
+
+        It runs without the GIL for most of its time.
+        """
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_stopped() and not matcher.is_accepting():
+            error = matcher.get_error()
+            return UNSATISFIABLE if not error or error.startswith("NoExtension") else error
+        return ""
+
+
+def _vocabulary(special_tokens: Mapping[int, str], vocab_size: int) -> _Vocabulary:
+    tokens = [b""] * max(vocab_size, max(special_tokens, default=0) + 1, NUM_BYTES + len(special_tokens))
+    for number, content in special_tokens.items():
+        tokens[number] = content.encode()
+    free = (number for number in range(len(tokens)) if number not in special_tokens)
+    byte_ids = [next(free) for _ in range(NUM_BYTES)]
+    for byte, number in enumerate(byte_ids):
+        tokens[number] = bytes((byte,))
+    tokens.append(b"<end of text>")
+    return _Vocabulary(tokens, [*special_tokens, len(tokens) - 1], byte_ids, len(tokens) - 1)
