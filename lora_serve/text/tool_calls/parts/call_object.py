@@ -101,3 +101,24 @@ class CallObject:
         self._is_started = True
         self._parser.start(self._name)
         self._parser.arguments("".join(self._early or ()))
+
+
+def call_list(parser: ReadingParser, *, is_marked: bool) -> Reading[Outcome]:
+    """Read calls separated by commas, to the bracket that closes the list; the one that opens it has been read.
+
+    What the reader holds at the end is content, but for `Outcome.COMPLETE`: then it holds nothing.
+    """
+    reader = parser.reader
+    while True:
+        yield from reader.spaces()
+        outcome = yield from CallObject(parser, is_marked=is_marked).read()
+        if outcome is not Outcome.COMPLETE:
+            return outcome
+        reader.hold()
+        yield from reader.spaces()
+        separator = yield from reader.literal(",", "]")
+        if separator == "]":
+            reader.let_go()
+            return Outcome.COMPLETE
+        if separator == "":
+            return Outcome.BROKEN
