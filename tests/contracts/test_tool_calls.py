@@ -21,6 +21,7 @@ from tests.text.tool_calls.calls import (
     TOOLS,
     WEATHER,
     Answer,
+    Call,
     byte_tokenizer,
     parsed,
     pieces_of,
@@ -205,6 +206,19 @@ class TestJson(ToolCallContract):
     def test_no_object_as_arguments_is_content(self) -> None:
         text = '{"name": "f", "arguments": [1]}'
         assert self.read(text).order == [text]
+
+    def test_name_alone_is_a_call_only_of_a_known_tool(self) -> None:
+        assert self.read('{"name": "Ada"}').order == ['{"name": "Ada"}']
+        assert self.read('{"name": "now"}').calls == [Call("now", "{}")]
+        assert self.read('{"name": "now", "argum').calls == [Call("now", "")]
+
+    def test_object_of_another_kind_is_content(self) -> None:
+        for text in ('{"name": "Ada", "born": 1815}', '[{"a": 1}]', "[1, 2]", "{}", '{"na', '[{"name": "f"'):
+            assert self.read(text).order == [text]
+
+    def test_arguments_may_stand_before_the_name(self) -> None:
+        text = '{"type": "function", "id": 3, "parameters": {"a": 1}, "name": "f", "more": [{}]}'
+        assert self.read(*text).calls == [Call("f", '{"a": 1}')]
 
     def begins_a_marker(self, text: str) -> bool:
         return any(marker.startswith(text) for marker in self.format.markers)

@@ -27,7 +27,7 @@ class Format(ToolCallFormat):
         return CALLS_BEGIN in template and "```json" in template
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return DeepSeekParser()
+        return DeepSeekParser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         def written(tool: Tool, arguments: str) -> str:

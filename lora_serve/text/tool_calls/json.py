@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lora_serve.text.pieces import Reading
 from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
 from lora_serve.text.tool_calls.parts.call_object import CallObject, call_list
 from lora_serve.text.tool_calls.parts.lark import call_rules, lark, named_object, quoted
-from lora_serve.text.tool_calls.parts.reader import Reading
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 
@@ -19,7 +19,7 @@ class Format(ToolCallFormat):
         return False
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser()
+        return _Parser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         start = f"{quoted('[')} call ({quoted(', ')} call)* {quoted(']')}" if parallel else "call"

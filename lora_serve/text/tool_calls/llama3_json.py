@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lora_serve.text.pieces import Reading
 from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
 from lora_serve.text.tool_calls.parts.call_object import CallObject, Outcome
 from lora_serve.text.tool_calls.parts.lark import call_rules, lark, named_object, quoted
-from lora_serve.text.tool_calls.parts.reader import Reading
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 _TAG = "<|python_tag|>"
@@ -27,7 +27,7 @@ class Format(ToolCallFormat):
         return any(header in template for header in _HEADERS) and '"parameters": ' in template
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser()
+        return _Parser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         rules = call_rules(tools, lambda tool, arguments: named_object(tool, arguments, key="parameters"))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from lora_serve.text.pieces import Reading, nowhere
 from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
 from lora_serve.text.tool_calls.parts.call_object import CallObject, Outcome, call_list
 from lora_serve.text.tool_calls.parts.json_text import MAX_SHORT, json_nested
 from lora_serve.text.tool_calls.parts.lark import call_rules, lark, marker, named_object, quoted
-from lora_serve.text.tool_calls.parts.reader import Reading, nowhere
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 _BEGIN, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -29,7 +29,7 @@ class Format(ToolCallFormat):
         return _BEGIN in template
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser()
+        return _Parser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         """Allow the forms of all versions, as a model was trained for one of them."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from lora_serve.text.pieces import Reading, nowhere
 from lora_serve.text.tool_calls.parts.call_object import Outcome
 from lora_serve.text.tool_calls.parts.json_text import MAX_SHORT, json_nested
-from lora_serve.text.tool_calls.parts.reader import Reading, nowhere
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001 - the tokens' own letters
