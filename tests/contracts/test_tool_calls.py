@@ -1,5 +1,7 @@
 """What every format of tool calls must do; each format inherits the class."""
 
+# ruff: noqa: RUF001 - the markers of DeepSeek
+
 from __future__ import annotations
 
 import json
@@ -19,6 +21,7 @@ from tests.text.tool_calls.calls import (
     TOOLS,
     WEATHER,
     Answer,
+    Call,
     byte_tokenizer,
     parsed,
     pieces_of,
@@ -204,11 +207,92 @@ class TestJson(ToolCallContract):
         text = '{"name": "f", "arguments": [1]}'
         assert self.read(text).order == [text]
 
+    def test_name_alone_is_a_call_only_of_a_known_tool(self) -> None:
+        assert self.read('{"name": "Ada"}').order == ['{"name": "Ada"}']
+        assert self.read('{"name": "now"}').calls == [Call("now", "{}")]
+        assert self.read('{"name": "now", "argum').calls == [Call("now", "")]
+
+    def test_object_of_another_kind_is_content(self) -> None:
+        for text in ('{"name": "Ada", "born": 1815}', '[{"a": 1}]', "[1, 2]", "{}", '{"na', '[{"name": "f"'):
+            assert self.read(text).order == [text]
+
+    def test_arguments_may_stand_before_the_name(self) -> None:
+        text = '{"type": "function", "id": 3, "parameters": {"a": 1}, "name": "f", "more": [{}]}'
+        assert self.read(*text).calls == [Call("f", '{"a": 1}')]
+
     def begins_a_marker(self, text: str) -> bool:
         return any(marker.startswith(text) for marker in self.format.markers)
 
     def is_cut_call(self, text: str, answer: Answer) -> bool:
         return False
+
+
+class TestLlama3Json(ToolCallContract):
+    name = "llama3_json"
+    takes_content_before = False
+
+    def write(self, calls: Calls) -> str:
+        return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for text in ('{"name": "f", "parameters": "x"}', '<|python_tag|>{"name": "f", "parameters": [1]}'):
+            assert self.read(text).order == [text]
+
+    def test_tag_may_stand_after_text_and_before_code(self) -> None:
+        call = '{"name": "f", "arguments": {}}'
+        assert self.read(f"Well. <|python_tag|>{call};<|python_tag|> {call}").order == ["Well. ", 0, 1]
+        assert self.read("<|python_tag|>print(1)").order == ["<|python_tag|>print(1)"]
+        assert self.read(f"{call}; and so on").order == [0, "; and so on"]
+
+
+class TestMistral(ToolCallContract):
+    name = "mistral"
+
+    def write(self, calls: Calls) -> str:
+        return "[TOOL_CALLS] " + json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for text in ('[TOOL_CALLS] [{"name": "f", "arguments": "x"}]', "[TOOL_CALLS]f[1]", "[TOOL_CALLS] {}"):
+            assert self.read(text).order == [text]
+
+    @pytest.mark.parametrize("between", ["", "[ARGS]", "[CALL_ID]vvMfOCoJ7[ARGS]", "\n"])
+    def test_newer_form(self, between: str) -> None:
+        text = "".join(f"[TOOL_CALLS]{name}{between}{json.dumps(arguments)}" for name, arguments in SOME)
+        answer = self.read("Well.", *text)
+        assert answer.order == ["Well.", 0, 1, 2]
+        assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == SOME
+
+
+class TestDeepSeekV3(ToolCallContract):
+    name = "deepseek_v3"
+
+    def write(self, calls: Calls) -> str:
+        blocks = (
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+            for name, arguments in calls
+        )
+        return "<｜tool▁calls▁begin｜>" + "\n".join(blocks) + "<｜tool▁calls▁end｜>"
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        text = (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[1]\n```<｜tool▁call▁end｜>"
+        )
+        assert self.read(text).order == [text]
+
+
+class TestDeepSeekV31(ToolCallContract):
+    name = "deepseek_v31"
+
+    def write(self, calls: Calls) -> str:
+        blocks = (
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+            for name, arguments in calls
+        )
+        return "<｜tool▁calls▁begin｜>" + "".join(blocks) + "<｜tool▁calls▁end｜>"
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        text = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>[1]<｜tool▁call▁end｜>"
+        assert self.read(text).order == [text]
 
 
 def test_every_format_has_its_contract() -> None:

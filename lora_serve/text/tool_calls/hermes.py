@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lora_serve.text.pieces import Reading, nowhere
 from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
 from lora_serve.text.tool_calls.parts.call_object import CallObject, Outcome
 from lora_serve.text.tool_calls.parts.lark import call_rules, lark, marker, named_object, quoted
-from lora_serve.text.tool_calls.parts.reader import Reading, nowhere
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -27,7 +27,7 @@ class Format(ToolCallFormat):
         return _BEGIN in template and _END in template and not any(other in template for other in _OTHERS)
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser()
+        return _Parser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         begin, end = marker(_BEGIN, token_ids), marker(_END, token_ids)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lora_serve.text.pieces import Reading
 from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
-from lora_serve.text.tool_calls.parts.call_object import CallObject, Outcome
+from lora_serve.text.tool_calls.parts.call_object import CallObject, call_list
 from lora_serve.text.tool_calls.parts.lark import call_rules, lark, named_object, quoted
-from lora_serve.text.tool_calls.parts.reader import Reading
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 
@@ -19,7 +19,7 @@ class Format(ToolCallFormat):
         return False
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return _Parser()
+        return _Parser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         start = f"{quoted('[')} call ({quoted(', ')} call)* {quoted(']')}" if parallel else "call"
@@ -31,18 +31,8 @@ class _Parser(ReadingParser):
         reader = self.reader
         reader.hold()
         yield from reader.spaces()
-        is_list = (yield from reader.literal("[")) != ""
-        yield from reader.spaces()
-        outcome = yield from CallObject(self, is_marked=False).read()
-        while outcome is Outcome.COMPLETE and is_list:
-            reader.hold()
-            yield from reader.spaces()
-            separator = yield from reader.literal(",", "]")
-            if separator == "]":
-                reader.let_go()
-                break
-            yield from reader.spaces()
-            outcome = yield from CallObject(self, is_marked=False).read()
-            if (yield from reader.peek()) == "":
-                reader.let_go()
+        if (yield from reader.literal("[")) == "":
+            yield from CallObject(self, is_marked=False).read()
+        else:
+            yield from call_list(self, is_marked=False)
         yield from self.rest_is_content()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from lora_serve.text.pieces import Reading, nowhere
 from lora_serve.text.tool_calls.parts.json_text import MAX_SHORT, SCALAR, json_nested, short_string, skip_json
-from lora_serve.text.tool_calls.parts.reader import Reading, nowhere
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -24,8 +24,8 @@ class Outcome(Enum):
 class CallObject:
     """The reader of one `{"name": ..., "arguments": {...}}`, keys in any order, "parameters" for "arguments" too.
 
-    The call is started when its name is known and its arguments turn out to be an object. `is_marked`: a marker stood
-    before it, so that a name alone is a call without arguments.
+    The call is started when its name is known and its arguments turn out to be an object. A name alone is a call
+    without arguments if a marker stood before it (`is_marked`) or a tool has that name.
     """
 
     def __init__(self, parser: ReadingParser, *, is_marked: bool, stops: str = "") -> None:
@@ -46,7 +46,8 @@ class CallObject:
         if self._is_started:
             return Outcome.COMPLETE if is_whole else Outcome.BROKEN
         is_cut = not is_whole and (yield from self._reader.peek()) == ""
-        if self._is_marked and self._name is not None and self._early is None and (is_whole or is_cut):
+        is_sure = self._is_marked or self._name in self._parser.known_names
+        if is_sure and self._name is not None and self._early is None and (is_whole or is_cut):
             self._parser.start(self._name)
             if is_whole:
                 self._parser.arguments("{}")
@@ -101,3 +102,24 @@ class CallObject:
         self._is_started = True
         self._parser.start(self._name)
         self._parser.arguments("".join(self._early or ()))
+
+
+def call_list(parser: ReadingParser, *, is_marked: bool) -> Reading[Outcome]:
+    """Read calls separated by commas, to the bracket that closes the list; the one that opens it has been read.
+
+    What the reader holds at the end is content, but for `Outcome.COMPLETE`: then it holds nothing.
+    """
+    reader = parser.reader
+    while True:
+        yield from reader.spaces()
+        outcome = yield from CallObject(parser, is_marked=is_marked).read()
+        if outcome is not Outcome.COMPLETE:
+            return outcome
+        reader.hold()
+        yield from reader.spaces()
+        separator = yield from reader.literal(",", "]")
+        if separator == "]":
+            reader.let_go()
+            return Outcome.COMPLETE
+        if separator == "":
+            return Outcome.BROKEN

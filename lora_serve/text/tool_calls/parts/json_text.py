@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from lora_serve.text.tool_calls.parts.reader import Reader, Reading, Sink, nowhere
+from lora_serve.text.pieces import Reader, Reading, Sink, nowhere
 
 MAX_SHORT = 256  # characters of a key or of a function's name; OpenAI allows 64
 _IN_STRING = re.compile(r'[^"\\]+')

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from itertools import groupby
 
-from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, ToolCallParser, ToolEvent
-from lora_serve.text.tool_calls.parts.reader import Reader, Reading
+from lora_serve.text.pieces import Reader, Reading
+from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, Tool, ToolCallParser, ToolEvent
 
 
 class ReadingParser(ToolCallParser):
@@ -16,8 +17,9 @@ class ReadingParser(ToolCallParser):
     text after a call that is still held back at the end: the beginning of a call of which nothing is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Sequence[Tool]) -> None:
         self.reader = Reader()
+        self.known_names = frozenset(tool.name for tool in tools)
         self._events: list[ToolEvent] = []
         self._num_calls = 0
         self._is_at_edge = True

@@ -1,0 +1,13 @@
+"""DeepSeek R1, Qwen 3 and many after them: `<think>...</think>`, of which the template may write the beginning."""
+
+from __future__ import annotations
+
+from lora_serve.text.reasoning.parts.between import BetweenMarkers
+
+
+class Format(BetweenMarkers):
+    """Reasoning between tags."""
+
+    opening = ("<think>",)
+    closing = ("</think>",)
+    markers = (*opening, *closing)

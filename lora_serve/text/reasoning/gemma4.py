@@ -1,0 +1,17 @@
+"""Gemma 4: `<|channel>thought`, a line break, the reasoning, and `<channel|>`."""
+
+from __future__ import annotations
+
+from lora_serve.text.reasoning.parts.between import BetweenMarkers
+
+
+class Format(BetweenMarkers):
+    """Reasoning in a channel of its own."""
+
+    opening = ("<|channel>thought\n",)
+    closing = ("<channel|>",)
+    markers = ("<|channel>", "<channel|>")
+
+    @classmethod
+    def matches(cls, template: str) -> bool:
+        return all(marker in template for marker in cls.markers)

@@ -1,0 +1,16 @@
+"""Granite 3.2: plain words, `Here is my thought process:` and `Here is my response:`."""
+
+from __future__ import annotations
+
+from lora_serve.text.reasoning.parts.between import BetweenMarkers
+
+
+class Format(BetweenMarkers):
+    """Reasoning between two sentences, of which models write two forms."""
+
+    opening = ("Here is my thought process:", "Here's my thought process:")
+    closing = ("Here is my response:", "Here's my response:")
+
+    @classmethod
+    def matches(cls, template: str) -> bool:
+        return "my thought process" in template and "my response" in template

@@ -1,0 +1,13 @@
+"""Mistral's Magistral: `[THINK]...[/THINK]`."""
+
+from __future__ import annotations
+
+from lora_serve.text.reasoning.parts.between import BetweenMarkers
+
+
+class Format(BetweenMarkers):
+    """Reasoning between tags in brackets."""
+
+    opening = ("[THINK]",)
+    closing = ("[/THINK]",)
+    markers = (*opening, *closing)

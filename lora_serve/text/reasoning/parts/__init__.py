@@ -1,0 +1,1 @@
+"""Parts that formats of reasoning share."""
