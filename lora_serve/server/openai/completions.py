@@ -29,6 +29,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request), services.config.requests)
     model = resolve(request, fields)
+    fields = model.with_defaults(fields)
     prompts = await completion_prompts(model.text, model.spec, fields, services.config.requests.max_prompts)
     limits = TokenLimits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
     requests = generation_requests(request, model, fields, limits, [prompt.token_ids for prompt in prompts])
