@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.request import AdapterUse
@@ -41,6 +42,12 @@ class AdapterSet:
     def single(self) -> AdapterRef | None:
         """The only adapter, whose added tokens count. Adapters that add tokens are never composed."""
         return self.members[0].ref if len(self.members) == 1 else None
+
+    @property
+    def entry(self) -> CatalogEntry | None:
+        """The catalog's entry of the only adapter that the caller named."""
+        named = self.members[0].resolution if len(self.members) == 1 else None
+        return None if named is None else named.entry
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -114,3 +114,13 @@ async def test_adapter_is_shared_and_unshared(ask: Adapters, house: Any) -> None
     assert re.search(r"shared with +globex, initech", (await ask("show", "acme/a")).out)
     assert (await ask("share", "acme/a", "--all")).out == "acme/a is shared with all tenants\n"
     assert (await ask("share", "acme/a", "--nobody", "--json")).document["shared_with"] == []
+
+
+async def test_adapter_is_described_anew(ask: Adapters, house: Any) -> None:
+    await house.register("acme/a")
+    described = await ask("describe", "acme/a", '{"team": "a", "sampling": {"temperature": 0.5}}')
+    assert described.out == 'acme/a has other metadata; defaults {"sampling": {"temperature": 0.5}}\n'
+    assert re.search(r'defaults +\{"sampling": \{"temperature": 0.5\}\}', (await ask("show", "acme/a")).out)
+    wrong = await ask("describe", "acme/a", '{"sampling": {"temperature": 7}}')
+    assert (wrong.code, "sampling.temperature" in wrong.err) == (1, True)
+    assert (await ask("describe", "acme/a", "{}")).out == "acme/a has other metadata; no defaults for requests\n"

@@ -174,6 +174,10 @@ class Catalog:
         """Set the other tenants that may use the adapter. Raises AdapterNotFoundError, InvalidRequestError."""
         return self.edit(name, lambda entry: edits.shared(entry, shared_with))
 
+    def set_metadata(self, name: str, metadata: Mapping[str, Any]) -> CatalogEntry:
+        """Set the adapter's metadata, all of it. Raises AdapterNotFoundError, InvalidRequestError."""
+        return self.edit(name, lambda entry: edits.described(entry, metadata))
+
     def roll_back(self, name: str) -> CatalogEntry:
         """End the canary or, without one, return to the version before. Raises AdapterNotFoundError, ConflictError."""
         return self.edit(name, edits.rolled_back)

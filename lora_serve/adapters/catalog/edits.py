@@ -6,7 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry, check_sharing
+from lora_serve.adapters.catalog.entry import (
+    Canary,
+    CatalogEntry,
+    Route,
+    VersionEntry,
+    check_metadata,
+    check_sharing,
+)
 from lora_serve.adapters.catalog.ledger import Changes
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, saved
 from lora_serve.core.errors import ConflictError, InvalidRequestError
@@ -76,6 +83,12 @@ def shared(entry: CatalogEntry, shared_with: Collection[str]) -> CatalogEntry:
     check_sharing(shared_with)
     names = set(shared_with) - {entry.tenant}
     return replace(entry, shared_with=(EVERYBODY,) if EVERYBODY in names else tuple(sorted(names)))
+
+
+def described(entry: CatalogEntry, metadata: Mapping[str, Any]) -> CatalogEntry:
+    """The entry with other metadata. Raises InvalidRequestError."""
+    check_metadata(metadata)
+    return replace(entry, metadata=dict(metadata))
 
 
 def without(entry: CatalogEntry, gone: Sequence[VersionEntry]) -> CatalogEntry | None:

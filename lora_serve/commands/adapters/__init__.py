@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_serve.commands.adapters import deletion, listing, registration, residency, routes, sharing
+from lora_serve.commands.adapters import deletion, describe, listing, registration, residency, routes, sharing
 from lora_serve.commands.verb import Verb, run_verbs
 
 VERBS: tuple[Verb, ...] = (
@@ -12,6 +12,7 @@ VERBS: tuple[Verb, ...] = (
     *residency.VERBS,
     *routes.VERBS,
     *sharing.VERBS,
+    *describe.VERBS,
 )
 
 

@@ -12,7 +12,8 @@ from lora_serve.commands.output import bytes_text, plain, time_text
 
 # Fields of the first table that are shown under another name; all others keep the server's name.
 _SHOWN = {"id", "object", "tenant", "pinned", "created", "version", "route", "aliases", "digest", "bytes", "state",
-          "tiers", "targets", "kinds", "metadata", "versions", "warnings", "shared_with"}  # fmt: skip
+          "tiers", "targets", "kinds", "metadata", "versions", "warnings", "shared_with",
+          "defaults"}  # fmt: skip
 _LIST = ("id", "version", "rank", "size", "state", "tiers", "hits", "misses", "pinned")
 _RIGHT = ("rank", "size", "hits", "misses")
 
@@ -67,6 +68,8 @@ def _facts(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "kinds", ", ".join(card["kinds"]) or "plain LoRA"
     if card["metadata"]:
         yield "metadata", json.dumps(card["metadata"])
+    if card.get("defaults"):
+        yield "defaults", json.dumps(card["defaults"])
     for name, value in card.items():
         if name not in _SHOWN:
             yield name.replace("_", " "), _value(value)

@@ -15,6 +15,7 @@ from lora_serve.server.admin.permissions import entry_for, own_name_in
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, check_query, read_json
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.defaults import known_defaults
 from lora_serve.server.schemas.admin import SharingFields
 from lora_serve.server.schemas.queries import AdaptersQuery, DeletionQuery
 from lora_serve.server.services import SERVICES, Services
@@ -96,9 +97,10 @@ async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> di
 
 def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None, caller: Caller) -> dict[str, Any]:
     aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
+    defaults = known_defaults(entry.metadata, services.config.requests).card()
     if caller.scope is not None:
-        return tenant_card(entry, caller.scope, aliases)
-    return adapter_card(entry, stats, services.places_of, aliases)
+        return tenant_card(entry, caller.scope, aliases, defaults)
+    return adapter_card(entry, stats, services.places_of, aliases, defaults)
 
 
 async def _stats_for(services: Services, caller: Caller) -> EngineStats | None:

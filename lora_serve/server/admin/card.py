@@ -22,9 +22,15 @@ def _nowhere(digest: str) -> tuple[str, ...]:
 
 
 def adapter_card(
-    entry: CatalogEntry, stats: EngineStats | None, places: Places = _on_disk, aliases: Sequence[str] = ()
+    entry: CatalogEntry,
+    stats: EngineStats | None,
+    places: Places = _on_disk,
+    aliases: Sequence[str] = (),
+    defaults: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked."""
+    """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked.
+    `defaults`: for requests that leave fields out.
+    """
     canary = entry.route.canary
     return {
         "id": entry.name,
@@ -34,6 +40,7 @@ def adapter_card(
         "pinned": entry.pinned,
         "created": int(entry.created),
         "metadata": dict(entry.metadata),
+        "defaults": defaults,
         "version": entry.default_version,
         "route": {
             "version": entry.default_version,
@@ -49,7 +56,9 @@ def adapter_card(
     }
 
 
-def tenant_card(entry: CatalogEntry, tenant: str, aliases: Sequence[str] = ()) -> dict[str, Any]:
+def tenant_card(
+    entry: CatalogEntry, tenant: str, aliases: Sequence[str] = (), defaults: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The card for a tenant, in the same form. Tiers and counters are the operator's only, as another tenant may have
     the same bytes. The card of a shared adapter shows no more than it takes to use it.
     """
@@ -57,7 +66,8 @@ def tenant_card(entry: CatalogEntry, tenant: str, aliases: Sequence[str] = ()) -
     if entry.tenant != tenant:
         versions = tuple(replace(version, source="") for version in entry.versions)
         shown = replace(entry, metadata={}, pinned=False, shared_with=(tenant,), versions=versions)
-    return adapter_card(shown, None, _nowhere, [alias for alias in aliases if alias.startswith(f"{tenant}/")])
+    own_aliases = [alias for alias in aliases if alias.startswith(f"{tenant}/")]
+    return adapter_card(shown, None, _nowhere, own_aliases, defaults)
 
 
 def state_of(digest: str, stats: EngineStats | None) -> AdapterState:

@@ -27,6 +27,7 @@ from lora_serve.core.errors import (
 from lora_serve.core.messages import Pin
 from lora_serve.core.tenant import Caller
 from lora_serve.server.admin.adapters import card_of, remove_adapter
+from lora_serve.server.admin.metadata import check_metadata
 from lora_serve.server.admin.permissions import check_source, registration_for
 from lora_serve.server.admin.residency import set_pinned
 from lora_serve.server.background.staging import Staged
@@ -71,6 +72,7 @@ async def complete_registration(
     note: AuditNote,
 ) -> web.StreamResponse:
     """Bring the files here, register them and answer with the card."""
+    await check_metadata(services, fields.metadata)
     note.subject, note.owner = fields.id, tenant_of(fields.id, fields.tenant)
 
     def register(staged: Staged) -> Registration:

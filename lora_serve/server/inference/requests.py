@@ -11,6 +11,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, SamplingParams, TokenGrammar
 from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.defaults import MAX_TOKENS_NAMES
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.request import RequestFields
@@ -27,6 +28,7 @@ class TokenLimits:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_field: str = "prompt"
+    at_most: int | None = None  # if `max_tokens` is None: an adapter's own default
 
 
 def generation_requests(
@@ -38,6 +40,7 @@ def generation_requests(
     grammar: TokenGrammar | None = None,
 ) -> list[InferenceRequest]:
     """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
+    limits = _own_limits(limits, model, fields)
     params = _sampling_params(fields, model.spec, limits)
     template = replace(_template(request, model, fields), grammar=grammar)
     made: list[InferenceRequest] = []
@@ -76,7 +79,7 @@ def max_tokens_for(num_prompt_tokens: int, limits: TokenLimits, max_model_len: i
     Raises InvalidRequestError if prompt and answer do not fit the context.
     """
     room = max_model_len - num_prompt_tokens
-    asked = max(1, room if limits.max_tokens is None else limits.max_tokens)
+    asked = max(1, min(room, limits.at_most or room) if limits.max_tokens is None else limits.max_tokens)
     if asked > room:
         raise InvalidRequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
@@ -96,6 +99,13 @@ def check_vocabulary(token_ids: Iterable[int], spec: ModelSpec, param: str) -> N
                 f"`{param}` holds the token id {token_id}; this model's ids are 0 to {spec.vocab_size - 1}.",
                 param=param,
             )
+
+
+def _own_limits(limits: TokenLimits, model: ResolvedModel, fields: SamplingFields) -> TokenLimits:
+    """The limits with the adapter's own default, for a request that says nothing of the number of tokens."""
+    if model.defaults.max_tokens is None or fields.model_fields_set & MAX_TOKENS_NAMES:
+        return limits
+    return replace(limits, max_tokens=None, at_most=model.defaults.max_tokens)
 
 
 def _sampling_params(fields: SamplingFields, spec: ModelSpec, limits: TokenLimits) -> SamplingParams:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from aiohttp import web
 
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
-from lora_serve.core.config import AdapterConfig
+from lora_serve.core.config import AdapterConfig, RequestLimits
 from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import OnCold
@@ -22,13 +23,16 @@ from lora_serve.core.tenant import Caller
 from lora_serve.server.adapter_set import AdapterMember, AdapterSet
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.composition import check_composition
+from lora_serve.server.inference.defaults import NO_DEFAULTS, RequestDefaults, known_defaults
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH
+from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.request import AdapterScale, RequestFields
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.text.tokenizer import TextModel
 
 HEADER = "X-Adapter-Id"
 _BASE_TRAITS = AdapterTraits()
+F = TypeVar("F", bound=SamplingFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,16 @@ class ResolvedModel:
     fallback: AdapterSet | None  # answers if `adapters` are cold; None: nothing does
     text: TextModel
     spec: ModelSpec
+    defaults: RequestDefaults = NO_DEFAULTS  # of the one adapter that the request names
 
     @property
     def candidates(self) -> tuple[AdapterSet, ...]:
         """The sets of adapters of which one will answer."""
         return (self.adapters,) if self.fallback is None else (self.adapters, self.fallback)
+
+    def with_defaults(self, fields: F) -> F:
+        """`fields` with the adapter's own defaults for what the request leaves out."""
+        return fields if self.defaults is NO_DEFAULTS else self.defaults.applied_to(fields)
 
 
 def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
@@ -55,7 +64,15 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     adapters = resolver.resolve(fields, request.headers)
     request[CONTEXT].adapters = adapters
     fallback = resolver.fallback(fields, adapters)
-    return ResolvedModel(adapters, fallback, *tokenizer_for(request.app[SERVICES], adapters.single))
+    services = request.app[SERVICES]
+    return ResolvedModel(
+        adapters, fallback, *tokenizer_for(services, adapters.single), _defaults_of(adapters, services.config.requests)
+    )
+
+
+def _defaults_of(adapters: AdapterSet, limits: RequestLimits) -> RequestDefaults:
+    entry = adapters.entry
+    return NO_DEFAULTS if entry is None else known_defaults(entry.metadata, limits)
 
 
 def resolver_for(request: web.Request) -> AdapterResolver:

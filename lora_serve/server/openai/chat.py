@@ -30,6 +30,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     fields = check_fields(ChatFields, await read_fields(request), services.config.requests)
     messages = await chat_messages(fields.messages)
     model = resolve(request, fields)
+    fields = model.with_defaults(fields)
     grammar = await requested_grammar(services, context, model, fields)
     prompt = await chat_prompt(model.text, model.spec, fields, messages)
     limits = TokenLimits(

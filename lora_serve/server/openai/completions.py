@@ -30,6 +30,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_fields(request), services.config.requests)
     model = resolve(request, fields)
+    fields = model.with_defaults(fields)
     grammar = await requested_grammar(services, context, model, fields)
     prompts = await completion_prompts(model.text, model.spec, fields, services.config.requests.max_prompts)
     limits = TokenLimits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))

@@ -31,6 +31,12 @@ class RegisterFields(Fields):
     digest: Digest | None = None  # that the version must come to have; any other content is refused
 
 
+class MetadataFields(Fields):
+    """PATCH /admin/adapters/{id}; `metadata` takes the place of all that was there."""
+
+    metadata: dict[str, Any]
+
+
 class CanaryFields(Fields):
     """The version that answers `percent` of the requests."""
 

@@ -1,0 +1,95 @@
+"""An adapter's own defaults for requests that leave fields out: a part of its registration's metadata.
+
+They are the adapter id's, whichever of its versions answers. They count for requests that name this one adapter;
+adapters that are composed have none. If another answers for it (`on_cold`), they count all the same, as the caller
+asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from lora_serve.core.config import RequestLimits
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.bodies.json_body import check_fields
+from lora_serve.server.schemas.adapter_defaults import DefaultsFields, check_sampling
+from lora_serve.server.schemas.generation import SamplingFields
+
+F = TypeVar("F", bound=SamplingFields)
+NAMES = tuple(DefaultsFields.model_fields)
+MAX_TOKENS_NAMES = frozenset(("max_tokens", "max_completion_tokens"))
+# A request that asks for an output of its own form has no use for the adapter's.
+_OWN_FORM = frozenset(
+    (
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structural_tag",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """The defaults, checked; a field that is None, or not in `sampling`, has the API's own default."""
+
+    response_format: Mapping[str, Any] | None = None  # as in a request
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # values of SamplingFields, by name
+    max_tokens: int | None = None  # or as many as the prompt leaves room for
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    def applied_to(self, fields: F) -> F:
+        """`fields` with the defaults for those that the request left out, or gave as null; all but `max_tokens`."""
+        given = fields.model_fields_set
+        changes = {name: value for name, value in self.sampling.items() if name not in given}
+        if self.response_format is not None and not given & _OWN_FORM and not _may_call_tools(fields):
+            changes["response_format"] = self.response_format
+        known = type(fields).model_fields
+        changes = {name: value for name, value in changes.items() if name in known}
+        return fields.model_copy(update=changes) if changes else fields
+
+    def card(self) -> dict[str, Any] | None:
+        """The defaults as metadata would give them; None if there are none."""
+        sampling = dict(self.sampling) | ({} if self.max_tokens is None else {"max_tokens": self.max_tokens})
+        shown = {
+            "response_format": self.response_format,
+            "sampling": sampling or None,
+            "tool_call_parser": self.tool_call_parser,
+            "reasoning_parser": self.reasoning_parser,
+        }
+        return {name: value for name, value in shown.items() if value is not None} or None
+
+
+NO_DEFAULTS = RequestDefaults()
+
+
+def read_defaults(metadata: Mapping[str, Any] | None, limits: RequestLimits | None = None) -> RequestDefaults:
+    """The defaults that an adapter's metadata holds. Raises InvalidRequestError naming the field."""
+    given = {name: metadata[name] for name in NAMES if metadata.get(name) is not None} if metadata else {}
+    if not given:
+        return NO_DEFAULTS
+    try:
+        fields = check_fields(DefaultsFields, given)
+        values = check_sampling(fields.sampling, limits)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"metadata: {error}", param=f"metadata.{error.param}") from None
+    max_tokens = values.pop("max_tokens", None)
+    return RequestDefaults(fields.response_format, values, max_tokens, fields.tool_call_parser, fields.reasoning_parser)
+
+
+def known_defaults(metadata: Mapping[str, Any], limits: RequestLimits | None = None) -> RequestDefaults:
+    """The same for a registered adapter: of metadata that was never meant so, from before there were defaults, none."""
+    try:
+        return read_defaults(metadata, limits)
+    except InvalidRequestError:
+        return NO_DEFAULTS
+
+
+def _may_call_tools(fields: SamplingFields) -> bool:
+    return bool(getattr(fields, "tools", None)) and getattr(fields, "tool_choice", None) != "none"
