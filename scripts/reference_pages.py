@@ -151,7 +151,8 @@ def http_page(openapi: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
             used.add(field)
             default = "required" if field in required else _shown(facts.get("default"))
             kind = TYPES.get(field) or _type(facts)
-            lines.append(_row([f"`{field}`", kind, default, _words(_meaning(meanings, name, field))]))
+            meaning = facts.get("description") or _meaning(meanings, name, field)
+            lines.append(_row([f"`{field}`", kind, default, _words(meaning)]))
     lines += ["", "## Fields of queries", "", _row(["field", "meaning"]), _row(["---"] * 2)]
     for field in sorted({item for *_, operation in _operations(openapi) for item in _queries(operation)}):
         lines.append(_row([f"`{field}`", _words(_meaning(meanings, "query", field))]))

@@ -50,7 +50,7 @@ class SampleInput:
     num_output_tokens: int
     eos_token_ids: tuple[int, ...]  # forbidden while num_output_tokens < min_tokens
     prompt_token_ids: tuple[int, ...] = ()  # filled only for rows with penalties
-    output_token_ids: tuple[int, ...] = ()
+    output_token_ids: tuple[int, ...] = ()  # filled for these, and for rows with bad words
     allowed: AllowedTokens | None = None  # None: any token may come; asked once the forward pass is under way
 
 

@@ -42,6 +42,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # no other token may come; empty: all may
+    bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that may not come one after another in the answer
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

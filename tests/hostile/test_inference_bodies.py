@@ -66,7 +66,16 @@ def test_compressed_bombs_are_refused_before_they_are_large(house: House) -> Non
 GIANTS: dict[str, tuple[dict[str, Any], int]] = {
     "n": ({"n": 10**9}, 400),
     "n_over_the_limit": ({"n": 17}, 400),
-    "best_of": ({"best_of": 10**9, "max_tokens": 1}, OK),  # unknown fields are ignored
+    "best_of": ({"best_of": 10**9, "max_tokens": 1}, 400),
+    "allowed_ids": ({"allowed_token_ids": list(range(5000))}, 400),
+    "allowed_ids_forbidden": ({"allowed_token_ids": [5], "bad_words": ["a"] * 64, "max_tokens": 3}, OK),
+    "bad_words": ({"bad_words": ["a"] * 100_000}, 400),
+    "bad_words_length": ({"bad_words": ["a" * 2_000_000]}, 400),
+    "salt": ({"cache_salt": "s" * 1_000_000}, 400),
+    "request_id": ({"request_id": "r" * 1_000_000}, 400),
+    "cut_to_nothing": ({"truncate_prompt_tokens": 0}, 400),
+    "cut_long_prompt": ({"prompt": "a " * 200_000, "truncate_prompt_tokens": 4, "max_tokens": 1}, OK),
+    "ignored_giant": ({"vllm_xargs": {str(i): [i] * 10 for i in range(10_000)}, "max_tokens": 1}, OK),
     "logprobs": ({"logprobs": 10**9}, 400),
     "prompt_logprobs": ({"prompt_logprobs": 2**62}, 400),
     "max_tokens": ({"max_tokens": 2**62}, 400),

@@ -150,15 +150,19 @@ def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
         if row.num_output_tokens < row.params.min_tokens
         for token in (*row.eos_token_ids, *row.params.stop_token_ids)
     ]
+    forbidden += [(i, token) for i, row in enumerate(rows) if row.params.bad_words for token in _ends_of_bad_words(row)]
+    allowed = [(i, token) for i, row in enumerate(rows) for token in row.params.allowed_token_ids]
     bias = [(i, token, value) for i, row in enumerate(rows) for token, value in row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
-    if not (forbidden or bias or penalised):
+    if not (forbidden or allowed or bias or penalised):
         return logits
     logits = logits.clone()
     device = logits.device
     if forbidden:
         index = to_device(forbidden, torch.int64, device)
         logits[index[:, 0], index[:, 1]] = float("-inf")
+    if allowed:
+        _keep_only(logits, to_device(allowed, torch.int64, device))
     if bias:
         where = to_device([(i, token) for i, token, _ in bias], torch.int64, device)
         values = to_device([value for *_, value in bias], logits.dtype, device)
@@ -167,6 +171,22 @@ def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
         index = to_device(penalised, torch.int64, device)
         logits[index] = _penalised(logits[index], [rows[i] for i in penalised])
     return logits
+
+
+def _ends_of_bad_words(row: SampleInput) -> list[int]:
+    """The tokens that would complete a bad word now; a word counts within the answer only, as in vLLM."""
+    output = row.output_token_ids
+    return [word[-1] for word in row.params.bad_words if output[len(output) - len(word) + 1 :] == word[:-1]]
+
+
+def _keep_only(logits: Tensor, allowed: Tensor) -> None:
+    """Forbid all but the `allowed` (row, token) [n, 2] in the rows that have some. If all of these are forbidden for
+    other reasons, one of them comes all the same.
+    """
+    rows, tokens = allowed[:, 0], allowed[:, 1]
+    kept = logits[rows, tokens].clamp(min=torch.finfo(logits.dtype).min)
+    logits[rows] = float("-inf")
+    logits[rows, tokens] = kept
 
 
 def _penalised(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:

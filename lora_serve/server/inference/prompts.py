@@ -12,7 +12,7 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
-from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.generation import ChatFields, CompletionFields, SamplingFields
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 
@@ -46,20 +46,45 @@ async def completion_prompts(
 ) -> list[EncodedPrompt]:
     """Encode each prompt of the request. Raises InvalidRequestError."""
     prompts = await read_prompts(fields.prompt, max_prompts=max_prompts)
+    limit = prompt_limit(fields, spec)
     for prompt in prompts:
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and limit is None:
             check_can_fit(text, spec, prompt, "prompt")
     encoded = await thread_if_long(
-        sum(map(len, prompts)), lambda: [_completion_prompt(text, spec, fields, prompt) for prompt in prompts]
+        sum(map(len, prompts)), lambda: [_completion_prompt(text, spec, fields, prompt, limit) for prompt in prompts]
     )
     if not all(prompt.token_ids for prompt in encoded):
         raise InvalidRequestError("A prompt must hold at least one token.", param="prompt")
     return encoded
 
 
-def _completion_prompt(text: TextModel, spec: ModelSpec, fields: CompletionFields, prompt: Prompt) -> EncodedPrompt:
+def prompt_limit(fields: SamplingFields, spec: ModelSpec) -> int | None:
+    """The number of tokens to which prompts are cut; None: they are not. Raises InvalidRequestError."""
+    asked = fields.truncate_prompt_tokens
+    if asked is None:
+        return None
+    if asked == 0 or asked > spec.max_model_len:
+        raise InvalidRequestError(
+            f"`truncate_prompt_tokens` must be -1 or from 1 to {spec.max_model_len}, this model's limit.",
+            param="truncate_prompt_tokens",
+        )
+    return max(1, spec.max_model_len - (fields.answer_tokens or 1)) if asked == -1 else asked
+
+
+def _cut(token_ids: Sequence[int], fields: SamplingFields, limit: int) -> tuple[int, ...]:
+    return tuple(token_ids[-limit:] if fields.truncation_side == "left" else token_ids[:limit])
+
+
+def _completion_prompt(
+    text: TextModel, spec: ModelSpec, fields: CompletionFields, prompt: Prompt, limit: int | None
+) -> EncodedPrompt:
     if isinstance(prompt, str):
-        return EncodedPrompt(text.encode(prompt, fields.add_special_tokens), prompt)
+        token_ids = text.encode(prompt, fields.add_special_tokens)
+        if limit is None or len(token_ids) <= limit:
+            return EncodedPrompt(token_ids, prompt)
+        prompt = token_ids
+    if limit is not None:
+        prompt = _cut(prompt, fields, limit)
     if len(prompt) > MANY_IDS:
         max_tokens_for(len(prompt), TokenLimits(fields.max_tokens), spec.max_model_len)
     check_vocabulary(prompt, spec, "prompt")
@@ -78,6 +103,7 @@ async def chat_prompt(
     text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
 ) -> tuple[int, ...]:
     """Render the messages and encode them. Raises InvalidRequestError."""
+    limit = prompt_limit(fields, spec)
     rendered = await thread_if_long(
         sum(MESSAGE_LENGTH + len(message.content) for message in messages),
         lambda: render_chat(
@@ -86,13 +112,13 @@ async def chat_prompt(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_values=fields.chat_template_kwargs,
-            check=lambda rendered: check_can_fit(text, spec, rendered, "messages"),
+            check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
         ),
     )
     token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
-    return token_ids
+    return token_ids if limit is None else _cut(token_ids, fields, limit)
 
 
 async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from lora_serve.core.request import InferenceRequest, OnCold, PoolingParams, Sam
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.defaults import MAX_TOKENS_NAMES
 from lora_serve.server.inference.resolve import ResolvedModel
+from lora_serve.server.inference.token_rules import bad_word_ids, biases_of
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.request import RequestFields
 from lora_serve.text.tokenizer import EncodedInput
@@ -39,16 +40,18 @@ def generation_requests(
     prompts: Sequence[Prompt],
     grammar: TokenGrammar | None = None,
 ) -> list[InferenceRequest]:
-    """`fields.n` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
+    """`fields.num_rows` requests for each prompt, in the order of the choices. Raises InvalidRequestError."""
     limits = _own_limits(limits, model, fields)
-    params = _sampling_params(fields, model.spec, limits)
+    params = _sampling_params(fields, model, limits)
     template = replace(_template(request, model, fields), grammar=grammar)
+    if fields.cache_salt is not None:
+        template = replace(template, cache_scope=_salted(template, fields.cache_salt))
     made: list[InferenceRequest] = []
     for prompt in prompts:
         room = max_tokens_for(len(prompt), limits, model.spec.max_model_len)
         _check_min_tokens(fields.min_tokens, room)
         row = _row(template, model, prompt)
-        for index in range(fields.n):
+        for index in range(fields.num_rows):
             seed = None if fields.seed is None else (fields.seed + index) % 2**64
             sampling = replace(params, max_tokens=room, seed=seed)
             made.append(replace(row, request_id=f"{template.request_id}-{len(made)}", sampling=sampling))
@@ -108,10 +111,13 @@ def _own_limits(limits: TokenLimits, model: ResolvedModel, fields: SamplingField
     return replace(limits, max_tokens=None, at_most=model.defaults.max_tokens)
 
 
-def _sampling_params(fields: SamplingFields, spec: ModelSpec, limits: TokenLimits) -> SamplingParams:
+def _sampling_params(fields: SamplingFields, model: ResolvedModel, limits: TokenLimits) -> SamplingParams:
     """All but `max_tokens`, which depends on the prompt. Raises InvalidRequestError."""
-    check_vocabulary(fields.stop_token_ids, spec, "stop_token_ids")
-    check_vocabulary((token_id for token_id, _ in fields.logit_bias), spec, "logit_bias")
+    check_vocabulary(fields.stop_token_ids, model.spec, "stop_token_ids")
+    allowed = fields.allowed_token_ids
+    check_vocabulary(allowed, model.spec, "allowed_token_ids")
+    biases = biases_of(model.text, fields.logit_bias) if fields.logit_bias else ()
+    check_vocabulary((token_id for token_id, _ in biases), model.spec, "logit_bias")
     return SamplingParams(
         min_tokens=fields.min_tokens,
         temperature=fields.temperature,
@@ -121,13 +127,20 @@ def _sampling_params(fields: SamplingFields, spec: ModelSpec, limits: TokenLimit
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         repetition_penalty=fields.repetition_penalty,
-        logit_bias=fields.logit_bias,
+        logit_bias=biases,
+        allowed_token_ids=tuple(dict.fromkeys(allowed)),
+        bad_words=bad_word_ids(model.text, fields.bad_words) if fields.bad_words else (),
         seed=fields.seed,
         stop_token_ids=tuple(dict.fromkeys(fields.stop_token_ids)),
         ignore_eos=fields.ignore_eos,
         logprobs=limits.logprobs,
         prompt_logprobs=limits.prompt_logprobs,
     )
+
+
+def _salted(template: InferenceRequest, salt: str) -> str:
+    """A scope of the prefix cache in which only requests of the same tenant with the same salt find anything."""
+    return f"{template.cache_scope or template.tenant}\0salt\0{salt}"
 
 
 def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:

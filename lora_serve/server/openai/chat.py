@@ -34,7 +34,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     grammar = await requested_grammar(services, context, model, fields)
     prompt = await chat_prompt(model.text, model.spec, fields, messages)
     limits = TokenLimits(
-        fields.max_completion_tokens or fields.max_tokens,
+        fields.answer_tokens,
         fields.top_logprobs if fields.logprobs else None,
         fields.prompt_logprobs,
         prompt_field="messages",
@@ -42,7 +42,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     requests = generation_requests(request, model, fields, limits, [prompt], grammar)
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = ChatBody(
-        id=f"chatcmpl-{context.request_id}",
+        id=f"chatcmpl-{fields.request_id or context.request_id}",
         chunk_kind="chat.completion.chunk",
         context=context,
         fields=fields,

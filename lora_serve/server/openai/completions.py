@@ -33,17 +33,19 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     fields = model.with_defaults(fields)
     grammar = await requested_grammar(services, context, model, fields)
     prompts = await completion_prompts(model.text, model.spec, fields, services.config.requests.max_prompts)
-    limits = TokenLimits(fields.max_tokens, fields.logprobs, _prompt_logprobs(fields))
+    logprobs = 0 if fields.logprobs is None and fields.num_rows > fields.n else fields.logprobs
+    limits = TokenLimits(fields.answer_tokens, logprobs, _prompt_logprobs(fields))
     token_ids = [prompt.token_ids for prompt in prompts]
     requests = generation_requests(request, model, fields, limits, token_ids, grammar)
-    rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
+    rows = Rows(services, context, model, requests, choices_per_prompt=fields.num_rows)
     body = CompletionBody(
-        id=f"cmpl-{context.request_id}",
+        id=f"cmpl-{fields.request_id or context.request_id}",
         chunk_kind="text_completion",
         context=context,
         fields=fields,
         use=rows.use,
-        choices=[_choice(model.text, fields, prompt) for prompt in prompts for _ in range(fields.n)],
+        choices=[_choice(model.text, fields, prompt) for prompt in prompts for _ in range(fields.num_rows)],
+        num_rows=fields.num_rows,
     )
     return await answer(request, fields, rows, body)
 
@@ -53,6 +55,7 @@ class CompletionBody(AnswerBody):
     """The answer, whole or in chunks."""
 
     choices: list[CompletionChoice]
+    num_rows: int  # choices of one prompt, of which `fields.n` are shown
 
     @property
     def num_values(self) -> int:
@@ -62,8 +65,9 @@ class CompletionBody(AnswerBody):
         self.choices[number].add(event)
 
     def whole(self) -> dict[str, Any]:
-        choices = [{"index": index, **choice.take()} for index, choice in enumerate(self.choices)]
-        for choice, body in zip(self.choices, choices, strict=True):
+        shown = self.choices if self.num_rows == self.fields.n else self._best()
+        choices = [{"index": index, **choice.take()} for index, choice in enumerate(shown)]
+        for choice, body in zip(shown, choices, strict=True):
             body["prompt_logprobs"] = choice.take_prompt_logprobs()
         return {**self.head("text_completion", choices), "usage": self.usage()}
 
@@ -71,6 +75,12 @@ class CompletionBody(AnswerBody):
         self.add(number, event)
         if self.choices[number].has_news:
             yield self.chunk(number, {"index": number, **self.choices[number].take()})
+
+    def _best(self) -> list[CompletionChoice]:
+        """Of each prompt's choices the `n` with the highest log-probability per token, the best first."""
+        of_prompts = (self.choices[at : at + self.num_rows] for at in range(0, len(self.choices), self.num_rows))
+        ordered = (sorted(choices, key=lambda choice: -choice.mean_logprob) for choices in of_prompts)
+        return [choice for choices in ordered for choice in choices[: self.fields.n]]
 
 
 @dataclass(slots=True)
@@ -83,6 +93,7 @@ class CompletionChoice:
     show_prompt_logprobs: bool
     echo: bool
     hide_answer: bool  # max_tokens: 0
+    show_token_ids: bool = False
     prompt_entries: list[TokenLogprobs | None] | None = None
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -90,6 +101,10 @@ class CompletionChoice:
     num_characters: int = 0  # of the tokens given out
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    answer_ids: list[int] = field(default_factory=list)  # with `show_token_ids`
+    shows_prompt_ids: bool = True  # they are given out once
+    sum_logprobs: float = 0.0
+    num_logprobs: int = 0
 
     def add(self, event: PromptEvent | Piece) -> None:
         if isinstance(event, PromptEvent):
@@ -100,16 +115,27 @@ class CompletionChoice:
             self.finish_reason = event.finish_reason and FinishReason.LENGTH.value
             return
         self._extend(event.text, event.token_ids, event.logprobs)
+        self.sum_logprobs += sum(entry.logprob for entry in event.logprobs)
+        self.num_logprobs += len(event.logprobs)
+        if self.show_token_ids:
+            self.answer_ids.extend(event.token_ids)
+
+    @property
+    def mean_logprob(self) -> float:
+        """The log-probability per token of the answer."""
+        return self.sum_logprobs / max(1, self.num_logprobs)
 
     @property
     def has_news(self) -> bool:
-        """True if a chunk is worth sending: text, an end, or logprobs of a token whose text is held back."""
-        return bool(self.finish_reason or self.entries or any(self.text))
+        """True if a chunk is worth sending: text, an end, or ids or logprobs of a token whose text is held back."""
+        return bool(self.finish_reason or self.entries or self.answer_ids or any(self.text))
 
     @property
     def num_values(self) -> int:
         """See `AnswerBody.num_values`."""
-        return num_values(self.prompt_entries) + num_values(self.entries) + sum(map(len, self.text)) // 8
+        num_ids = len(self.answer_ids) + len(self.prompt.token_ids) if self.show_token_ids else 0
+        num_entries = num_values(self.prompt_entries) + num_values(self.entries)
+        return num_ids + num_entries + sum(map(len, self.text)) // 8
 
     def take_prompt_logprobs(self) -> Any:
         """The prompt's log-probabilities, given out once; None if they were not asked for."""
@@ -124,6 +150,14 @@ class CompletionChoice:
             "stop_reason": self.stop_reason,
         }
         self.text, self.token_ids, self.entries = [], [], []
+        return {**part, **self._take_token_ids()} if self.show_token_ids else part
+
+    def _take_token_ids(self) -> dict[str, Any]:
+        """As vLLM names them; a stream has the prompt's in its first chunk."""
+        part: dict[str, Any] = {"token_ids": self.answer_ids}
+        if self.shows_prompt_ids:
+            part["prompt_token_ids"] = list(self.prompt.token_ids)
+        self.answer_ids, self.shows_prompt_ids = [], False
         return part
 
     def _add_prompt(self, event: PromptEvent) -> None:
@@ -153,7 +187,8 @@ def _choice(text: TextModel, fields: CompletionFields, prompt: EncodedPrompt) ->
         logprobs=fields.logprobs,
         show_prompt_logprobs=fields.prompt_logprobs is not None,
         echo=fields.echo,
-        hide_answer=fields.max_tokens == 0,
+        hide_answer=fields.answer_tokens == 0,
+        show_token_ids=fields.return_token_ids,
     )
 
 

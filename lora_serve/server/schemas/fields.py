@@ -22,6 +22,11 @@ MAX_NAME_LENGTH = 512
 DEFAULT_LIMITS = RequestLimits()
 MAX_BIAS = 100.0
 MAX_BYTES_LENGTH = 32  # characters
+MAX_ID_LENGTH = 10  # digits
+MAX_ALLOWED_IDS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_LENGTH = 128  # characters
+MAX_SALT_LENGTH = 1024  # characters, as in vLLM
 
 
 class Fields(BaseModel):
@@ -60,10 +65,12 @@ def as_stops(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def as_biases(value: Any, info: ValidationInfo) -> tuple[tuple[int, float], ...]:
-    """{"token id": bias} -> pairs; biases are cut to -100 .. 100 as vLLM does. Raises ValueError."""
+def as_biases(value: Any, info: ValidationInfo) -> tuple[tuple[int | str, float], ...]:
+    """{"token id": bias} -> pairs; biases are cut to -100 .. 100 as vLLM does. A key that is no number is a token's
+    text, as llama.cpp has it. Raises ValueError.
+    """
     if not isinstance(value, dict):
-        raise ValueError("expected an object of token ids and numbers")
+        raise ValueError("expected an object of token ids, or tokens' texts, and numbers")
     if len(value) > (most := limits_of(info).max_logit_bias):
         raise ValueError(f"at most {most} entries are allowed (--max-logit-bias)")
     return tuple(_as_bias(key, bias) for key, bias in value.items())
@@ -73,6 +80,22 @@ def check_stop_ids(value: list[int], info: ValidationInfo) -> list[int]:
     """Raises ValueError."""
     if len(value) > (most := limits_of(info).max_stop_token_ids):
         raise ValueError(f"at most {most} ids are allowed (--max-stop-token-ids)")
+    return value
+
+
+def check_allowed_ids(value: list[int]) -> list[int]:
+    """Raises ValueError."""
+    if not 1 <= len(value) <= MAX_ALLOWED_IDS:
+        raise ValueError(f"from 1 to {MAX_ALLOWED_IDS} ids are allowed; for larger sets use `structured_outputs`")
+    return value
+
+
+def check_bad_words(value: list[str]) -> list[str]:
+    """Raises ValueError."""
+    if len(value) > MAX_BAD_WORDS:
+        raise ValueError(f"at most {MAX_BAD_WORDS} words are allowed")
+    if not all(len(word.strip()) > 0 and len(word) <= MAX_BAD_WORD_LENGTH for word in value):
+        raise ValueError(f"a word must have from 1 to {MAX_BAD_WORD_LENGTH} characters, not only spaces")
     return value
 
 
@@ -104,21 +127,24 @@ def as_template_values(value: Any) -> dict[str, Any]:
     return value
 
 
-def _as_bias(key: str, bias: Any) -> tuple[int, float]:
-    if not (key.isascii() and key.isdigit() and len(key) <= 10):
-        raise ValueError(f"{key[:32]!r} is not a token id")
+def _as_bias(key: str, bias: Any) -> tuple[int | str, float]:
+    is_id = key.isascii() and key.isdigit()
+    if not 0 < len(key) <= (MAX_ID_LENGTH if is_id else MAX_BAD_WORD_LENGTH):
+        raise ValueError(f"{key[:32]!r} is not a token id, nor a token's text")
     if isinstance(bias, bool) or not isinstance(bias, int | float) or bias != bias:  # noqa: PLR0124 (NaN; an int may be too large for math.isnan)
-        raise ValueError(f"the bias of token {key} must be a number")
-    return int(key), float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
+        raise ValueError(f"the bias of token {key[:32]} must be a number")
+    return int(key) if is_id else key, float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
 
 
 Name = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH)]
 User = Annotated[str | None, BeforeValidator(as_user)]
 Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops)]
-Biases = Annotated[tuple[tuple[int, float], ...], BeforeValidator(as_biases)]
+Biases = Annotated[tuple[tuple[int | str, float], ...], BeforeValidator(as_biases)]
 TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]
 StopIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_stop_ids)]
+AllowedIds = Annotated[list[TokenId], FailFast(), AfterValidator(check_allowed_ids)]
+BadWords = Annotated[list[str], FailFast(), AfterValidator(check_bad_words)]
 NumChoices = Annotated[int, Field(ge=1), AfterValidator(check_n)]
 NumLogprobs = Annotated[int, Field(ge=0), AfterValidator(check_logprobs)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import (
+    MAX_SALT_LENGTH,
+    AllowedIds,
+    BadWords,
     Biases,
     Fields,
     NumChoices,
@@ -17,10 +20,11 @@ from lora_serve.server.schemas.fields import (
     TemplateValues,
     without_null,
 )
-from lora_serve.server.schemas.request import RequestFields
 from lora_serve.server.schemas.structured import StructuredFields
+from lora_serve.server.schemas.unserved import UnservedChatFields, UnservedCompletionFields, UnservedFields
 
 MAX_TOKENS = 2**31 - 1
+MAX_ID_LENGTH = 128  # characters
 
 
 class StreamOptions(Fields):
@@ -28,7 +32,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(RequestFields, StructuredFields):
+class SamplingFields(UnservedFields, StructuredFields):
     """vLLM's and OpenAI's sampling fields, and our own."""
 
     n: NumChoices = 1
@@ -49,26 +53,65 @@ class SamplingFields(RequestFields, StructuredFields):
     stop_token_ids: StopIds = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: AllowedIds = []
+    bad_words: BadWords = []
     skip_special_tokens: bool = True
     prompt_logprobs: NumLogprobs | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)  # -1: to what the model has room for
+    truncation_side: Literal["left", "right"] = "left"  # that loses tokens
     return_tokens_as_token_ids: bool = False
+    return_token_ids: bool = False
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
+    request_id: str | None = Field(None, min_length=1, max_length=MAX_ID_LENGTH)  # the `id` of the answer
     echo: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """The number of answers to each prompt that are generated; `n` of them are shown."""
+        return self.n
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The most tokens of an answer; None: as many as the prompt leaves room for."""
+        return self.max_completion_tokens
 
     @model_validator(mode="after")
     def _check_together(self) -> Any:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("`stream_options` is allowed only with stream: true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            message = "`prompt_logprobs` are not part of a stream: ask for them with stream: false."
+            raise InvalidRequestError(message, param="prompt_logprobs")
         return self
 
 
-class CompletionFields(SamplingFields):
+class CompletionFields(SamplingFields, UnservedCompletionFields):
     prompt: Any  # str | list[str] | list[int] | list[list[int]]; checked by hand, as a union's errors are unreadable
     max_tokens: int = Field(16, ge=0, le=MAX_TOKENS)
+    best_of: NumChoices | None = None
     logprobs: NumLogprobs | None = None
     add_special_tokens: bool = True
 
+    @property
+    def num_rows(self) -> int:
+        return self.best_of or self.n
 
-class ChatFields(SamplingFields):
+    @property
+    def answer_tokens(self) -> int:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Any:
+        if self.num_rows < self.n:
+            raise InvalidRequestError("`best_of` must not be less than `n`.", param="best_of")
+        if self.stream and self.num_rows > self.n:
+            raise InvalidRequestError(
+                "`best_of` answers are compared when all have ended: leave out `stream`.", param="best_of"
+            )
+        return self
+
+
+class ChatFields(SamplingFields, UnservedChatFields):
     messages: Any  # checked by text/chat.py
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
@@ -77,6 +120,10 @@ class ChatFields(SamplingFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
+
+    @property
+    def answer_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @model_validator(mode="after")
     def _check_chat(self) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import Fields
+from lora_serve.server.schemas.markers import Ignored, standing
 
 LATER_NAMES = frozenset(("tools", "tool_choice", "functions", "function_call", "chat_template"))
 TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens"))  # fields that may hold as many integers as a body can
@@ -37,7 +38,11 @@ def _later(param: str, what: str) -> InvalidRequestError:
 @functools.cache
 def known_names() -> frozenset[str]:
     """The names of all fields that some route reads; others are ignored. Call it once every schema is imported."""
-    return LATER_NAMES.union(*(schema.model_fields for schema in _below(Fields)))
+    return LATER_NAMES.union(*map(_read_names, _below(Fields)))
+
+
+def _read_names(schema: type[Fields]) -> list[str]:
+    return [name for name, field in schema.model_fields.items() if not isinstance(standing(field), Ignored)]
 
 
 def _below(schema: type[Fields]) -> list[type[Fields]]:

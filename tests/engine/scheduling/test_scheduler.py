@@ -44,6 +44,19 @@ def test_long_prompts_run_in_chunks_while_others_decode() -> None:
     assert all(len(batch.rows) == 2 for batch in chunks), "the decoding row must run in every step"
 
 
+def test_sampler_is_told_the_answer_so_far_of_a_row_with_bad_words() -> None:
+    """The answer alone: a word that begins in the prompt does not count."""
+    world = World()
+    world.add("plain", [1, 2], max_tokens=3)
+    world.add("strict", [3, 4], max_tokens=3, bad_words=((7, 8),))
+    world.run()
+    told: dict[int, list[tuple[int, ...]]] = {}
+    for row in (row for batch in world.runner.batches for row in batch.rows if row.sample is not None):
+        told.setdefault(row.sequence_id, []).append(row.sample.output_token_ids)
+    answer = tuple(world.tokens["strict"])
+    assert sorted(told.values()) == [[(), (), ()], [(), answer[:1], answer[:2]]]
+
+
 def test_never_more_rows_than_allowed_and_waiting_rows_enter_when_others_leave() -> None:
     world = World(max_num_seqs=3)
     for index in range(10):

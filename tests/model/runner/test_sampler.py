@@ -172,3 +172,43 @@ def test_logprobs_are_of_the_raw_distribution_with_rank_and_best(logits: torch.T
     assert found[0].logprob == pytest.approx(truth[order[4]].item())
     assert [token for token, _ in found[0].top] == order[:3].tolist()
     assert (found[1].rank, found[1].top) == (1, ())
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}])
+def test_only_allowed_tokens_come_and_neighbours_are_as_alone(params: dict[str, Any]) -> None:
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    for count in range(20):
+        rows = [row(1, count, **params), row(2, count, allowed_token_ids=(4, 9), **params), row(3, count, **params)]
+        tokens = sample(logits, rows)
+        assert tokens[1] in (4, 9)
+        alone = [sample(logits[i : i + 1], [rows[i]])[0] for i in (0, 2)]
+        assert [tokens[0], tokens[2]] == alone
+
+
+def test_allowed_tokens_are_drawn_by_their_own_probabilities() -> None:
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 9] = torch.log(torch.tensor(3.0))
+    shares = draws(logits, 4000, allowed_token_ids=(4, 9))
+    assert shares[4] == pytest.approx(0.25, abs=0.03)
+    assert shares[9] == pytest.approx(0.75, abs=0.03)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}])
+def test_allowed_token_comes_even_if_all_of_them_are_forbidden(params: dict[str, Any]) -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    rows = [row(1, 0, allowed_token_ids=(4,), bad_words=((4,),), **params)]
+    assert sample(logits, rows).tolist() == [4]
+
+
+def test_last_token_of_a_bad_word_is_forbidden_once_the_others_stand_at_the_end() -> None:
+    """The word may not begin in the prompt."""
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 5] = 10.0
+    logits[0, 6] = 5.0
+    words = ((2, 3, 5), (7,))
+    cases: dict[tuple[int, ...], int] = {(): 5, (3,): 5, (1, 2, 3): 6, (2, 3): 6, (2, 3, 1): 5, (2, 1, 3): 5}
+    for output, expected in cases.items():
+        made = row(temperature=0.0, bad_words=words, prompt=(2, 3), output=output, count=len(output))
+        assert sample(logits, [made]).tolist() == [expected], output
+    logits[0, 7] = 20.0
+    assert sample(logits, [row(temperature=0.0, bad_words=words)]).tolist() == [5]
