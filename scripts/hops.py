@@ -35,8 +35,8 @@ import aiohttp
 
 import lora_serve
 from lora_serve.app.launch import run_server
-from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
+from lora_serve.server.sockets.listener import bound_socket
 
 PACKAGE = Path(lora_serve.__file__).parent
 COUNTED = ("server/", "text/", "client/")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +22,11 @@ from tests.redis_server import RedisServer  # noqa: E402
 # Triton reads it when it is first imported: its programs run in its interpreter, on tensors of the CPU.
 # tests/gpu compile them instead (scripts/gpu_check).
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# Servers of tests are not among those that this user's commands find.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="lora_serve_tests_state_")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

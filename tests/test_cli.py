@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import types
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve import __version__
+from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.cli import main
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings, load_settings
@@ -29,9 +32,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """In place of the real wiring, which would load a model."""
     calls = types.SimpleNamespace(settings=None, error=None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LORA_SERVE_PORT", "0")
 
     def serve(settings: Settings) -> int:
         calls.settings = settings
@@ -228,15 +233,47 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
         assert " ".join(str(field.description).split())[:30] in shown
 
 
-def test_help_and_mistakes_import_nothing_heavy(model: str) -> None:
-    """As a real process: torch alone takes seconds to import."""
+def told_early(*arguments: str, cwd: Path) -> str:
+    """The words of a real process that ends with 2 before anything heavy is imported: torch alone takes seconds."""
     program = (
-        "import sys; from lora_serve.cli import main; code = main(sys.argv[1:]); "
-        "print(sorted({'torch', 'transformers', 'aiohttp'} & set(sys.modules))); sys.exit(code)"
+        "import sys, time; began = time.process_time(); from lora_serve.cli import main; code = main(sys.argv[1:]); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)), time.process_time() - began < 2); sys.exit(code)"
     )
-    arguments = [sys.executable, "-c", program, "serve", "--model", model, "--port", "x"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+    command = [sys.executable, "-c", program, "serve", "--port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    assert (done.returncode, done.stdout.strip()) == (2, "[] True"), done.stderr
+    return done.stderr
+
+
+def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_imported(model: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, closing(lock_store(tmp_path / "locked")):
+        port = str(other.getsockname()[1])
+        assert f"--port {port}: cannot listen there" in told_early("--model", model, "--port", port, cwd=tmp_path)
+        assert "another server is using" in told_early("--model", model, "--store", "locked", cwd=tmp_path)
+        assert "--tenant-source" in told_early("--model", model, "--tenant-source", "ftp", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--lora-modules", "a=no-adapter"], "holds no adapter_config.json"),
+        (["--lora-modules", "model=no-adapter"], "is the base model's name"),
+        (["--ssl-certfile", "pem"], "--ssl-certfile: pem"),
+        (["--store", "store"], "holds no key"),
+        (["--redis-url", "redis://host:port"], "--redis-url: is not redis://"),
+        (["--model", "odd"], "cannot be read as JSON"),
+    ],
+)
+def test_mistake_that_needs_no_model_to_be_seen_is_told_early(
+    model: str, flags: list[str], words: str, tmp_path: Path, launch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("no-adapter", "store", "odd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pem").write_text("no certificate")
+    (tmp_path / "store" / "admin_key").write_text("short")
+    (tmp_path / "odd" / "config.json").write_text("[")
+    assert words in refused(["serve", "--model", model, *flags], capsys)
+    assert launch.settings is None
 
 
 def test_module_is_the_command() -> None:

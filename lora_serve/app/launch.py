@@ -23,7 +23,7 @@ from typing import Any
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.app.listening import bound_socket, listening
+from lora_serve.app.listening import listening, url_of
 from lora_serve.app.services import build_services
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, drain, end_within, give_up, on_signals
 from lora_serve.app.tracing import opened_traces
@@ -39,7 +39,7 @@ from lora_serve.logs.streams import divert_streams
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.client_faults import on_loop_error
-from lora_serve.server.sockets.listener import check_exposure
+from lora_serve.server.sockets.listener import bound_socket, check_exposure, warn_of_exposure
 from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
 from lora_serve.server.telemetry.tracing import RequestTraces
@@ -66,6 +66,7 @@ def serve(settings: Settings) -> int:
         opened_traces(settings.otlp_traces_endpoint) as traces,
     ):
         check_exposure(settings.server_slice(), listener)
+        warn_of_exposure(settings.server_slice(), listener)
         drained = functools.partial(end_within, ENDING_SECONDS)
         code = asyncio.run(run_server(settings, listener, tls=tls, traces=traces, drained=drained, log=log))
     _log.info("stopped")
@@ -174,8 +175,7 @@ async def _run(
         return_freed_memory()
         host.warm_up_done()
         services.lifecycle.ready()
-        scheme, address = "https" if tls else "http", listener.getsockname()[:2]
-        _log.info("ready: %s://%s:%d (base model `%s`)", scheme, *address, services.base_name)
+        _log.info("ready: %s (base model `%s`)", url_of(listener, tls), services.base_name)
 
     async with listening(services, listener, tls):
         life = asyncio.ensure_future(supervisor.run(services.client.start, preparation.run, ready))

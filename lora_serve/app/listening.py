@@ -1,31 +1,18 @@
-"""The port: bound before the model is loaded, listened on once the server can answer /health."""
+"""Serves HTTP on the bound port, and notes for commands on this machine where that is."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.running_servers import noted_server
 from lora_serve.server.app import build_app
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.connections import CONNECTIONS, GuardedSite
 from lora_serve.server.sockets.http_runner import HttpRunner
-from lora_serve.server.sockets.listener import Listener
 from lora_serve.server.sockets.tls import ServerTls
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Binds the port, before the model is loaded; connections are accepted once the site starts to listen."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = Listener(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {host} --port {port}: cannot listen there: {reason}") from error
-    return listener
 
 
 @asynccontextmanager
@@ -37,6 +24,16 @@ async def listening(services: Services, listener: socket.socket, tls: ServerTls 
     try:
         context = tls.context if tls else None
         await GuardedSite(runner, listener, app[CONNECTIONS], ssl_context=context, backlog=1024).start()
-        yield
+        with noted_server(url_of(listener, tls, reachable=True), services.adapter_config.store):
+            yield
     finally:
         await runner.cleanup()
+
+
+def url_of(listener: socket.socket, tls: ServerTls | None, *, reachable: bool = False) -> str:
+    """The URL of a bound socket; with `reachable` that of loopback where it is bound to every address."""
+    host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if reachable and address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

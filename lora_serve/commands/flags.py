@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from lora_serve.core.adapter import check_adapter_id, check_new_adapter_id
-from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.errors import ConfigError, InvalidRequestError
 from lora_serve.core.flags import FlagParser
+from lora_serve.core.running_servers import running_servers
 from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.core.tenant import check_tenant_name
 
@@ -40,11 +41,16 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, help_text: str, **options: Any) -> None:
         group.add_argument(flag, help=help_text, default=argparse.SUPPRESS, **options)
 
-    add("--url", f"the server (LORA_SERVE_URL; default: {DEFAULT_URL}); given more than once, the first is asked "
-        "and --wait waits for all", action="append", type=server_url, metavar="URL")  # fmt: skip
-    add("--admin-key", "the server's admin key (LORA_SERVE_ADMIN_KEY; default: the key file of --store)", metavar="KEY")
+    add("--url", f"the server (LORA_SERVE_URL; default: the one started last here, else {DEFAULT_URL}); given "
+        "more than once, the first is asked and --wait waits for all",
+        action="append", type=server_url, metavar="URL")  # fmt: skip
+    add(
+        "--admin-key",
+        "the server's admin key (LORA_SERVE_ADMIN_KEY; default: the key file of the server's store)",
+        metavar="KEY",
+    )
     add("--store", "the server's store on this machine, which holds the key file (LORA_SERVE_STORE; default, for a "
-        "server on this machine: ./adapters_store)", metavar="DIR")  # fmt: skip
+        "server on this machine: the one it was started with, else ./adapters_store)", metavar="DIR")  # fmt: skip
     add("--timeout", f"seconds to wait for an answer, and for --wait altogether (default: {DEFAULT_TIMEOUT:g})",
         type=seconds, metavar="SECONDS")  # fmt: skip
     add("--json", "print the server's JSON, one document, and nothing else on standard output", action="store_true")
@@ -56,10 +62,16 @@ def add_wait_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def environment_urls() -> list[str]:
-    """LORA_SERVE_URL, comma-separated; the default if there is none. Raises ArgumentTypeError."""
+def default_urls() -> list[str]:
+    """LORA_SERVE_URL, comma-separated; without it the server of this machine that was started last. Raises
+    ConfigError.
+    """
     texts = [text.strip() for text in os.environ.get("LORA_SERVE_URL", "").split(",")]
-    return [server_url(text) for text in texts if text] or [DEFAULT_URL]
+    try:
+        named = [server_url(text) for text in texts if text]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"LORA_SERVE_URL: {error}") from error
+    return named or [server.url for server in running_servers()[:1]] or [DEFAULT_URL]
 
 
 def server_url(text: str) -> str:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_serve.commands.failure import EXIT_CODES, CommandError, ExitCode
-from lora_serve.commands.flags import DEFAULT_TIMEOUT, CommandParser, add_common_flags, environment_urls
+from lora_serve.commands.flags import DEFAULT_TIMEOUT, CommandParser, add_common_flags, default_urls
 from lora_serve.commands.output import Output
 from lora_serve.commands.subcommands import make_parser, run_subcommand
-from lora_serve.core.errors import ConfigError
 
 if TYPE_CHECKING:  # --help and mistakes need no HTTP client
     from lora_serve.commands.admin_client import AdminClient
@@ -93,9 +92,6 @@ def _clients(given: dict[str, Any], timeout: float, output: Output) -> list[Admi
     from lora_serve.commands.admin_client import AdminClient
     from lora_serve.commands.admin_key import find_admin_key
 
-    try:
-        urls = given.get("url") or environment_urls()
-    except argparse.ArgumentTypeError as error:
-        raise ConfigError(f"LORA_SERVE_URL: {error}") from error
+    urls = given.get("url") or default_urls()
     keys = [find_admin_key(given.get("admin_key"), given.get("store"), url) for url in urls]
     return [AdminClient(url, key, timeout, output.note) for url, key in zip(urls, keys, strict=True)]

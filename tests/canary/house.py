@@ -24,7 +24,6 @@ from aiohttp import web
 
 from lora_serve.adapters.loading.loader import Loader
 from lora_serve.app import launch, listening, services
-from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 from lora_serve.engine.engine import Engine
 from lora_serve.engine_host import local
@@ -33,6 +32,7 @@ from lora_serve.model.build import ModelParts
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.server.lifecycle import ServerState
 from lora_serve.server.services import Services
+from lora_serve.server.sockets.listener import bound_socket
 from tests.canary.loop_lag import LagFigures, keep_probing, time_turns_of
 from tests.canary.questions import BASE, TENANTS, World
 

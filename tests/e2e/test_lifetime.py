@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.server_process import ServerProcess
+from lora_serve.core.running_servers import running_servers
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.merged import save_sibling
 from tests.e2e.plain_http import call
@@ -66,3 +67,7 @@ def test_wrong_start_exits_with_two_and_names_the_flag(arguments: list[str], wor
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_commands_find_a_running_server_by_themselves(site: Site, server: ServerProcess) -> None:
+    assert (server.url, str(site.root / "store")) in {(note.url, note.store) for note in running_servers()}

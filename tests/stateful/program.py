@@ -16,10 +16,10 @@ from typing import Any
 from unittest import mock
 
 from lora_serve.app import launch
-from lora_serve.app.listening import bound_socket
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts import thread
 from lora_serve.model.build import ModelParts
+from lora_serve.server.sockets.listener import bound_socket
 from tests.e2e.plain_http import Reply
 from tests.stateful.letters import BLOCK_SIZE, TEXT, LetterRunner, letter_parts
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from lora_serve.commands.bench.plan import AdapterField, Endpoint, UsageReports
 from lora_serve.commands.bench.result import Objective
 from lora_serve.commands.bench.workload import POPULARITIES, ZIPF_EXPONENT, parse_lengths
-from lora_serve.commands.flags import DEFAULT_URL, CommandParser, count, json_object, seconds, server_url
+from lora_serve.commands.flags import CommandParser, count, json_object, seconds, server_url
 from lora_serve.core.errors import ConfigError
 from lora_serve.random_weights.shapes import RANKS, SHAPES
 
@@ -45,7 +45,12 @@ def bench_parser() -> CommandParser:
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--url", type=server_url, metavar="URL", help=f"the server (default: {DEFAULT_URL})")
+    add(
+        "--url",
+        type=server_url,
+        metavar="URL",
+        help="the server (LORA_SERVE_URL; default: the one started last on this machine)",
+    )
     add("--model", metavar="NAME", help="the base model's name (default: the first of /v1/models without a parent)")
     add("--api-key", metavar="KEY", help="bearer key (LORA_SERVE_API_KEY, else OPENAI_API_KEY)")
     add("--endpoint", choices=get_args(Endpoint), default="completions", help="default: completions")

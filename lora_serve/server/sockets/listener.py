@@ -44,6 +44,19 @@ class Listener(socket.socket):
         self._num_left = MAX_BURST
 
 
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Binds the port, before the model is loaded; connections are accepted once the site starts to listen."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = Listener(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded as a host name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: cannot listen there: {reason}") from error
+    return listener
+
+
 def check_exposure(config: ServerConfig, listener: socket.socket) -> None:
     """Raise ConfigError if others could use the models without a key and nobody said `--auth off`.
 
@@ -51,14 +64,20 @@ def check_exposure(config: ServerConfig, listener: socket.socket) -> None:
     is where the socket is bound.
     """
     address = str(listener.getsockname()[0])
+    if is_loopback(address) or auth_required(config.auth, config.host) or config.auth == "off":
+        return
+    raise ConfigError(
+        f"--host: {config.host} is {address}, which other machines can reach, and no key would be asked for: "
+        "give --auth on, or --auth off if anybody may use the models"
+    )
+
+
+def warn_of_exposure(config: ServerConfig, listener: socket.socket) -> None:
+    """Log what others on the network may do, or read."""
+    address = str(listener.getsockname()[0])
     if is_loopback(address):
         return
     if not auth_required(config.auth, config.host):
-        if config.auth != "off":
-            raise ConfigError(
-                f"--host: {config.host} is {address}, which other machines can reach, and no key would be asked for: "
-                "give --auth on, or --auth off if anybody may use the models"
-            )
         logger.warning("anybody who can reach %s may use the models: --auth off", address)
     if config.tls is None:
         logger.warning("keys and prompts to %s are not encrypted here: --ssl-certfile, or a proxy before it", address)

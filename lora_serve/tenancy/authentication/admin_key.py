@@ -58,6 +58,16 @@ def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | 
     return AdminKey.of(secret)
 
 
+def check_key_file(store: Path) -> None:
+    """Raises ConfigError if the store holds a key file that cannot be used."""
+    path = store / FILE_NAME
+    try:
+        if path.exists():
+            _read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--admin-key: the key file {path} cannot be used: {words_of(error)}") from error
+
+
 def _read(path: Path) -> str:
     secret = read_small_file(path).decode().strip()
     if len(secret) < MIN_LENGTH:

@@ -12,7 +12,7 @@ import pytest
 from lora_serve.core.config import ServerConfig, TlsConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import load_settings
-from lora_serve.server.sockets.listener import check_exposure
+from lora_serve.server.sockets.listener import check_exposure, warn_of_exposure
 
 
 def bound_to(address: str) -> socket.socket:
@@ -25,6 +25,7 @@ def warnings_of(config: ServerConfig, address: str, caplog: pytest.LogCaptureFix
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         check_exposure(config, bound_to(address))
+        warn_of_exposure(config, bound_to(address))
     return caplog.messages
 
 

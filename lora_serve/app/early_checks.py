@@ -1,0 +1,70 @@
+"""Checks of a start that need no model: mistakes are told at once, before torch is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+from lora_serve.adapters.sources.table import build_sources
+from lora_serve.adapters.stores.lock import lock_store
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.settings import Settings
+from lora_serve.server.sockets.listener import bound_socket, check_exposure
+from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.tenancy.authentication.admin_key import check_key_file
+
+
+def check_start(settings: Settings) -> None:
+    """Tries the port, the store's lock and the files, and lets go of them: `launch` takes them in earnest later.
+
+    Raises ConfigError.
+    """
+    with bound_socket(settings.host, settings.port) as listener:
+        check_exposure(settings.server_slice(), listener)
+    if (tls := settings.tls_slice()) is not None:
+        ServerTls(tls)
+    lock_store(settings.store).close()
+    if settings.admin_key is None:
+        check_key_file(settings.store)
+    build_sources(settings.adapter_slice())
+    _check_model(settings)
+    _check_modules(settings)
+    _check_extras(settings)
+
+
+def _check_model(settings: Settings) -> None:
+    file = Path(settings.model) / "config.json"
+    if not file.is_file():
+        return  # a hub's
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--model: {file} cannot be read as JSON: {str(error)[:200]}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"--model: {file} holds no object, so it is not a model's")
+
+
+def _check_modules(settings: Settings) -> None:
+    for item in settings.lora_modules:
+        name, _, source = item.partition("=")
+        if name == settings.base_name:
+            raise ConfigError(f"--lora-modules: `{name}` is the base model's name; --served-model-name gives another")
+        if "://" not in source and not (Path(source) / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"--lora-modules: {source} holds no adapter_config.json, so it is no adapter (got {item})"
+            )
+
+
+def _check_extras(settings: Settings) -> None:
+    """Packages that only some settings need."""
+    if settings.redis_url is not None:
+        if importlib.util.find_spec("redis") is None:
+            raise ConfigError("--redis-url needs the package redis: pip install 'lora-serve[redis]'")
+        connection = importlib.import_module("lora_serve.adapters.redis_connection")
+        connection.connect(settings.redis_url, 1.0).close()  # never opened: only the URL is read
+    if settings.quantization != "none" and importlib.util.find_spec("torchao") is None:
+        raise ConfigError(
+            f"--quantization {settings.quantization}: needs torchao: pip install 'lora-serve[quantization]'"
+        )
