@@ -177,6 +177,7 @@ class ServerConfig:
     connections: ConnectionLimits = ConnectionLimits()
     browsers: BrowserRules = BrowserRules()
     attempts: AttemptLimits = AttemptLimits()
+    tool_call_parser: str = "auto"  # the setting of the same name describes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """The values of settings whose choices are the files of a folder: engine hosts, policies, attention backends,
-LoRA kernels.
+LoRA kernels, formats of tool calls.
 
 The folder is the list: a new file is a new value and is named nowhere else. Files are listed, not imported, as this
 floor knows nothing above it and `--help` must not load torch.
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     PolicyName: TypeAlias = str
     AttentionName: TypeAlias = str
     LoraKernelName: TypeAlias = str
+    ToolCallFormatName: TypeAlias = str
 else:
     EngineHostName = Literal[names_in("engine_host/hosts")]
     PolicyName = Literal[names_in("engine/policies")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]
     LoraKernelName = Literal[("auto", *names_in("model/lora/kernels"))]
+    ToolCallFormatName = Literal[("auto", "none", *names_in("text/tool_calls"))]

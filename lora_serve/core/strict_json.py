@@ -41,7 +41,7 @@ def parse_json(text: bytes, *, unique_keys: bool = False, max_depth: int | None 
     except ValueError as error:
         is_too_long = "int_max_str_digits" in str(error)  # Python's own words, to programmers
         raise JsonError("a number has too many digits" if is_too_long else str(error)) from None
-    if max_depth is not None and _depth(value) > max_depth:
+    if max_depth is not None and depth_of(value) > max_depth:
         raise JsonError(f"nested more than {max_depth} deep")
     return value
 
@@ -75,7 +75,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _depth(value: Any) -> int:
+def depth_of(value: Any) -> int:
+    """Values inside one another at most, the outermost and the innermost counted."""
     depth, level = 0, [value]
     while level:
         depth += 1

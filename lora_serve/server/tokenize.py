@@ -11,6 +11,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt, encode
+from lora_serve.server.inference.reading import asked_tools
 from lora_serve.server.inference.requests import check_vocabulary
 from lora_serve.server.inference.resolve import resolver_for, tokenizer_for
 from lora_serve.server.schemas.tokenize import (
@@ -30,7 +31,8 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     if "messages" in body:
         fields = check_fields(TokenizeChatFields, body)
         text, spec = _tokenizer_of(request, fields.model)
-        token_ids = await chat_prompt(text, spec, fields, await chat_messages(fields.messages))
+        messages, tools = await chat_messages(fields.messages), await asked_tools(fields)
+        token_ids = await chat_prompt(text, spec, fields, messages, tools)
     else:
         fields = check_fields(TokenizeTextFields, body)
         text, spec = _tokenizer_of(request, fields.model)

@@ -7,21 +7,20 @@ them stays text. They all enter the template through `_each_text`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, refused
 from lora_serve.text.marked import Marked, Marks, true_text
-from lora_serve.text.template import Conversation
+from lora_serve.text.past_calls import CallForm, PastCall, parse_calls, written_call, written_id
+from lora_serve.text.template import ChatTemplate
 from lora_serve.text.tokenizer import TextModel
+from lora_serve.text.tool_forms import REFUSALS, Conversation
 
-ROLES = ("system", "developer", "user", "assistant")
-TemplateValue = str | int | float | bool | None
+ROLES = ("system", "developer", "user", "assistant", "tool")
 Change = Callable[[str], str]
 
 
@@ -30,7 +29,11 @@ class ChatMessage:
     """One turn; content parts are already joined."""
 
     role: str
-    content: str
+    content: str  # empty: perhaps there is none, as beside `tool_calls`
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[PastCall, ...] = ()
+    tool_call_id: str | None = None  # of the call whose result a tool's message is
 
 
 def parse_messages(value: Any) -> tuple[ChatMessage, ...]:
@@ -46,21 +49,26 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    template_values: Mapping[str, TemplateValue] | None = None,
+    template_values: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], object] = str,
 ) -> RenderedChat:
     """Render the prompt's text, special tokens included. Raises InvalidRequestError, and what `check` raises.
 
-    `check` may refuse the text before it is searched for control tokens.
+    `tools`: in OpenAI's form. `check` may refuse the text before it is searched for control tokens.
     """
     template = text_model.template
-    if not template.source:
+    source = template.tools_source if tools else template.source
+    if not source:
         raise InvalidRequestError("The base model has no chat template: use /v1/completions instead.", param="messages")
-    conversation = [{"role": _role(text_model, message.role), "content": message.content} for message in messages]
+    conversation = _conversation(messages, template, has_developer="developer" in source)
+    if tools and not template.tool_forms.has_tools:
+        message = "The chat template of this model has no place for tools: leave `tools` out, or name another adapter."
+        raise InvalidRequestError(message, param="tools")
     values = _checked(template_values or {}, text_model.wrapper.apply_chat_template)
     ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}
     with _refusals():
-        text = template.render(conversation, values, **ends)
+        text = template.render(conversation, values, tools, **ends)
     check(text)
     tokens = text_model.control_tokens
     if tokens is None:
@@ -71,12 +79,14 @@ def render_chat(
         given.append(one)
         return one
 
-    _each_text(conversation, values, noted)
+    _each_text(conversation, values, tools, noted)
     suspects = {one: characters for one in given if (characters := tokens.characters(one))}
     if not suspects:
         return RenderedChat(text)
-    marks = Marks([template.source, *map(str, template.special_tokens.values()), *given])
-    entering = _each_text(conversation, values, lambda one: marks.put(one, suspects[one]) if one in suspects else one)
+    marks = Marks([source, *map(str, template.special_tokens.values()), *given])
+    entering = _each_text(
+        conversation, values, tools, lambda one: marks.put(one, suspects[one]) if one in suspects else one
+    )
     with _refusals():
         marked = template.render_marked(*entering, marks, **ends)
     return _compared(tokens, text, marked, given)
@@ -96,15 +106,83 @@ def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]
     return RenderedChat(text)
 
 
+def _conversation(
+    messages: tuple[ChatMessage, ...], template: ChatTemplate, *, has_developer: bool
+) -> list[dict[str, Any]]:
+    """The messages as templates read them. Raises InvalidRequestError if the template has no place for one of them."""
+    form, names = CallForm(), dict[str, str]()
+    if any(message.tool_calls or message.role == "tool" for message in messages):
+        form = _form_of_calls(messages, template)
+        names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
+    conversation = []
+    for message in messages:
+        # `developer` is OpenAI's newer name of `system`; most templates know `system` only.
+        role = "system" if message.role == "developer" and not has_developer else message.role
+        written: dict[str, Any] = {"role": role, "content": message.content}
+        if message.reasoning is not None:
+            written |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), message.reasoning)
+        if message.tool_calls:
+            written["tool_calls"] = [written_call(call, form) for call in message.tool_calls]
+            if not message.content and not form.has_content:
+                del written["content"]
+        if message.tool_call_id is not None:
+            written["tool_call_id"] = written_id(message.tool_call_id, form)
+        if name := message.name or names.get(message.tool_call_id or ""):
+            written["name"] = name
+        conversation.append(written)
+    return conversation
+
+
+def _form_of_calls(messages: tuple[ChatMessage, ...], template: ChatTemplate) -> CallForm:
+    """Raises InvalidRequestError."""
+    forms = template.tool_forms
+    for index, message in enumerate(messages):
+        if message.tool_calls and forms.calls is None:
+            text, where = "calls of tools", f"messages[{index}].tool_calls"
+        elif message.role == "tool" and not forms.has_results:
+            text, where = "messages of the role `tool`", f"messages[{index}].role"
+        else:
+            continue
+        raise InvalidRequestError(f"The chat template of this model has no place for {text}.", param=where)
+    return forms.calls or CallForm()
+
+
 def _parse_message(item: Any, where: str) -> ChatMessage:
     if not isinstance(item, dict):
         raise InvalidRequestError(f"`{where}` must be an object with `role` and `content`.", param=where)
     role = item.get("role")
-    if role in ("tool", "function") or item.get("tool_calls") or item.get("function_call"):
-        raise InvalidRequestError(f"`{where}`: tool calls are not supported yet; they come later.", param=where)
+    if role == "function" or item.get("function_call"):
+        message = f"`{where}`: functions are OpenAI's older form of tools: use `tool_calls` and the role `tool`."
+        raise InvalidRequestError(message, param=where)
     if role not in ROLES:
         raise InvalidRequestError(f"`{where}.role` must be one of {', '.join(ROLES)}.", param=f"{where}.role")
-    return ChatMessage(role, _parse_content(item.get("content"), f"{where}.content"))
+    if item.get("audio") is not None:
+        raise InvalidRequestError(f"`{where}.audio`: this model reads text only.", param=f"{where}.audio")
+    if role == "assistant":
+        return _parse_assistant(item, where)
+    if item.get("tool_calls"):
+        message = f"`{where}.tool_calls`: only the assistant's messages hold calls."
+        raise InvalidRequestError(message, param=f"{where}.tool_calls")
+    content, name = _parse_content(item.get("content"), f"{where}.content"), _text_of(item, "name", where)
+    return ChatMessage(role, content, name, tool_call_id=_text_of(item, "tool_call_id", where))
+
+
+def _parse_assistant(item: dict[str, Any], where: str) -> ChatMessage:
+    """An answer may have no content: it called tools, or was a refusal."""
+    calls = parse_calls(item.get("tool_calls"), f"{where}.tool_calls")
+    content, refusal = item.get("content"), _text_of(item, "refusal", where)
+    if content is None and (calls or refusal is not None):
+        content = refusal or ""
+    reasoning = _text_of(item, "reasoning_content", where) or _text_of(item, "reasoning", where)
+    text = "" if content == [] and calls else _parse_content(content, f"{where}.content")
+    return ChatMessage("assistant", text, _text_of(item, "name", where), reasoning, calls)
+
+
+def _text_of(item: dict[str, Any], name: str, where: str) -> str | None:
+    value = item.get(name)
+    if not isinstance(value, str | None):
+        raise InvalidRequestError(f"`{where}.{name}` must be a string.", param=f"{where}.{name}")
+    return value
 
 
 def _parse_content(content: Any, where: str) -> str:
@@ -115,7 +193,8 @@ def _parse_content(content: Any, where: str) -> str:
         raise InvalidRequestError(f"`{where}` must be a string or a list of text parts.", param=where)
     texts = []
     for index, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(kind) if kind in ("text", "refusal") else None
         if not isinstance(text, str):
             raise InvalidRequestError(
                 f'`{where}[{index}]` must be {{"type": "text", "text": ...}}: this model reads text only.',
@@ -130,20 +209,22 @@ def _refusals() -> Iterator[None]:
     """Turn errors that a template raises into errors of the request."""
     try:
         yield
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except REFUSALS as error:
         message = f"The model's chat template refuses these messages: {error}"
         raise InvalidRequestError(message, param="messages") from error
 
 
-def _each_text(conversation: Conversation, values: Mapping[str, Any], change: Change) -> tuple[Conversation, Any]:
-    """Messages and values with `change` applied to each text of the request. Roles stay: they are the server's own
-    words, which templates turn into control tokens.
+def _each_text(
+    conversation: Conversation, values: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], change: Change
+) -> tuple[Conversation, Any, Any]:
+    """Messages, values and tools with `change` applied to each text of the request. Roles stay: they are the server's
+    own words, which templates turn into control tokens.
     """
     messages = [
         {name: part if name == "role" else _changed(part, change) for name, part in message.items()}
         for message in conversation
     ]
-    return messages, {name: _changed(value, change) for name, value in values.items()}
+    return messages, {name: _changed(value, change) for name, value in values.items()}, _changed(tools, change)
 
 
 def _changed(value: Any, change: Change) -> Any:
@@ -157,13 +238,7 @@ def _changed(value: Any, change: Change) -> Any:
     return value
 
 
-def _role(text_model: TextModel, role: str) -> str:
-    """`developer` is OpenAI's newer name of `system`; most templates know `system` only."""
-    known = role != "developer" or "developer" in str(text_model.wrapper.chat_template)
-    return role if known else "system"
-
-
-def _checked(values: Mapping[str, TemplateValue], render: Any) -> dict[str, TemplateValue]:
+def _checked(values: Mapping[str, Any], render: Any) -> dict[str, Any]:
     """Refuse names that would change the way of rendering, such as the template's own text."""
     reserved = {*inspect.signature(render).parameters, "messages"}
     for name in values:

@@ -30,6 +30,7 @@ class StopRules:
     strings: tuple[str, ...] = ()
     include: bool = False  # show the stop string, or the stop token's text
     skip_special_tokens: bool = True
+    shown: tuple[str, ...] = ()  # special tokens that are not skipped even so: a parser looks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class OutputText:
     def __init__(
         self, text_model: TextModel, request: InferenceRequest, rules: StopRules, eos_token_ids: tuple[int, ...]
     ) -> None:
-        self._detokenizer = Detokenizer(text_model, request.prompt_token_ids, rules.skip_special_tokens)
+        self._detokenizer = Detokenizer(text_model, request.prompt_token_ids, rules.skip_special_tokens, rules.shown)
         self._matcher = StopMatcher(rules.strings, rules.include)
         self._sampling = request.sampling
         self._include = rules.include
@@ -111,10 +112,16 @@ class Detokenizer:
     """Token ids -> text, one token at a time, as if the whole had been decoded at once."""
 
     def __init__(
-        self, text_model: TextModel, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        text_model: TextModel,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: Sequence[str] = (),
     ) -> None:
         self._text_model = text_model
         self._hidden = text_model.special_ids if skip_special_tokens else frozenset[int]()
+        if shown:
+            self._hidden = self._hidden.difference(map(text_model.token_id, shown))
         self._window: list[int] = []
         self._read = 0  # the window up to here is shown
         self._shown = ""  # the window's text that was shown

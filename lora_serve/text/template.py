@@ -1,19 +1,25 @@
-"""The base model's chat template, rendered by transformers in jinja2's immutable sandbox, and again with marks."""
+"""The base model's chat template, rendered by transformers in jinja2's immutable sandbox, and again with marks.
+
+A model may have several templates by name: a chat with tools is rendered by `tool_use`, if there is one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
+from lora_serve.text import tool_calls
 from lora_serve.text.marked import Marked, Marks, joined
+from lora_serve.text.tool_calls.base import ToolCallFormat
+from lora_serve.text.tool_forms import Conversation, ToolForms, tool_forms
 
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it cuts the text where this stands, as `_cut` does
 
-Conversation = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
@@ -25,10 +31,24 @@ class ChatTemplate:
     @cached_property
     def source(self) -> str:
         """The template of a chat without tools; empty if the model has none."""
-        try:
-            return str(self._wrapper.get_chat_template())
-        except ValueError:  # none, or several of which none is the default
-            return ""
+        return self._source(None)
+
+    @cached_property
+    def tools_source(self) -> str:
+        """The template of a chat with tools, mostly the same one; empty if the model has none."""
+        return self._source([])
+
+    @cached_property
+    def tool_forms(self) -> ToolForms:
+        """The places that the template has for tools and calls. Tried once, which takes some milliseconds."""
+        return tool_forms(
+            lambda messages, tools: self.render(messages, {}, tools, add_generation_prompt=True, is_continued=False)
+        )
+
+    @cached_property
+    def call_format(self) -> ToolCallFormat | None:
+        """The format in which the template writes calls of tools; None if none is known."""
+        return tool_calls.found_in(self.tools_source)
 
     @cached_property
     def special_tokens(self) -> dict[str, Any]:
@@ -36,11 +56,18 @@ class ChatTemplate:
         return dict(self._wrapper.special_tokens_map)
 
     def render(
-        self, conversation: Conversation, values: Mapping[str, Any], *, add_generation_prompt: bool, is_continued: bool
+        self,
+        conversation: Conversation,
+        values: Mapping[str, Any],
+        tools: Tools = (),
+        *,
+        add_generation_prompt: bool,
+        is_continued: bool,
     ) -> str:
         """Render with transformers."""
         rendered = self._wrapper.apply_chat_template(
             [dict(message) for message in conversation],
+            tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=is_continued,
@@ -52,18 +79,19 @@ class ChatTemplate:
         self,
         conversation: Conversation,
         values: Mapping[str, Any],
+        tools: Tools,
         marks: Marks,
         *,
         add_generation_prompt: bool,
         is_continued: bool,
     ) -> Marked:
-        """Render messages and values that have marks."""
+        """Render messages, values and tools that have marks."""
         messages = [dict(message) for message in conversation]
         if is_continued:
             messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
-        found = self._compiled.render(
+        found = self._compiled(self.tools_source if tools else self.source).render(
             messages=messages,
-            tools=None,
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **(self.special_tokens | dict(values)),
@@ -71,15 +99,25 @@ class ChatTemplate:
         marked = Marked(str.__str__(found), marks.meaning(found), marks.meaning)
         return _cut(marked) if is_continued else marked
 
+    def _source(self, tools: Tools | None) -> str:
+        try:
+            return str(self._wrapper.get_chat_template(tools=tools))
+        except ValueError:  # none, or several of which none is the default
+            return ""
+
     @cached_property
-    def _compiled(self) -> Any:
-        """transformers' template, except that joining pieces keeps their marks (`joined`)."""
-        compiled = chat_template_utils._compile_jinja_template(self.source)  # noqa: SLF001 - it has no public name
-        environment = compiled.environment.overlay()
-        environment.concat = joined
-        template = environment.from_string(self.source)
-        template.root_render_func.__globals__["str_join"] = joined  # of the compiled template alone: its `~`
-        return template
+    def _compiled(self) -> Callable[[str], Any]:
+        return cache(_compile)
+
+
+def _compile(source: str) -> Any:
+    """transformers' template, except that joining pieces keeps their marks (`joined`)."""
+    compiled = chat_template_utils._compile_jinja_template(source)  # noqa: SLF001 - it has no public name
+    environment = compiled.environment.overlay()
+    environment.concat = joined
+    template = environment.from_string(source)
+    template.root_render_func.__globals__["str_join"] = joined  # of the compiled template alone: its `~`
+    return template
 
 
 def _cut(marked: Marked) -> Marked:

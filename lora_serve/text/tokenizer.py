@@ -100,10 +100,11 @@ class TextModel:
     @functools.cached_property
     def control_tokens(self) -> ControlTokens | None:
         """The tokens that only the template may write; None if messages may write them too."""
-        if self._allow_control_tokens or not self.template.source:
+        if self._allow_control_tokens or not (self.template.source or self.template.tools_source):
             return None
         listed = getattr(self.wrapper, "chat_control_tokens", None)
-        return ControlTokens(self._backend, self.template.source, listed=listed, unknown=self.wrapper.unk_token)
+        templates = f"{self.template.source}\n{self.template.tools_source}"
+        return ControlTokens(self._backend, templates, listed=listed, unknown=self.wrapper.unk_token)
 
     def encode_input(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True, max_tokens: int | None = None
@@ -133,6 +134,10 @@ class TextModel:
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, such as `Ġthe`; None if there is no such token."""
         return self._backend.id_to_token(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, by the vocabulary's own spelling; None if there is no such token."""
+        return self._backend.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a UTF-8 character."""

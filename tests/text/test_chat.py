@@ -53,7 +53,7 @@ def test_developer_is_system_to_a_template_that_does_not_know_it() -> None:
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], "messages[1]"),
+        ([{"role": "user", "content": "a"}, {"role": "function", "content": "b"}], "messages[1]"),
     ],
 )
 def test_wrong_messages_are_refused_naming_the_place(messages: Any, param: str) -> None:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from lora_serve.core.extensions import ToolCallFormatName
 from lora_serve.core.setting_types import SettingsGroup
 
 _MAX_NAME = 512  # characters: of a name on the wire
@@ -37,6 +38,11 @@ class ServedModelSettings(SettingsGroup):
     )
     max_model_len: int | None = Field(
         None, ge=8, le=2**30, description="tokens, prompt and answer together; default: the model's own limit"
+    )
+
+    tool_call_parser: ToolCallFormatName = Field(
+        "auto",
+        description="how the model writes calls of tools; auto: as its chat template shows; none: calls are text",
     )
 
     @field_validator("served_model_name")

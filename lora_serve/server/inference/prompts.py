@@ -13,6 +13,7 @@ from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, max_tokens_for
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields, SamplingFields
+from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 
@@ -94,24 +95,32 @@ def _completion_prompt(
 
 async def chat_messages(value: Any) -> tuple[ChatMessage, ...]:
     """Parse the `messages` of a request. Raises InvalidRequestError."""
-    contents = [item.get("content") for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    listed = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    contents = [item.get("content") for item in listed]
     num_parts = len(contents) + sum(len(content) for content in contents if isinstance(content, list))
-    return await thread_if_long(MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
+    has_calls = any(item.get("tool_calls") for item in listed)
+    return await thread_if_long(LONG + 1 if has_calls else MESSAGE_LENGTH * num_parts, lambda: parse_messages(value))
 
 
 async def chat_prompt(
-    text: TextModel, spec: ModelSpec, fields: ChatFields, messages: tuple[ChatMessage, ...]
+    text: TextModel,
+    spec: ModelSpec,
+    fields: ChatFields,
+    messages: tuple[ChatMessage, ...],
+    tools: ToolUse = NO_TOOLS,
 ) -> tuple[int, ...]:
     """Render the messages and encode them. Raises InvalidRequestError."""
     limit = prompt_limit(fields, spec)
+    has_calls = bool(tools.tools) or any(message.tool_calls or message.role == "tool" for message in messages)
     rendered = await thread_if_long(
-        sum(MESSAGE_LENGTH + len(message.content) for message in messages),
+        LONG + 1 if has_calls else sum(MESSAGE_LENGTH + len(message.content) for message in messages),
         lambda: render_chat(
             text,
             messages,
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
-            template_values=fields.chat_template_kwargs,
+            template_values=fields.template_values,
+            tools=_tools_for(text, tools),
             check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
         ),
     )
@@ -119,6 +128,12 @@ async def chat_prompt(
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
     return token_ids if limit is None else _cut(token_ids, fields, limit)
+
+
+def _tools_for(text: TextModel, tools: ToolUse) -> list[dict[str, Any]]:
+    """The tools in the prompt; also those that may not be called, as vLLM has it, if the template knows tools."""
+    is_left_out = not tools.tools or (tools.mode == "none" and not text.template.tool_forms.has_tools)
+    return [] if is_left_out else tools.for_template()
 
 
 async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ class AnswerBody(ABC):
     fields: SamplingFields
     use: AnswerUse
     chunk_kind: str  # `object` of a chunk
+    shown_tokens: tuple[str, ...] = ()  # see `StopRules.shown`
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -126,7 +127,7 @@ async def generate(rows: Rows, rules: StopRules) -> ChoiceEvents:
 
 async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body: AnswerBody) -> web.StreamResponse:
     """Run the rows and send `body`, streamed if `fields` ask for that."""
-    rules = StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens)
+    rules = StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens, body.shown_tokens)
     events = generate(rows, rules)
     if fields.stream:
         return await _stream(request, events, body, len(rows.requests))

@@ -13,12 +13,15 @@ from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
+from lora_serve.server.inference.reading import answer_reading, asked_tools
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
+from lora_serve.server.openai.turn import Turn
 from lora_serve.server.schemas.generation import ChatFields
+from lora_serve.server.schemas.tools import NO_TOOLS
 from lora_serve.server.services import SERVICES
 from lora_serve.text.chat import ChatMessage
 from lora_serve.text.output import Piece
@@ -31,8 +34,11 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     messages = await chat_messages(fields.messages)
     model = resolve(request, fields)
     fields = model.with_defaults(fields)
+    has_tools = fields.tools is not None or fields.tool_choice is not None
+    tools = await asked_tools(fields) if has_tools else NO_TOOLS
     grammar = await requested_grammar(services, context, model, fields)
-    prompt = await chat_prompt(model.text, model.spec, fields, messages)
+    prompt = await chat_prompt(model.text, model.spec, fields, messages, tools)
+    reading = answer_reading(services, model, tools) if has_tools else None
     limits = TokenLimits(
         fields.answer_tokens,
         fields.top_logprobs if fields.logprobs else None,
@@ -49,7 +55,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         speller=TokenSpeller(model.text, fields.return_tokens_as_token_ids),
         use=rows.use,
         prefix=_echoed(fields, messages),
-        choices=[ChatChoice() for _ in requests],
+        shown_tokens=() if reading is None else reading.markers,
+        choices=[ChatChoice(None if reading is None else Turn(reading)) for _ in requests],
     )
     return await answer(request, fields, rows, body)
 
@@ -58,10 +65,26 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 class ChatChoice:
     """One choice as it grows."""
 
+    turn: Turn | None = None  # None: the text is the content
     text: list[str] = field(default_factory=list)
     entries: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Keep a piece of the choice for the whole answer."""
+        self.entries.extend(piece.logprobs)
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        if self.turn is None:
+            self.text.append(piece.text)
+            return
+        self.turn.take(piece.text, is_last=piece.finish_reason is not None)
+        self.finish_reason = self.turn.finish_reason(piece.finish_reason)
+
+    @property
+    def num_characters(self) -> int:
+        """The length of the text so far."""
+        return sum(map(len, self.text)) if self.turn is None else self.turn.num_characters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,9 +103,7 @@ class ChatBody(AnswerBody):
             if event.prompt_logprobs is not None:
                 self.prompt_entries = list(event.prompt_logprobs)
             return
-        choice.text.append(event.text)
-        choice.entries.extend(event.logprobs)
-        choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+        choice.add(event)
 
     def whole(self) -> dict[str, Any]:
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
@@ -93,30 +114,43 @@ class ChatBody(AnswerBody):
     @property
     def num_values(self) -> int:
         """See `AnswerBody.num_values`."""
-        num_characters = sum(len(self.prefix) + sum(map(len, choice.text)) for choice in self.choices)
+        num_characters = sum(len(self.prefix) + choice.num_characters for choice in self.choices)
         num_entries = num_values(self.prompt_entries) + sum(num_values(choice.entries) for choice in self.choices)
         return num_entries + num_characters // 8
 
     def chunks(self, choice: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
-        # A parser of tool calls or of reasoning would stand here, between a piece of text and its deltas.
         if isinstance(event, PromptEvent):
             yield self._chunk(choice, {"role": "assistant", "content": ""}, Piece())
             if self.prefix:
                 yield self._chunk(choice, {"content": self.prefix}, Piece())
             return
-        if event.text or event.finish_reason or (self.fields.logprobs and event.logprobs):
+        turn = self.choices[choice].turn
+        if turn is not None:
+            yield from self._turn_chunks(choice, turn, event)
+        elif event.text or event.finish_reason or (self.fields.logprobs and event.logprobs):
             yield self._chunk(choice, {"content": event.text}, event)
 
+    def _turn_chunks(self, choice: int, turn: Turn, piece: Piece) -> Iterator[dict[str, Any]]:
+        """A piece may give several deltas; its log-probabilities come with the first, the end in a chunk of its own."""
+        logprobs = piece.logprobs if self.fields.logprobs else ()
+        for delta in turn.take(piece.text, is_last=piece.finish_reason is not None):
+            yield self._chunk(choice, delta, Piece(logprobs=logprobs))
+            logprobs = ()
+        if logprobs or piece.finish_reason is not None:
+            reason = turn.finish_reason(piece.finish_reason)
+            yield self._chunk(choice, {}, Piece(logprobs=logprobs, finish_reason=reason, stop_reason=piece.stop_reason))
+
     def _whole_choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.prefix + "".join(choice.text)}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": self.prefix + "".join(choice.text)},
+            "message": {**(message if choice.turn is None else choice.turn.message(self.prefix)), "refusal": None},
             "logprobs": self._logprobs(choice.entries),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
 
-    def _chunk(self, choice: int, delta: dict[str, str], piece: Piece) -> dict[str, Any]:
+    def _chunk(self, choice: int, delta: dict[str, Any], piece: Piece) -> dict[str, Any]:
         part = {
             "index": choice,
             "delta": delta,

@@ -27,6 +27,8 @@ MAX_ALLOWED_IDS = 1024
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_LENGTH = 128  # characters
 MAX_SALT_LENGTH = 1024  # characters, as in vLLM
+MAX_TEMPLATE_VALUES = 10_000  # in `chat_template_kwargs`, at all depths
+MAX_TEMPLATE_NESTING = 32
 
 
 class Fields(BaseModel):
@@ -121,10 +123,29 @@ def as_bytes(value: Any) -> Any:
 
 
 def as_template_values(value: Any) -> dict[str, Any]:
-    """{"name": scalar}. Raises ValueError."""
-    if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
-        raise ValueError("expected an object whose values are strings, numbers or truth values")
+    """{"name": any value}. Raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    if len(value) > MAX_TEMPLATE_VALUES or not _is_small(value):
+        raise ValueError(
+            f"at most {MAX_TEMPLATE_VALUES} values are allowed, nested at most {MAX_TEMPLATE_NESTING} deep"
+        )
     return value
+
+
+def _is_small(value: Any) -> bool:
+    """False if there are too many values, or they are nested too deeply: looked at no further than that."""
+    level, num_values = [value], 0
+    for _ in range(MAX_TEMPLATE_NESTING):
+        inner: list[Any] = []
+        for item in level:
+            children = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
+            num_values += len(children)
+            if num_values > MAX_TEMPLATE_VALUES:
+                return False
+            inner += children
+        level = inner
+    return not any(isinstance(item, dict | list) for item in level)
 
 
 def _as_bias(key: str, bias: Any) -> tuple[int | str, float]:

@@ -120,6 +120,20 @@ class ChatFields(SamplingFields, UnservedChatFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    tools: Any = None  # with `tool_choice` checked by schemas/tools.py
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+
+    @property
+    def template_values(self) -> dict[str, Any]:
+        """The values that the chat template is given."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        values: dict[str, Any] = {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":  # templates of the kind that can be told not to think know this name
+            values["enable_thinking"] = False
+        return values | self.chat_template_kwargs
 
     @property
     def answer_tokens(self) -> int | None:

@@ -10,29 +10,17 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import Fields
 from lora_serve.server.schemas.markers import Ignored, standing
 
-LATER_NAMES = frozenset(("tools", "tool_choice", "functions", "function_call", "chat_template"))
+LATER_NAMES = frozenset(("chat_template",))
 TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens"))  # fields that may hold as many integers as a body can
 
 
 def refuse_later(fields: Mapping[str, Any]) -> None:
-    """Raises InvalidRequestError if `fields` ask for tools or a template."""
-    _check_tools(fields)
+    """Raises InvalidRequestError if `fields` ask for a template."""
     if fields.get("chat_template"):
         message = "`chat_template` is not accepted: the base model's own template is always used."
         raise InvalidRequestError(message, param="chat_template")
 
 
-def _check_tools(fields: Mapping[str, Any]) -> None:
-    if fields.get("tool_choice", "none") != "none":
-        raise _later("tool_choice", "tool calling")
-    if fields.get("tools") and "tool_choice" not in fields:
-        raise _later("tools", "tool calling")
-    if fields.get("functions") or fields.get("function_call", "none") != "none":
-        raise _later("functions", "function calling")
-
-
-def _later(param: str, what: str) -> InvalidRequestError:
-    return InvalidRequestError(f"`{param}`: {what} is not supported yet; it comes in a later version.", param=param)
 
 
 @functools.cache

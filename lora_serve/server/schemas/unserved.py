@@ -10,6 +10,8 @@ from lora_serve.server.schemas.request import RequestFields
 _NO_TRANSFER = "one server computes prompt and answer; no key or value is moved between servers"
 _NO_MEDIA = "models here read and write text only"
 _ONE_CACHE = "every tenant's prompts are found again by their tokens; `cache_salt` keeps prompts apart"
+_FOR_CHATS = "tools are for chats: use /v1/chat/completions"
+_OLDER_FORM = "this is OpenAI's older form of tools: use `tools` and `tool_choice`"
 _NO_STORE = "no answer is stored, so nothing can be found again by it"
 
 
@@ -45,6 +47,8 @@ class UnservedCompletionFields(UnservedFields):
 
     suffix: Annotated[Any, Refused("texts are continued, not filled in: write the model's own marks of prefix and "
                                    "suffix into `prompt`", ("",))] = None  # fmt: skip
+    tools: Annotated[Any, Refused(_FOR_CHATS, ([],))] = None
+    tool_choice: Annotated[Any, Refused(_FOR_CHATS, ("none",))] = None
     prompt_embeds: Annotated[Any, Refused("prompts are texts or token ids: send `prompt`")] = None
 
 
@@ -53,6 +57,8 @@ class UnservedChatFields(UnservedFields):
 
     best_of: Annotated[Any, Refused("is for /v1/completions; here ask for `n` answers and choose", (1,))] = None
     suffix: Annotated[Any, Refused("is not for chats: let the last message ask for it", ("",))] = None
+    functions: Annotated[Any, Refused(_OLDER_FORM, ([],))] = None
+    function_call: Annotated[Any, Refused(_OLDER_FORM, ("none",))] = None
     audio: Annotated[Any, Refused(f"no sound can be answered: {_NO_MEDIA}")] = None
     modalities: Annotated[Any, Refused(f'only ["text"] can be answered: {_NO_MEDIA}', (["text"], []))] = None
     web_search_options: Annotated[Any, Refused("the web is not searched: put what is known into `messages`")] = None

@@ -171,7 +171,7 @@ async def test_wrong_field_is_400_and_named(http: aiohttp.ClientSession, house: 
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"functions": [{}]}, "functions"),
     ],
 )

@@ -1,0 +1,149 @@
+"""`tools` and `tool_choice` of a chat, checked by hand: a large list is looked at on a thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.strict_json import depth_of
+from lora_serve.text.past_calls import MAX_NESTING
+from lora_serve.text.tool_calls.base import Tool
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+Mode = Literal["none", "auto", "required", "named"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that an answer may call, and whether it must."""
+
+    tools: tuple[Tool, ...] = ()
+    mode: Mode = "none"
+    parallel: bool = True  # more than one call in an answer
+    name: str | None = None  # with `named`: the tool that must be called
+
+    @property
+    def is_forced(self) -> bool:
+        """True if the answer must be a call."""
+        return self.mode in ("required", "named")
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """The tools of which one must be called, if the answer must be a call."""
+        return tuple(tool for tool in self.tools if self.name in (None, tool.name))
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The tools as chat templates read them, in the form of transformers. `strict` is nothing for the model."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.parameters or _NO_PARAMETERS,
+                },
+            }
+            for tool in self.tools
+        ]
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(tools: Any, choice: Any, parallel: bool) -> ToolUse:
+    """Check both fields together; None stands for a field that was left out. Raises InvalidRequestError."""
+    parsed = () if tools is None else _parse_tools(tools)
+    if choice is None:
+        return ToolUse(parsed, "auto" if parsed else "none", parallel)
+    if choice == "none":
+        return ToolUse(parsed, "none", parallel)
+    mode, names = _parse_choice(choice)
+    if not parsed and (tools is None or mode != "auto"):
+        raise _wrong_choice("`tool_choice` is allowed only beside `tools`.")
+    known = {tool.name for tool in parsed}
+    for name in names:
+        if name not in known:
+            raise _wrong_choice(f"`tool_choice` names the tool {name[:64]!r}, which is not in `tools`.")
+    if mode == "named":
+        return ToolUse(parsed, mode, parallel, names[0])
+    allowed = tuple(tool for tool in parsed if not names or tool.name in names)
+    return ToolUse(allowed, mode if allowed else "none", parallel)
+
+
+def _parse_tools(value: Any) -> tuple[Tool, ...]:
+    if not isinstance(value, list):
+        raise InvalidRequestError("`tools` must be a list of tools.", param="tools")
+    if len(value) > MAX_TOOLS:
+        raise InvalidRequestError(f"At most {MAX_TOOLS} tools are allowed (got {len(value)}).", param="tools")
+    if depth_of(value) > MAX_NESTING:
+        raise InvalidRequestError(f"`tools` is nested more than {MAX_NESTING} deep.", param="tools")
+    tools = tuple(_parse_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            where = f"tools[{index}].function.name"
+            raise InvalidRequestError(f"`{where}`: a tool named {name} stands before it already.", param=where)
+    return tools
+
+
+def _parse_tool(item: Any, where: str) -> Tool:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if not isinstance(item, dict) or kind not in (None, "function"):
+        raise InvalidRequestError(
+            f'`{where}` must be {{"type": "function", "function": ...}}: other tools are not served.', param=where
+        )
+    function = item.get("function")
+    if not isinstance(function, dict):
+        message = f"`{where}.function` must be an object with `name`, `description` and `parameters`."
+        raise InvalidRequestError(message, param=f"{where}.function")
+    where = f"{where}.function"
+    name, description = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        message = f"`{where}.name` must have 1 to 64 letters, digits, underscores and hyphens."
+        raise InvalidRequestError(message, param=f"{where}.name")
+    if not isinstance(description, str | None):
+        raise InvalidRequestError(f"`{where}.description` must be a string.", param=f"{where}.description")
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise InvalidRequestError(f"`{where}.strict` must be true or false.", param=f"{where}.strict")
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        message = f'`{where}.parameters` must be a JSON schema of the type "object".'
+        raise InvalidRequestError(message, param=f"{where}.parameters")
+    return Tool(name, description or "", parameters, bool(strict))
+
+
+def _parse_choice(value: Any) -> tuple[Mode, Sequence[str]]:
+    """The mode, and the names that it is limited to; none if it is not limited."""
+    if value in ("auto", "required"):
+        return value, ()
+    if isinstance(value, dict) and value.get("type") == "function":
+        return "named", [_name_in(value)]
+    allowed = value.get("allowed_tools") if isinstance(value, dict) and value.get("type") == "allowed_tools" else None
+    if isinstance(allowed, dict) and allowed.get("mode") in ("auto", "required"):
+        listed = allowed.get("tools")
+        if isinstance(listed, list) and 0 < len(listed) <= MAX_TOOLS:
+            return allowed["mode"], [_name_in(item) for item in listed]
+    raise _wrong_choice(
+        '`tool_choice` must be "none", "auto", "required", {"type": "function", "function": {"name": ...}}, or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.'
+    )
+
+
+def _name_in(value: Any) -> str:
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _wrong_choice('`tool_choice` must name a tool as {"type": "function", "function": {"name": ...}}.')
+    return name
+
+
+def _wrong_choice(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param="tool_choice")

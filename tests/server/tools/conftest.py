@@ -1,0 +1,41 @@
+"""The same house with a model whose chat template knows tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lora_serve.client.mock import MockReply
+from lora_serve.core.model_spec import ModelSpec
+from lora_serve.text.tokenizer import TextModel
+from tests.server.conftest import BASE
+from tests.text.tool_templates import tool_model
+
+Says = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def text_model() -> TextModel:
+    return tool_model("qwen2_5")
+
+
+@pytest.fixture
+def spec(text_model: TextModel) -> ModelSpec:
+    end = text_model.token_id(text_model.wrapper.eos_token)
+    assert end is not None
+    return ModelSpec(BASE, "LlamaForCausalLM", text_model.vocab_size, 4096, (end,), 2, {}, 0, "float32", "cpu")
+
+
+@pytest.fixture
+def says(house: Any, text_model: TextModel) -> Says:
+    """says(text): what the model answers, token by token, and then ends unless `end` is false."""
+
+    def script(*texts: str, end: bool = True, **reply: Any) -> None:
+        ending = text_model.wrapper.eos_token if end else ""
+        replies = [MockReply(token_ids=text_model.encode(text + ending, False), **reply) for text in texts]
+        answers = iter(replies)
+        house.engine.script = lambda request: next(answers, replies[-1])
+
+    return script
