@@ -21,8 +21,6 @@ def refuse_later(fields: Mapping[str, Any]) -> None:
         raise InvalidRequestError(message, param="chat_template")
 
 
-
-
 @functools.cache
 def known_names() -> frozenset[str]:
     """The names of all fields that some route reads; others are ignored. Call it once every schema is imported."""
