@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import shutil
 import time
 from collections.abc import Mapping
@@ -16,12 +17,17 @@ from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.loading.loader import LoadFinished
 from lora_serve.adapters.registration.summary import traits_of
 from lora_serve.core.adapter import AdapterRef
+from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InvalidAdapterError, LoraServeError
 from lora_serve.core.messages import ErrorEvent, FinishEvent, PooledEvent, PromptEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest, PoolingParams, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
+from lora_serve.engine.constraints.base import GrammarCompiled
 from lora_serve.model.build import build_model
+from lora_serve.text.grammars.matcher import GrammarConstraints
+from lora_serve.text.grammars.vocabulary import Vocabularies
+from lora_serve.text.tokenizer import TextModel
 from tests.loading import load_adapter
 
 
@@ -35,18 +41,27 @@ class Answer:
     num_cached_tokens: int = 0
     pooled: bytes | None = None
     reason: FinishReason | None = None
+    stop_token_id: int | None = None
     error: LoraServeError | None = None
 
 
 class LocalEngine:
     """`adapters`: folders by name. Loads happen between two steps, on the calling thread."""
 
-    def __init__(self, model: Path, adapters: Mapping[str, Path] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: Path, adapters: Mapping[str, Path] | None = None, with_grammars: bool = False, **settings: Any
+    ) -> None:
         self.settings = Settings(model=str(model), **settings)
         self.parts = build_model(
             self.settings.model_slice(), self.settings.engine_slice(), self.settings.adapter_slice().max_loras
         )
         self._loading: list[AdapterRef] = []
+        self._compiled: queue.SimpleQueue[GrammarCompiled] = queue.SimpleQueue()
+        spec = self.parts.spec
+        vocabularies = Vocabularies(lambda: TextModel.load(str(model)), spec.vocab_size, spec.eos_token_ids)
+        self.constraints = (
+            GrammarConstraints(vocabularies, GrammarConfig(), self._compiled.put) if with_grammars else None
+        )
         self.engine = build_engine(
             self.parts.runner,
             self.parts.spec,
@@ -55,6 +70,7 @@ class LocalEngine:
             self.settings.adapter_slice(),
             self._loading.append,
             memory=self.parts.memory,
+            constraints=self.constraints,
         )
         self._folders = {name: self._as_registered(folder) for name, folder in (adapters or {}).items()}
         self.refs = {name: self._ref(name, folder) for name, folder in self._folders.items()}
@@ -94,11 +110,19 @@ class LocalEngine:
         while any(answer.reason is None and answer.error is None for answer in answers.values()):
             did_run, events = self.engine.step()
             self._take(answers, events)
-            assert did_run or events or self._loading, "the engine stands still with work to do"
+            if not (did_run or events or self._loading):
+                assert self.engine.scheduler.waiting, "the engine stands still with work to do"
+                self._take(answers, self.engine.grammar_compiled(self._compiled.get(timeout=60)))
+            while not self._compiled.empty():
+                self._take(answers, self.engine.grammar_compiled(self._compiled.get()))
             self._load(answers)
         recent = self.engine.stats().recent_batches
         self.max_adapters_in_batch = max(batch.num_adapters for batch in recent)
         return list(answers.values())
+
+    def close(self) -> None:
+        if self.constraints is not None:
+            self.constraints.close()
 
     def _load(self, answers: dict[str, Answer]) -> None:
         while self._loading:
@@ -123,7 +147,7 @@ class LocalEngine:
                 case PooledEvent():
                     answer.pooled = event.values
                 case FinishEvent():
-                    answer.reason = event.reason
+                    answer.reason, answer.stop_token_id = event.reason, event.stop_token_id
                 case ErrorEvent():
                     answer.error = event.error
 

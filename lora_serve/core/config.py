@@ -52,6 +52,19 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarConfig:
+    """The most that the schema, regex or grammar of one request may be and cause; see the settings of like names."""
+
+    max_bytes: int = 2**18
+    max_symbols: int = 500_000
+    max_items: int = 50_000
+    max_lexer_states: int = 250_000
+    max_lexer_work: int = 1_000_000
+    num_threads: int = 2
+    cache_bytes: int = 2**25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Batching limits and device memory."""
 
@@ -67,6 +80,7 @@ class EngineConfig:
     swap_space: int | None = None  # bytes of host memory for the KV blocks of preempted sequences; None: by device
     share_base_prefixes: bool = False  # tenants find one another's KV blocks of the base model alone
     memory_limit: int | None = None  # bytes of the device for all that is ours; None: what is free at start
+    grammars: GrammarConfig = GrammarConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +120,6 @@ class RequestLimits:
     max_stop_length: int = 1024  # characters
     max_stop_token_ids: int = 256
     max_logit_bias: int = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarConfig:
-    """The most that the schema, regex or grammar of one request may be and cause; see the settings of like names."""
-
-    max_bytes: int = 2**18
-    max_symbols: int = 500_000
-    max_items: int = 50_000
-    max_lexer_states: int = 250_000
-    max_lexer_work: int = 1_000_000
-    num_threads: int = 2
-    cache_bytes: int = 2**25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,7 @@ class Settings(
             ),
             max_wait=self.max_wait_ms / 1000,
             tenant_weights=self.tenant_weight,
+            grammars=self.grammar_slice(),
         )
 
     def adapter_slice(self) -> AdapterConfig:

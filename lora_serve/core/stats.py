@@ -133,7 +133,6 @@ class ConstraintStats:
     num_masks: int = 0
     mask_seconds: float = 0.0  # likewise
     wait_seconds: float = 0.0  # that steps waited for masks once their logits were there
-    num_forced: int = 0  # tokens that were not sampled, as the grammar left no choice
 
 
 @dataclass(frozen=True, slots=True)

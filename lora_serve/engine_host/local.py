@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.loading.loader import Loader, Pace
-from lora_serve.core.config import AdapterConfig, EngineConfig, ModelConfig
+from lora_serve.core.config import AdapterConfig, EngineConfig, GrammarConfig, ModelConfig
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
@@ -20,6 +20,9 @@ from lora_serve.engine_host.validator import LastFolded, LocalValidator
 from lora_serve.model.build import ModelParts, build_model
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.system.threads import use_one_core
+from lora_serve.text.grammars.matcher import GrammarConstraints
+from lora_serve.text.grammars.vocabulary import Vocabularies
+from lora_serve.text.tokenizer import TextModel
 
 
 class LocalEngine:
@@ -43,13 +46,20 @@ class LocalEngine:
             on_start=use_one_core,
             timeout=adapters.load_timeout,
         )
+        self._constraints = None if parts.spec.pooling is not None else self._grammars(engine.grammars)
         self.engine: Engine = self.rebuild()
 
     def rebuild(self) -> Engine:
         """Replaces the engine by one with empty tables."""
         parts = self._parts
         self.engine = build_engine(
-            parts.runner, parts.spec, parts.num_blocks, *self._configs, self._loader.submit, memory=parts.memory
+            parts.runner,
+            parts.spec,
+            parts.num_blocks,
+            *self._configs,
+            self._loader.submit,
+            memory=parts.memory,
+            constraints=self._constraints,
         )
         return self.engine
 
@@ -58,8 +68,18 @@ class LocalEngine:
         self._is_warm = True
 
     def close(self) -> None:
-        """Wait for the loads that have begun."""
+        """Wait for the loads and the grammars that have begun."""
         self._loader.close()
+        if self._constraints is not None:
+            self._constraints.close()
+
+    def _grammars(self, config: GrammarConfig) -> GrammarConstraints:
+        """Compiles grammars over the model's own tokenizer, which it begins to read while the server warms up."""
+        spec = self.spec
+        vocabularies = Vocabularies(lambda: TextModel.load(spec.name), spec.vocab_size, spec.eos_token_ids)
+        constraints = GrammarConstraints(vocabularies, config, self.mailbox.put, use_one_core)
+        constraints.prepare()
+        return constraints
 
 
 def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:

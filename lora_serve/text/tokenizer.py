@@ -87,6 +87,10 @@ class TextModel:
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
+    def serialized(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, added tokens included."""
+        return self._backend.to_str()
+
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`, with the tokens that the model expects around it (such as BOS) if asked for."""
         return tuple(_encoded(self._backend, text, None, add_special_tokens).ids)

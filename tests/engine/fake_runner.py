@@ -14,6 +14,7 @@ from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput,
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.core.request import PoolingParams
+from tests.engine.fake_constraints import chosen, tokens_in
 
 POISON = 666  # a prompt token that makes its row's logits not a number
 EXPLOSION = 667  # a prompt token that makes the whole forward pass raise
@@ -103,7 +104,10 @@ class FakeRunner:
             return RowOutput(row.sequence_id, None, error=NumericalError("not a number"))
         if EXPLOSION in history:
             raise RuntimeError("this row fails alone, too")
-        return RowOutput(row.sequence_id, next_token(key_of_uses(used), history), prompt_logprobs=prompt)
+        token = next_token(key_of_uses(used), history)
+        if row.sample.allowed is not None:
+            token = chosen(token, tokens_in(row.sample.allowed.wait()))
+        return RowOutput(row.sequence_id, token, prompt_logprobs=prompt)
 
     def _pooled(self, row: Row, key: object, pool: PoolingParams) -> RowOutput:
         assert (row.start, row.block_table, row.sample, row.prompt_targets) == (0, (), None, None)

@@ -25,6 +25,7 @@ from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import AdapterUse, InferenceRequest, SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.build import build_engine
+from tests.engine.fake_constraints import FakeConstraints, chosen, steps_of
 from tests.engine.fake_runner import FakeRunner, key_of_uses, next_token, pooled_vector
 
 EOS = 1000  # never given by the fake runner
@@ -55,7 +56,9 @@ class VirtualClock:
 
 
 class World:
-    """`auto_load`: a requested load is finished before the next step. `clock`: seconds, e.g. of a `VirtualClock`."""
+    """`auto_load`: a requested load, and a grammar, is finished before the next step. `clock`: seconds, e.g. of a
+    `VirtualClock`.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class World:
         clock: Callable[[], float] = time.monotonic,
         memory: MemoryPlan | None = None,
         pooling: PoolingSpec | None = None,
+        constraints: FakeConstraints | None = None,
         **settings: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
@@ -82,7 +86,9 @@ class World:
             self.loading.append,
             clock,
             memory,
+            constraints,
         )
+        self.constraints = constraints or FakeConstraints()
         self.scheduler, self.residency = self.engine.scheduler, self.engine.residency
         self.num_blocks = num_blocks
         self.tokens: dict[str, list[int]] = {}
@@ -124,6 +130,8 @@ class World:
         if self._auto_load:
             while self.loading:
                 self.finish_load(self.loading[0])
+            for request_id in list(self.constraints.compiling):
+                self.finish_grammar(request_id)
         did_run, events = self.engine.step()
         self.take(events)
         self._take_replies()
@@ -147,6 +155,10 @@ class World:
         message = LoadFinished(ref.digest, None if error else ref.digest, error, seconds)
         self.take(self.engine.load_finished(message))
         self._take_replies()
+
+    def finish_grammar(self, request_id: str, error: LoraServeError | None = None) -> None:
+        """What a thread that compiles would post."""
+        self.take(self.engine.grammar_compiled(self.constraints.finished(request_id, error)))
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -176,9 +188,12 @@ class World:
         """The tokens the request must get, whoever ran beside it."""
         request, key = self._requests[request_id], self._answering_key(request_id)
         history = list(request.prompt_token_ids)
-        for _ in range(request.sampling.max_tokens):
-            history.append(next_token(key, history))
-        return history[len(request.prompt_token_ids) :]
+        steps = None if request.grammar is None else steps_of(request.grammar.text)
+        for count in range(request.sampling.max_tokens if steps is None else len(steps)):
+            token = next_token(key, history)
+            history.append(token if steps is None else chosen(token, steps[count]))
+        output = history[len(request.prompt_token_ids) :]
+        return output[: request.sampling.max_tokens]
 
     def expected_vector(self, request_id: str) -> bytes:
         """Likewise of a request with `pooling`."""

@@ -135,6 +135,8 @@ class ModelRunner:
 
 
 def _output(row: Row, choice: Choice) -> RowOutput:
+    if choice.error is not None:
+        return RowOutput(row.sequence_id, None, error=choice.error)
     if choice.is_number:
         return RowOutput(row.sequence_id, choice.token_id, choice.logprobs)
     return _no_numbers(row.sequence_id)

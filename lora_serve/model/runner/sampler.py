@@ -7,15 +7,18 @@ waits for the device once: everything that the host wants to know of it comes in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lora_serve.core.batch import SampleInput
+from lora_serve.core.errors import LoraServeError
 from lora_serve.core.messages import TokenLogprobs
+from lora_serve.model.runner.masks import only_allowed
 from lora_serve.model.system.transfer import to_device, to_host
 
 _COLDEST = 1e-4  # temperatures below are greedy: dividing by them would overflow
@@ -87,12 +90,16 @@ def logprob_columns(logits: Tensor, tokens: Tensor, num_top: Sequence[int]) -> t
 
 
 def logprobs_from(columns: Sequence[Tensor], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """Records, one per row of `logprob_columns`."""
+    """Records, one per row of `logprob_columns`; tokens that could not come are not among the best."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
-        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        TokenLogprobs(token, logprob, rank, tuple(_possible(ids[:count], values[:count])))
         for (token, logprob, rank, ids, values), count in zip(rows, num_top, strict=True)
     ]
+
+
+def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> list[tuple[int, float]]:
+    return [(token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob > -math.inf]
 
 
 def _is_truncated(row: SampleInput) -> bool:
@@ -143,20 +150,17 @@ def _kept(ordered: Tensor, rows: Sequence[SampleInput], vocabulary: int) -> Tens
 
 
 def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
-    """Logits with forbidden tokens, bias and penalties applied; the argument itself stays as it is."""
-    forbidden = [
-        (i, token)
-        for i, row in enumerate(rows)
-        if row.num_output_tokens < row.params.min_tokens
-        for token in (*row.eos_token_ids, *row.params.stop_token_ids)
-    ]
-    forbidden += [(i, token) for i, row in enumerate(rows) if row.params.bad_words for token in _ends_of_bad_words(row)]
+    """Logits with forbidden tokens, bias and penalties applied; the argument itself stays as it is.
+
+    Where these leave nothing of what a grammar allows, the grammar alone counts: its row may have to end.
+    """
+    forbidden = [(i, token) for i, row in enumerate(rows) for token in _forbidden(row)]
     allowed = [(i, token) for i, row in enumerate(rows) for token in row.params.allowed_token_ids]
     bias = [(i, token, value) for i, row in enumerate(rows) for token, value in row.params.logit_bias]
     penalised = [i for i, row in enumerate(rows) if row.params.has_penalties]
     if not (forbidden or allowed or bias or penalised):
         return logits
-    logits = logits.clone()
+    given, logits = logits, logits.clone()
     device = logits.device
     if forbidden:
         index = to_device(forbidden, torch.int64, device)
@@ -170,7 +174,19 @@ def _adjusted(logits: Tensor, rows: Sequence[SampleInput]) -> Tensor:
     if penalised:
         index = to_device(penalised, torch.int64, device)
         logits[index] = _penalised(logits[index], [rows[i] for i in penalised])
+    if any(row.allowed is not None for row in rows):
+        has_grammar = to_device([[row.allowed is not None] for row in rows], torch.bool, device)
+        logits = logits.masked_fill_(has_grammar & given.isneginf(), float("-inf"))
+        logits = torch.where(has_grammar & logits.amax(dim=-1, keepdim=True).isneginf(), given, logits)
     return logits
+
+
+def _forbidden(row: SampleInput) -> list[int]:
+    """The tokens that may not come now. An end that is ignored would end the row of a grammar all the same."""
+    params, found = row.params, _ends_of_bad_words(row) if row.params.bad_words else []
+    if row.num_output_tokens < params.min_tokens:
+        return [*found, *row.eos_token_ids, *params.stop_token_ids]
+    return [*found, *row.eos_token_ids] if row.allowed is not None and params.ignore_eos else found
 
 
 def _ends_of_bad_words(row: SampleInput) -> list[int]:
@@ -219,20 +235,24 @@ class Choice:
     token_id: int
     logprobs: TokenLogprobs | None  # None: not asked for
     is_number: bool  # False: the logits are NaN or infinite, and the token means nothing
+    error: LoraServeError | None = None  # of the row's grammar; then the token means nothing either
 
 
 def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
-    """Chooses one token per row of logits [rows, vocab] float32.
+    """Chooses one token per row of logits [rows, vocab] float32, once the masks of rows with a grammar are there.
 
     Waits for the device twice if a row keeps more than the sampler's candidates, which only flat distributions do.
     """
     is_number = logits.amax(dim=-1).isfinite()  # amax passes NaN on; a token alone may be at -inf
+    logits, errors = only_allowed(logits, rows)
     tokens, is_final = draw(logits, rows)
     choices, settled = _read(logits, rows, tokens, is_final, is_number)
-    if settled:
-        return choices
-    tokens = draw_again(logits, rows, tokens, is_final)
-    return _read(logits, rows, tokens, is_final, is_number)[0]
+    if not settled:
+        tokens = draw_again(logits, rows, tokens, is_final)
+        choices = _read(logits, rows, tokens, is_final, is_number)[0]
+    for i, error in errors.items():
+        choices[i] = replace(choices[i], error=error)
+    return choices
 
 
 def _read(

@@ -1,0 +1,55 @@
+"""Masks of rows that obey a grammar: logits of tokens that may not come are -inf before anything else is done to them.
+
+The log-probabilities of such a row are therefore those of the tokens that were really allowed, as in vLLM. Other rows
+keep their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lora_serve.core.batch import SampleInput
+from lora_serve.core.errors import InvalidRequestError, LoraServeError
+from lora_serve.model.system.transfer import to_device
+
+
+def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, dict[int, LoraServeError]]:
+    """logits [rows, vocab], with -inf for tokens that a row's grammar excludes; and the errors of rows that cannot go
+    on, whose logits stay as they are. The argument itself is not changed.
+
+    Waits for the masks, which were begun before the forward pass; the device has its work by now.
+    """
+    masks: dict[int, bytes] = {}
+    errors: dict[int, LoraServeError] = {}
+    for i, row in enumerate(rows):
+        if row.allowed is not None:
+            try:
+                masks[i] = row.allowed.wait()
+            except LoraServeError as error:
+                errors[i] = error
+    if not masks:
+        return logits, errors
+    allowed = _unpacked(list(masks.values()), logits.shape[1])
+    is_empty = ~allowed.any(axis=1)
+    for i, nothing in zip(list(masks), is_empty.tolist(), strict=True):
+        if nothing:
+            errors[i] = InvalidRequestError("The grammar allows no token of this model's vocabulary at this place.")
+    allowed[is_empty] = True
+    excluded = to_device(torch.from_numpy(~allowed), torch.bool, logits.device)
+    if len(masks) == len(rows):
+        return logits.masked_fill(excluded, float("-inf")), errors
+    index = to_device(list(masks), torch.int64, logits.device)
+    return logits.index_copy(0, index, logits[index].masked_fill_(excluded, float("-inf"))), errors
+
+
+def _unpacked(masks: Sequence[bytes], width: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """[rows, width] bool of masks that may be of other lengths, as adapters have vocabularies of their own."""
+    packed = np.zeros((len(masks), -(-width // 8)), dtype=np.uint8)
+    for line, mask in zip(packed, masks, strict=True):
+        known = np.frombuffer(mask, dtype=np.uint8)[: len(line)]
+        line[: len(known)] = known
+    return np.unpackbits(packed, axis=1, count=width, bitorder="little").view(np.bool_)

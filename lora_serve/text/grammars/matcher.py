@@ -1,0 +1,204 @@
+"""Grammars over the served vocabulary: compiled, and asked for the tokens that may come, on threads of their own.
+
+`llguidance` does both without the GIL. Masks have one thread of Python, which hands the sequences of a step to threads
+of the library's own all at once; grammars have others, so that no mask waits for a grammar.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+
+from lora_serve.core.adapter import AddedToken
+from lora_serve.core.batch import AllowedTokens
+from lora_serve.core.config import GrammarConfig
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError
+from lora_serve.core.request import TokenGrammar
+from lora_serve.core.stats import ConstraintStats
+from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.text.grammars.compiling import parser_limits
+from lora_serve.text.grammars.vocabulary import Vocabularies
+
+MAX_COMPILED = 256  # grammars that are remembered
+_MAX_MASK_THREADS = 8
+_log = logging.getLogger(__name__)
+
+Key = tuple[str, str, tuple[AddedToken, ...]]  # tenant, digest of the text, tokens beyond the base's
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Counted by several threads, each value by one of them at a time."""
+
+    num_compiled: int = 0
+    compile_seconds: float = 0.0
+    num_masks: int = 0
+    mask_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar at its beginning, which every request copies."""
+
+    matcher: LLMatcher
+    vocab_size: int
+
+
+class GrammarConstraint:
+    """See `engine.constraints.base.TokenConstraint`."""
+
+    def __init__(self, compiled: _Compiled, figures: _Figures) -> None:
+        self.matcher = compiled.matcher.deep_copy()
+        self.num_words = -(-compiled.vocab_size // 32)
+        self.begun: tuple[Future[list[bytes]], int] | None = None  # the masks of a step, and this one's place
+        self._figures = figures
+
+    def wait(self) -> bytes:
+        """See `AllowedTokens.wait`."""
+        assert self.begun is not None, "a step begins the masks of all rows that it samples for"
+        masks, place = self.begun
+        start = time.perf_counter()
+        found = masks.result()[place]
+        self._figures.wait_seconds += time.perf_counter() - start
+        self._check()
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """See `TokenConstraint.is_over`."""
+        return self.matcher.is_stopped()
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """See `TokenConstraint.advance`."""
+        self.begun = None
+        self.matcher.consume_tokens(list(token_ids))
+        self._check()
+
+    def forced(self) -> tuple[int, ...]:
+        """See `TokenConstraint.forced`."""
+        return tuple(self.matcher.compute_ff_tokens())
+
+    def _check(self) -> None:
+        if self.matcher.is_error():
+            reason = _first_line(self.matcher.get_error())
+            raise InvalidRequestError(f"The answer cannot be held to the grammar any further: {reason}")
+
+
+class GrammarConstraints:
+    """See `engine.constraints.base.Constraints`. Shared by all engines that one process has, one after another."""
+
+    def __init__(
+        self,
+        vocabularies: Vocabularies,
+        config: GrammarConfig,
+        post: Callable[[GrammarCompiled], None],
+        on_thread: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_thread`: called first on each thread."""
+        self._vocabularies = vocabularies
+        self._post = post
+        self._limits = parser_limits(config)
+        self._compiling = ThreadPoolExecutor(config.num_threads, "grammar", initializer=on_thread)
+        self._masking = ThreadPoolExecutor(1, "masks", initializer=on_thread)
+        self._executor = LLExecutor(num_threads=min(_MAX_MASK_THREADS, max(1, (os.cpu_count() or 1) // 2)))
+        self._compiled: OrderedDict[Key, Future[_Compiled]] = OrderedDict()  # the engine's thread alone uses it
+        self._figures = _Figures()
+
+    def prepare(self) -> None:
+        """Begins to build the base's vocabulary, so that the first request need not wait for it."""
+        self._compiling.submit(self._prepare)
+
+    def close(self) -> None:
+        """Waits for what is under way; the rest is dropped."""
+        self._compiling.shutdown(cancel_futures=True)
+        self._masking.shutdown(cancel_futures=True)
+
+    def compile(self, request_id: str, tenant: str, grammar: TokenGrammar) -> None:
+        """See `Constraints.compile`."""
+        key = (tenant, hashlib.sha256(grammar.text.encode()).hexdigest(), grammar.added_tokens)
+        future = self._compiled.get(key)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._compiled[key] = self._compiling.submit(self._compile, grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        future.add_done_callback(lambda done: self._post(self._ended(request_id, done)))
+
+    def start(self, waited_for: Sequence[AllowedTokens]) -> None:
+        """See `Constraints.start`."""
+        new = [one for one in waited_for if isinstance(one, GrammarConstraint) and one.begun is None]
+        if new:
+            future = self._masking.submit(self._masks, new)
+            for place, one in enumerate(new):
+                one.begun = future, place
+
+    def stats(self) -> ConstraintStats:
+        """See `Constraints.stats`."""
+        figures = self._figures
+        return ConstraintStats(
+            figures.num_compiled,
+            figures.compile_seconds,
+            figures.num_masks,
+            figures.mask_seconds,
+            figures.wait_seconds,
+        )
+
+    def _prepare(self) -> None:
+        try:
+            self._vocabularies.get(())
+        except Exception:
+            _log.exception("the tokenizer cannot be used for structured output")
+
+    def _compile(self, grammar: TokenGrammar) -> _Compiled:
+        """On a thread of its own. The first mask is worked out too, as it takes the longest by far."""
+        tokenizer = self._vocabularies.get(grammar.added_tokens)
+        start = time.perf_counter()
+        matcher = LLMatcher(tokenizer, grammar.text, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        with self._figures.lock:
+            self._figures.num_compiled += 1
+            self._figures.compile_seconds += time.perf_counter() - start
+        if matcher.is_error():
+            raise InvalidRequestError(f"The grammar cannot be used: {_first_line(matcher.get_error())}")
+        return _Compiled(matcher, tokenizer.vocab_size)
+
+    def _ended(self, request_id: str, done: Future[_Compiled]) -> GrammarCompiled:
+        error = None if not done.cancelled() else InternalError("The server is shutting down.")
+        error = error or done.exception()
+        if error is None:
+            return GrammarCompiled(request_id, GrammarConstraint(done.result(), self._figures))
+        if not isinstance(error, LoraServeError):
+            _log.error("a grammar could not be compiled", exc_info=error)
+            error = InternalError("The grammar could not be compiled.")
+        return GrammarCompiled(request_id, None, error)
+
+    def _masks(self, constraints: Sequence[GrammarConstraint]) -> list[bytes]:
+        """In their order. A matcher that fails is in an error state afterwards."""
+        start = time.perf_counter()
+        found: dict[int, bytes] = {}
+        for num_words in {one.num_words for one in constraints}:
+            places = [place for place, one in enumerate(constraints) if one.num_words == num_words]
+            masks = np.zeros((len(places), num_words), dtype=np.int32)
+            targets = [(constraints[place].matcher, row) for row, place in enumerate(places)]
+            self._executor.unsafe_compute_mask_ptr(targets, masks.ctypes.data, 4 * num_words, len(places))
+            found.update((place, masks[row].tobytes()) for row, place in enumerate(places))
+        self._figures.num_masks += len(constraints)
+        self._figures.mask_seconds += time.perf_counter() - start
+        return [found[place] for place in range(len(constraints))]
+
+
+def _first_line(message: str) -> str:
+    return (message.strip().splitlines() or ["it is invalid"])[0]

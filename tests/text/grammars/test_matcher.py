@@ -1,0 +1,250 @@
+"""llguidance over the served tokenizer: what may come, what must come, when it is over, what is remembered."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import lora_serve
+from lora_serve.core.adapter import AddedToken
+from lora_serve.core.config import GrammarConfig
+from lora_serve.core.errors import InternalError, InvalidRequestError
+from lora_serve.core.request import TokenGrammar
+from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.text.grammars import matcher
+from lora_serve.text.grammars.matcher import GrammarConstraint, GrammarConstraints
+from lora_serve.text.grammars.vocabulary import Vocabularies
+from lora_serve.text.tokenizer import TextModel
+
+DEMO = Path(lora_serve.__file__).parent / "demo_data" / "model"
+EOS = (2, 3)
+SCHEMA = {
+    "type": "object",
+    "properties": {"customer_number": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["new"]}},
+    "required": ["customer_number", "kind"],
+    "additionalProperties": False,
+}
+
+
+class Bench:
+    """Grammars of one vocabulary; `compiled` waits for the message."""
+
+    def __init__(
+        self, load: Callable[[], TextModel], vocab_size: int, eos: tuple[int, ...] = EOS, **limits: int
+    ) -> None:
+        self.mail: queue.SimpleQueue[GrammarCompiled] = queue.SimpleQueue()
+        self.constraints = GrammarConstraints(
+            Vocabularies(load, vocab_size, eos), GrammarConfig(**limits), self.mail.put
+        )
+
+    def ended(self, grammar: TokenGrammar | str, tenant: str = "acme") -> GrammarCompiled:
+        given = TokenGrammar(grammar) if isinstance(grammar, str) else grammar
+        self.constraints.compile("r", tenant, given)
+        return self.mail.get(timeout=60)
+
+    def compiled(self, grammar: TokenGrammar | str, tenant: str = "acme") -> GrammarConstraint:
+        message = self.ended(grammar, tenant)
+        assert message.error is None, message.error
+        assert isinstance(message.constraint, GrammarConstraint)
+        return message.constraint
+
+    def allowed(self, constraint: GrammarConstraint) -> list[int]:
+        self.constraints.start([constraint])
+        mask = np.frombuffer(constraint.wait(), np.uint8)
+        return [int(token) for token in np.flatnonzero(np.unpackbits(mask, bitorder="little"))]
+
+
+@pytest.fixture(scope="module")
+def text() -> TextModel:
+    return TextModel.load(str(DEMO))
+
+
+@pytest.fixture
+def bench(text: TextModel) -> Iterator[Bench]:
+    bench = Bench(lambda: text, 2048)
+    yield bench
+    bench.constraints.close()
+
+
+def write(bench: Bench, constraint: GrammarConstraint, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        assert token in bench.allowed(constraint)
+        constraint.advance([token])
+
+
+def regex(pattern: str) -> str:
+    found: str = LLMatcher.grammar_from_regex(pattern)
+    return found
+
+
+def test_only_tokens_that_can_go_on_may_come(bench: Bench, text: TextModel) -> None:
+    constraint = bench.compiled(regex("(hello|help) [0-9]{2}"))
+    for token in bench.allowed(constraint):
+        spelled = text.token_bytes(token).decode()
+        assert "hello".startswith(spelled) or "help".startswith(spelled), spelled
+    constraint.advance(text.encode("help ", add_special_tokens=False))
+    assert {text.token_bytes(token) for token in bench.allowed(constraint)} >= {b"0", b"9"}
+    assert not set(bench.allowed(constraint)) & set(EOS)
+
+
+def test_answer_written_token_by_token_obeys_its_schema(bench: Bench, text: TextModel) -> None:
+    """With the last token that may come each time, and with tokens that the grammar forces."""
+    constraint = bench.compiled(LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False}))
+    tokens: list[int] = []
+    num_forced = 0
+    while not constraint.is_over:
+        new = constraint.forced() or (bench.allowed(constraint)[-1],)
+        num_forced += len(new) if len(new) > 1 else 0
+        constraint.advance(new)
+        tokens += new
+    answer = json.loads(text.decode([token for token in tokens if token not in EOS]))
+    assert answer["kind"] == "new"
+    assert 0 <= answer["customer_number"] <= 99
+    assert num_forced > 4
+
+
+def test_forced_tokens_are_the_tokenizer_s_own_spelling(bench: Bench, text: TextModel) -> None:
+    """Those a model that knows the answer would have written one by one."""
+    constraint = bench.compiled(regex("yes: the quick brown fox jumps over it|no"))
+    spelled = text.encode("yes: the quick brown fox jumps over it", add_special_tokens=False)
+    taken = 0
+    while not constraint.is_over:
+        forced = constraint.forced()
+        assert forced == spelled[taken : taken + len(forced)]
+        new = forced or (spelled[taken],)
+        assert new[0] in bench.allowed(constraint)
+        constraint.advance(new)
+        taken += len(new)
+    assert taken == len(spelled)
+
+
+def test_end_may_come_where_the_text_is_complete(bench: Bench, text: TextModel) -> None:
+    constraint = bench.compiled(regex("ab*"))
+    assert not set(EOS) & set(bench.allowed(constraint))
+    constraint.advance(text.encode("ab", add_special_tokens=False))
+    assert set(EOS) <= set(bench.allowed(constraint))
+    assert not constraint.is_over
+    constraint.advance([EOS[1]])
+    assert constraint.is_over
+
+
+def test_requests_do_not_share_their_state(bench: Bench, text: TextModel) -> None:
+    first, second = bench.compiled(regex("[ab]{2}")), bench.compiled(regex("[ab]{2}"))
+    first.advance(text.encode("ab", add_special_tokens=False))
+    assert first.is_over
+    assert not second.is_over
+    assert bench.allowed(second)
+
+
+def test_masks_of_a_step_belong_to_their_rows(bench: Bench) -> None:
+    added = tuple(AddedToken(2048 + i, f"<tool{i}>", is_special=True) for i in range(40))
+    grammars = [TokenGrammar(regex("x+")), TokenGrammar(regex("y+"), added), TokenGrammar(regex("z+"))]
+    rows = [bench.compiled(grammar) for grammar in grammars]
+    bench.constraints.start(rows)
+    assert len({row.wait() for row in rows}) == 3
+    assert [len(row.wait()) for row in rows] == [256, 264, 256]
+    before = bench.constraints.stats().num_masks
+    bench.constraints.start(rows)
+    assert bench.constraints.stats().num_masks == before, "a row that runs again has its mask already"
+
+
+def test_added_tokens_are_known_to_their_own_vocabulary_alone(bench: Bench) -> None:
+    added = (AddedToken(2048, "<tool>", is_special=True), AddedToken(2049, "grüezi"))
+    lark: str = LLMatcher.grammar_from_lark('start: <tool> "x"')
+    own = bench.compiled(TokenGrammar(lark, added))
+    assert bench.allowed(own) == [2048]
+    assert isinstance(bench.ended(lark).error, InvalidRequestError)
+    word = bench.compiled(TokenGrammar(regex("grüezi"), added))
+    assert 2049 in bench.allowed(word)
+
+
+def test_compiled_grammar_is_remembered_by_tenant(bench: Bench) -> None:
+    for tenant in ("acme", "acme", "pulse"):
+        bench.compiled(regex("a"), tenant)
+    assert bench.constraints.stats().num_compiled == 2
+
+
+def test_oldest_grammar_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matcher, "MAX_COMPILED", 2)
+    for letter in "abaca":
+        bench.compiled(regex(letter))
+    assert bench.constraints.stats().num_compiled == 3  # `a` was used again each time
+    bench.compiled(regex("b"))
+    assert bench.constraints.stats().num_compiled == 4
+
+
+@pytest.mark.parametrize("grammar", ["what", "{}", regex("[a"), '{"grammars": [{"json_schema": {"type": "nothing"}}]}'])
+def test_bad_grammar_is_refused_in_one_line(bench: Bench, grammar: str, capfd: pytest.CaptureFixture[str]) -> None:
+    error = bench.ended(grammar).error
+    assert isinstance(error, InvalidRequestError)
+    assert re.fullmatch(r"The grammar cannot be used: .+", str(error))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_limits_hold_while_compiling_and_while_answering(text: TextModel) -> None:
+    bench = Bench(lambda: text, 2048, max_items=1000, max_lexer_work=10_000)
+    big = json.dumps({"enum": [f"{i:05d}" * 20 for i in range(2000)]})
+    assert isinstance(bench.ended(LLMatcher.grammar_from_json_schema(big)).error, InvalidRequestError)
+    constraint = bench.compiled(LLMatcher.grammar_from_lark('start: x{1,400}\nx: "a" | "a" "a" | "a" "a" "a"'))
+    letter = text.encode("a", add_special_tokens=False)
+    with pytest.raises(InvalidRequestError, match=r"cannot be held to the grammar any further: .*Too many items"):
+        write(bench, constraint, letter * 400)
+    bench.constraints.close()
+
+
+def test_token_that_may_not_come_is_an_error_in_words(bench: Bench, text: TextModel) -> None:
+    constraint = bench.compiled(regex("a"))
+    with pytest.raises(InvalidRequestError, match="cannot be held to the grammar"):
+        constraint.advance(text.encode("b", add_special_tokens=False))
+
+
+def test_vocabulary_is_built_once_and_before_it_is_needed(text: TextModel) -> None:
+    loads: list[str] = []
+
+    def load() -> TextModel:
+        loads.append(threading.current_thread().name)
+        return text
+
+    bench = Bench(load, 2048)
+    bench.constraints.prepare()
+    for letter in "abc":
+        bench.compiled(regex(letter))
+    assert len(loads) == 1
+    assert loads[0].startswith("grammar")
+    bench.constraints.close()
+
+
+def test_tokenizer_that_cannot_be_read_ends_its_requests_in_words() -> None:
+    def load() -> TextModel:
+        raise OSError("the disk is gone")
+
+    bench = Bench(load, 2048)
+    bench.constraints.prepare()
+    for _ in range(2):
+        error = bench.ended(regex("a")).error
+        assert isinstance(error, InternalError)
+        assert "disk" not in str(error)
+    bench.constraints.close()
+
+
+def test_tokenizer_of_a_kind_that_the_library_does_not_know_is_spelled_out() -> None:
+    """A word for each token and no decoder, as models of random weights have."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "a", "b"])}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    text = TextModel(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>"))
+    bench = Bench(lambda: text, 8, eos=(2,))
+    constraint = bench.compiled(regex(" a b"))
+    assert bench.allowed(constraint) == [3]
+    constraint.advance([3, 4])
+    assert constraint.is_over
+    bench.constraints.close()
