@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,8 +36,8 @@ def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, d
         return logits, errors
     allowed = _unpacked(list(masks.values()), logits.shape[1])
     is_empty = ~allowed.any(axis=1)
-    for i, nothing in zip(list(masks), is_empty.tolist(), strict=True):
-        if nothing:
+    for line, i in enumerate(masks):
+        if is_empty[line]:
             errors[i] = InvalidRequestError("The grammar allows no token of this model's vocabulary at this place.")
     allowed[is_empty] = True
     excluded = to_device(torch.from_numpy(~allowed), torch.bool, logits.device)
@@ -46,7 +47,7 @@ def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, d
     return logits.index_copy(0, index, logits[index].masked_fill_(excluded, float("-inf"))), errors
 
 
-def _unpacked(masks: Sequence[bytes], width: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+def _unpacked(masks: Sequence[bytes], width: int) -> npt.NDArray[np.bool_]:
     """[rows, width] bool of masks that may be of other lengths, as adapters have vocabularies of their own."""
     packed = np.zeros((len(masks), -(-width // 8)), dtype=np.uint8)
     for line, mask in zip(packed, masks, strict=True):

@@ -22,7 +22,7 @@ from llguidance import LLExecutor, LLMatcher
 from lora_serve.core.adapter import AddedToken
 from lora_serve.core.batch import AllowedTokens
 from lora_serve.core.config import GrammarConfig
-from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NotReadyError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.core.stats import ConstraintStats
 from lora_serve.engine.constraints.base import GrammarCompiled
@@ -176,8 +176,9 @@ class GrammarConstraints:
         return _Compiled(matcher, tokenizer.vocab_size)
 
     def _ended(self, request_id: str, done: Future[_Compiled]) -> GrammarCompiled:
-        error = None if not done.cancelled() else InternalError("The server is shutting down.")
-        error = error or done.exception()
+        if done.cancelled():
+            return GrammarCompiled(request_id, None, NotReadyError("The server is shutting down."))
+        error = done.exception()
         if error is None:
             return GrammarCompiled(request_id, GrammarConstraint(done.result(), self._figures))
         if not isinstance(error, LoraServeError):
