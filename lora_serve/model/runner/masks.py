@@ -35,7 +35,7 @@ def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, d
     if not masks:
         return logits, errors
     allowed = _unpacked(list(masks.values()), logits.shape[1])
-    is_empty = ~allowed.any(axis=1)
+    is_empty: npt.NDArray[np.bool_] = ~np.any(allowed, axis=1)
     for line, i in enumerate(masks):
         if is_empty[line]:
             errors[i] = InvalidRequestError("The grammar allows no token of this model's vocabulary at this place.")
