@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import time
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.extensions import names_in
 from lora_serve.text.tool_calls import tool_call_format
-from lora_serve.text.tool_calls.base import ToolCallFormat
+from lora_serve.text.tool_calls.base import Tool, ToolCallFormat
 from tests.text.tool_calls.calls import (
     TOOLS,
     WEATHER,
@@ -177,9 +180,10 @@ class ToolCallContract(ABC):
                 assert marker not in text or tokenizer.token_to_id(marker) in tokenizer.encode(text).ids
 
     def test_names_and_schemas_cannot_break_out_of_the_grammar(self) -> None:
-        wild = {"type": "object", "properties": {'"\n}start: "x"': {"const": 'end"\n%json {}'}}}
-        tokenizer = byte_tokenizer(self.format.markers)
-        assert walks(self.format, [type(WEATHER)("f", parameters=wild)], tokenizer, 1, parallel=False)
+        wild = {"type": "object", "properties": {"a": {"const": 'end"\n%json {}'}}, "required": ["a"]}
+        tool = Tool("f", parameters=wild)
+        (text,) = walks(self.format, [tool], byte_tokenizer(self.format.markers), 1, parallel=False)
+        assert json.loads(self.read(text).calls[0].arguments) == {"a": 'end"\n%json {}'}
 
 
 class TestHermes(ToolCallContract):
@@ -295,12 +299,111 @@ class TestDeepSeekV31(ToolCallContract):
         assert self.read(text).order == [text]
 
 
+class TestGemma4(ToolCallContract):
+    name = "gemma4"
+    begin, end, quote = "<|tool_call>", "<tool_call|>", '<|"|>'
+
+    def write(self, calls: Calls) -> str:
+        return "".join(f"{self.begin}call:{name}{self.value(arguments)}{self.end}" for name, arguments in calls)
+
+    def value(self, value: object) -> str:
+        if isinstance(value, str):
+            return f"{self.quote}{value}{self.quote}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self.value, value))}]"
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{key}:{self.value(inner)}' for key, inner in value.items())}}}"
+        return json.dumps(value)
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for text in (f"{self.begin}call:f[1]{self.end}", f"{self.begin}f{{}}{self.end}", f"{self.begin}call:{{}}"):
+            assert self.read(text).order == [text]
+
+    def test_string_may_hold_anything_but_its_own_marker(self) -> None:
+        text = f'"}}],:\\ \n{self.end[:-1]} {self.quote[:-1]}'
+        assert json.loads(self.read(*self.write([("f", {"a": text})])).calls[0].arguments) == {"a": text}
+
+    def test_grammar_writes_recursive_and_mixed_schemas(self) -> None:
+        tree = {
+            "type": "object",
+            "properties": {
+                "name": {"type": ["string", "null"], "maxLength": 3},
+                "kind": {"anyOf": [{"const": 1}, {"enum": ["a", None, [True]]}]},
+                "below": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 1},
+            },
+            "required": ["name", "kind"],
+        }
+        tool = Tool("f", parameters={**tree, "$defs": {"tree": tree}})
+        for text in walks(self.format, [tool], byte_tokenizer(self.format.markers), 20, parallel=False):
+            jsonschema.validate(json.loads(self.read(*text).calls[0].arguments), dict(tool.parameters))
+
+    def test_schema_that_cannot_be_forced_is_refused_in_words(self) -> None:
+        for schema, word in (({"type": "string", "pattern": "x"}, "pattern"), ({"allOf": [{}]}, "allOf")):
+            tool = Tool("f", parameters={"type": "object", "properties": {"a": schema}})
+            with pytest.raises(InvalidRequestError, match=word):
+                self.format.grammar([tool], parallel=False, token_ids={})
+
+
+class TestFunctionGemma(TestGemma4):
+    name = "functiongemma"
+    begin, end, quote = "<start_function_call>", "<end_function_call>", "<escape>"
+
+
+class TestPythonic(ToolCallContract):
+    name = "pythonic"
+    takes_content_before = False
+
+    def write(self, calls: Calls) -> str:
+        written = (
+            f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+        )
+        return f"[{', '.join(written)}]"
+
+    def is_cut_call(self, text: str, answer: Answer) -> bool:
+        return "<|python_start|>" in text and text.startswith(answer.content)
+
+    def test_no_object_as_arguments_is_content(self) -> None:
+        for text in ("[f(1)]", "[f(x)]", "[f(a=x)]", "[1, 2]", "[f]", "[f(a==1)]", "[link](https://example.com)"):
+            assert self.read(text).order == [text]
+
+    def test_markers_of_llama_4_do_not_show(self) -> None:
+        assert self.read("Well. <|python_start|>[now()]<|python_end|> So.").order == ["Well. ", 0, " So."]
+        assert self.read("<|python_start|>print(1)<|python_end|>").order == ["<|python_start|>print(1)<|python_end|>"]
+
+    @pytest.mark.parametrize(
+        "written",
+        [
+            "1_000", "0x1f", "007.5", ".5", "5.", "+3", "-2e3", "'it\\'s'", '"a\\x41\\u00e9\\U0001f600\\101\\n\\d"',
+            "'''two\nli'nes'''", "{'a': [True, None,], 'b': {}}", "[[], [1, ], {}]", "''", '"\\ud83d\\ude00"',
+        ],
+    )  # fmt: skip
+    def test_literals_have_the_values_that_python_gives_them(self, written: str) -> None:
+        with warnings.catch_warnings(action="ignore"):  # of an unknown escape
+            expected = ast.literal_eval(written)
+        if "ud83d" in written:
+            expected = "\U0001f600"  # as JSON joins the halves
+        assert json.loads(self.read(*f"[f(a={written})]").calls[0].arguments) == {"a": expected}
+
+    def test_broken_call_gives_what_came(self) -> None:
+        for end in ("oops", "1 + 2)]", "", "nan)]", "1e999)]", "'\\xzz')]", "(1, 2))]"):
+            call = self.read(f"[f(a='x', b={end}").calls[0]
+            assert call.arguments.startswith('{"a": "x"')
+
+    def test_schema_with_joined_members_is_refused_in_words(self) -> None:
+        tool = Tool("f", parameters={"type": "object", "anyOf": [{"required": ["a"]}]})
+        with pytest.raises(InvalidRequestError, match="cannot force an object with anyOf"):
+            self.format.grammar([tool], parallel=False, token_ids={})
+
+
+CONTRACTS = [*ToolCallContract.__subclasses__(), *TestGemma4.__subclasses__()]
+
+
 def test_every_format_has_its_contract() -> None:
-    classes = {form.name for form in ToolCallContract.__subclasses__()}
+    classes = {form.name for form in CONTRACTS}
     assert classes == set(names_in("text/tool_calls"))
 
 
-@pytest.mark.parametrize("contract", ToolCallContract.__subclasses__())
+@pytest.mark.parametrize("contract", CONTRACTS)
 @given(calls=CALLS)
 def test_reads_what_models_write(contract: type[ToolCallContract], calls: Calls) -> None:
     form = contract()
@@ -309,7 +412,7 @@ def test_reads_what_models_write(contract: type[ToolCallContract], calls: Calls)
     assert answer.content == ""
 
 
-@pytest.mark.parametrize("contract", ToolCallContract.__subclasses__())
+@pytest.mark.parametrize("contract", CONTRACTS)
 @given(data=st.data(), cuts=CUTS)
 def test_cuts_change_nothing(contract: type[ToolCallContract], data: st.DataObject, cuts: list[int]) -> None:
     form = contract()
@@ -319,7 +422,7 @@ def test_cuts_change_nothing(contract: type[ToolCallContract], data: st.DataObje
     assert form.read(*text) == whole
 
 
-@pytest.mark.parametrize("contract", ToolCallContract.__subclasses__())
+@pytest.mark.parametrize("contract", CONTRACTS)
 @given(data=st.data())
 def test_text_without_a_call_comes_out_as_it_is(contract: type[ToolCallContract], data: st.DataObject) -> None:
     form = contract()

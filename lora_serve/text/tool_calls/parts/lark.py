@@ -12,6 +12,8 @@ from lora_serve.text.tool_calls.base import Tool
 # ever with nothing else, and no token would be forced.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
+
 
 def quoted(text: str) -> str:
     """A text as a Lark string."""
@@ -29,8 +31,9 @@ def value_of(schema: Mapping[str, Any]) -> str:
 
 
 def arguments_of(tool: Tool) -> str:
-    """The JSON object of a tool's arguments."""
-    return value_of({**tool.parameters, "type": "object"})
+    """The JSON object of a tool's arguments: those that the schema names, unless it speaks of others."""
+    is_list = bool(tool.parameters.get("properties")) and not any(word in tool.parameters for word in _OPEN)
+    return value_of({**tool.parameters, "type": "object", **({"additionalProperties": False} if is_list else {})})
 
 
 def call_rules(tools: Sequence[Tool], written: Callable[[Tool, str], str]) -> list[str]:
