@@ -21,6 +21,7 @@ from lora_serve.server.admin import (
 )
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
+from lora_serve.server.openai.responses.create import create_response
 from lora_serve.server.operation import docs_page, health, metrics, openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
@@ -43,6 +44,7 @@ from lora_serve.server.schemas.answers import admin as cards
 from lora_serve.server.schemas.answers import generation as generated
 from lora_serve.server.schemas.answers import operation as operation_answers
 from lora_serve.server.schemas.answers import pooling as pooling_answers
+from lora_serve.server.schemas.answers import responses as response_answers
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
 from lora_serve.server.schemas.queries import (
@@ -53,6 +55,7 @@ from lora_serve.server.schemas.queries import (
     UploadFields,
     UsageQuery,
 )
+from lora_serve.server.schemas.responses import ResponseFields
 from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
 
 _PUBLIC, _KEY, _MODELS, _INFERENCE = Access.PUBLIC, Access.ANY_KEY, Access.MODELS, Access.INFERENCE
@@ -92,6 +95,17 @@ TABLE = RouteTable(
         tasks=_GENERATE,
         answer=generated.ChatCompletion,
         event=generated.ChatChunk,
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        _INFERENCE,
+        create_response,
+        ResponseFields,
+        answers=_STREAMED,
+        tasks=_GENERATE,
+        answer=response_answers.Response,
+        event=response_answers.ResponseEvent,
     ),
     Route(
         "POST",

@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, PromptEvent, TokenEvent
-from lora_serve.server.answers.errors import wire_error
+from lora_serve.server.answers.errors import WireError, wire_error
 from lora_serve.server.answers.json_answer import json_answer, written
 from lora_serve.server.background.tasks import LONG
 from lora_serve.server.context import CONTEXT, RequestContext
@@ -47,6 +47,7 @@ class AnswerBody(ABC):
     chunk_kind: str  # `object` of a chunk
     shown_tokens: tuple[str, ...] = ()  # see `StopRules.shown`
     created: int = field(default_factory=lambda: int(time.time()))
+    ending: ClassVar[bytes] = DONE  # of a stream
 
     @property
     @abstractmethod
@@ -69,6 +70,14 @@ class AnswerBody(ABC):
         """Chunks after every choice has ended."""
         if self.fields.stream_options is not None and self.fields.stream_options.include_usage:
             yield {**self.head(self.chunk_kind, []), "usage": self.usage()}
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        return b"data: " + encode(chunk).encode() + b"\n\n"
+
+    def failed(self, error: WireError) -> dict[str, Any]:
+        """The last chunk of a stream that an error ends."""
+        return error.body()
 
     def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """A body or chunk without `usage`."""
@@ -155,14 +164,14 @@ async def _stream(request: web.Request, events: ChoiceEvents, body: AnswerBody, 
                     await response.prepare(request)
                     for data in early:
                         await _write(response, data)
-        await _write(response, _data(body.last_chunks()))
+        await _write(response, _data(body, body.last_chunks()))
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception as error:
         if not response.prepared:
             raise
-        await _write(response, _data([wire_error(error, request[CONTEXT].request_id).body()]))
-    await response.write(DONE)
+        await _write(response, body.event(body.failed(wire_error(error, request[CONTEXT].request_id))))
+    await _write(response, body.ending)
     await response.write_eof()
     return response
 
@@ -171,7 +180,7 @@ async def _encoded(body: AnswerBody, choice: int, event: PromptEvent | Piece) ->
     """The chunks of an event; those of a prompt with log-probabilities (`echo`) may be large."""
     entries = event.prompt_logprobs if isinstance(event, PromptEvent) else None
     if entries is None or num_values(entries) <= LONG:
-        return _data(body.chunks(choice, event))
+        return _data(body, body.chunks(choice, event))
     return await asyncio.to_thread(
         lambda: b"".join(b"data: " + _in_slices(chunk) + b"\n\n" for chunk in body.chunks(choice, event))
     )
@@ -182,13 +191,14 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-def _data(chunks: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(b"data: " + _encode(chunk).encode() + b"\n\n" for chunk in chunks)
+def _data(body: AnswerBody, chunks: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(map(body.event, chunks))
 
 
-def _encode(chunk: Any) -> str:
+def encode(chunk: Any) -> str:
+    """A chunk as JSON without spaces."""
     return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=list)
 
 
 def _in_slices(chunk: dict[str, Any]) -> bytes:
-    return "".join(written(chunk, _encode)).encode()
+    return "".join(written(chunk, encode)).encode()

@@ -29,8 +29,14 @@ from lora_serve.text.output import Piece
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
+    rows, body = await chat_of(request, await read_fields(request))
+    return await answer(request, body.fields, rows, body)
+
+
+async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, ChatBody]:
+    """The rows of a chat whose fields are `given`, and its answer. Raises InvalidRequestError, AdapterNotFoundError."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    fields = check_fields(ChatFields, await read_fields(request), services.config.requests)
+    fields = check_fields(ChatFields, given, services.config.requests)
     messages = await chat_messages(fields.messages)
     model = resolve(request, fields)
     fields = model.with_defaults(fields)
@@ -58,7 +64,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         shown_tokens=() if reading is None else reading.markers,
         choices=[ChatChoice(None if reading is None else Turn(reading)) for _ in requests],
     )
-    return await answer(request, fields, rows, body)
+    return rows, body
 
 
 @dataclass(slots=True)

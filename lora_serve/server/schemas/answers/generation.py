@@ -42,6 +42,8 @@ class CompletionPart(Answer):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    token_ids: list[int] | None = None  # with `return_token_ids`
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionChoice(CompletionPart):

@@ -1,0 +1,112 @@
+"""A request of the Responses API -> the fields of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.openai.responses.items import messages_of
+from lora_serve.server.schemas.responses import ResponseFields
+
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # reasoning is in the answer, and not encrypted
+# Fields that mean the same in a chat.
+_SAME = (
+    "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt", "request_id",
+    "chat_template_kwargs",
+)  # fmt: skip
+_NAMES = {"`messages": "`input", "`max_tokens`": "`max_output_tokens`", "max_tokens.": "max_output_tokens."}
+
+
+def chat_fields(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat that gives the answer. `given`: the body as it came. Raises InvalidRequestError."""
+    asked = {name: given[name] for name in _SAME if name in given}
+    asked["messages"] = messages_of(fields.input, fields.instructions)
+    if fields.max_output_tokens is not None:
+        asked["max_tokens"] = fields.max_output_tokens
+    for name in fields.include:
+        if name not in _INCLUDED:
+            message = f"`include`: {name[:64]!r} cannot be included; {', '.join(_INCLUDED)} can."
+            raise InvalidRequestError(message, param="include")
+    if LOGPROBS in fields.include or fields.top_logprobs:
+        asked |= {"logprobs": True, "top_logprobs": fields.top_logprobs}
+    if fields.reasoning is not None and fields.reasoning.effort is not None:
+        asked["reasoning_effort"] = fields.reasoning.effort
+    return {**asked, **_format(fields.text), **_tools(fields, given)}
+
+
+@contextmanager
+def in_words_of_responses() -> Iterator[None]:
+    """Name fields in errors as the caller has them."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        message, param = str(error), error.param or ""
+        for old, new in _NAMES.items():
+            message = message.replace(old, new)
+        if param.startswith("messages"):
+            param = param.replace("messages", "input", 1)
+        param = {"max_tokens": "max_output_tokens", "response_format": "text.format"}.get(param, param)
+        raise InvalidRequestError(message, param=param or None, code=error.code) from error
+
+
+def _format(text: Any) -> dict[str, Any]:
+    """`text` as `response_format`."""
+    if text is None:
+        return {}
+    if not isinstance(text, dict):
+        raise InvalidRequestError("`text` must be an object with `format`.", param="text")
+    verbosity = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
+    form = text.get("format")
+    if form is None:
+        return verbosity
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_schema":
+        schema = {name: value for name, value in form.items() if name != "type" and value is not None}
+        return {**verbosity, "response_format": {"type": kind, "json_schema": schema}}
+    if kind in ("json_object", "text"):
+        return {**verbosity, **({} if kind == "text" else {"response_format": {"type": kind}})}
+    message = "`text.format` must be of the type text, json_object or json_schema."
+    raise InvalidRequestError(message, param="text.format")
+
+
+def _tools(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    if fields.tools:
+        if not isinstance(fields.tools, list):
+            raise InvalidRequestError("`tools` must be a list.", param="tools")
+        asked["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools)]
+        if "parallel_tool_calls" in given:
+            asked["parallel_tool_calls"] = fields.parallel_tool_calls
+    choice = fields.tool_choice
+    if choice is not None and (fields.tools or choice not in ("auto", "none")):
+        asked["tool_choice"] = _choice(choice)
+    return asked
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise InvalidRequestError(
+            f'`{where}` must be {{"type": "function", "name": ..., "parameters": ...}}: the server has no tools of its '
+            "own.",
+            param=where,
+        )
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _choice(choice: Any) -> Any:
+    """The choice in chat's form, which puts names one level deeper; what it does not know is left to chat to refuse."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {"mode": choice.get("mode"), "tools": [_choice(tool) for tool in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice

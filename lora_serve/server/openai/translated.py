@@ -1,0 +1,157 @@
+"""A chat's answer in the words of an API that shows a turn as items: texts, reasoning, calls of tools."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from lora_serve.core.messages import PromptEvent
+from lora_serve.core.request import FinishReason
+from lora_serve.server.openai.answering import AnswerBody, encode
+from lora_serve.server.openai.chat import ChatBody
+from lora_serve.text.output import Piece
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Item:
+    """One part of a turn as it grows."""
+
+    kind: Literal["text", "reasoning", "call"]
+    number: int
+    name: str = ""  # of the tool that is called
+    call_id: str = ""
+    parts: list[str] = field(default_factory=list)  # of the text, or of the call's arguments
+    logprobs: list[Any] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass(slots=True, kw_only=True)
+class TranslatedBody(AnswerBody):
+    """Reads the chunks of a chat of one choice. The whole answer is what the stream adds up to."""
+
+    chat: ChatBody
+    items: list[Item] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_reasoning_tokens: int = 0
+    ending: ClassVar[bytes] = b""
+    _held: str = ""  # white space that is shown only if a text follows, not a call
+    _is_open: bool = False  # the last item may grow
+
+    @abstractmethod
+    def begun(self) -> Iterator[Event]:
+        """The events before the first item: the prompt is computed."""
+
+    @abstractmethod
+    def opened(self, item: Item) -> Iterator[Event]:
+        """The events of a new item."""
+
+    @abstractmethod
+    def grown(self, item: Item, text: str, logprobs: list[Any]) -> Iterator[Event]:
+        """The events of more text of an item."""
+
+    @abstractmethod
+    def closed(self, item: Item) -> Iterator[Event]:
+        """The events of an item that is whole."""
+
+    @abstractmethod
+    def ended(self) -> Iterator[Event]:
+        """The events after the last item."""
+
+    @abstractmethod
+    def shown(self) -> dict[str, Any]:
+        """The whole answer, once all items are."""
+
+    @property
+    def num_values(self) -> int:
+        """See `AnswerBody.num_values`."""
+        return sum(20 * len(item.logprobs) + sum(map(len, item.parts)) // 8 for item in self.items)
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the answer has no end of its own."""
+        return self.finish_reason == FinishReason.LENGTH
+
+    def event(self, chunk: Event) -> bytes:
+        """A named event."""
+        return b"event: %b\ndata: %b\n\n" % (chunk["type"].encode(), encode(chunk).encode())
+
+    def add(self, number: int, event: PromptEvent | Piece) -> None:
+        for _ in self.chunks(number, event):
+            pass
+
+    def whole(self) -> dict[str, Any]:
+        for _ in self.last_chunks():
+            pass
+        return self.shown()
+
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[Event]:
+        if isinstance(event, PromptEvent):
+            yield from self.begun()
+            return
+        is_reasoning = False
+        for chunk in self.chat.chunks(number, event):
+            (choice,) = chunk["choices"]
+            is_reasoning = is_reasoning or bool(choice["delta"].get("reasoning_content"))
+            yield from self._read(choice)
+        self.num_reasoning_tokens += len(event.token_ids) if is_reasoning else 0
+
+    def last_chunks(self) -> Iterator[Event]:
+        if self._held and not any(item.kind == "call" for item in self.items):
+            yield from self._grow("text", self._held, [])
+        yield from self._close()
+        yield from self.ended()
+
+    def _read(self, choice: dict[str, Any]) -> Iterator[Event]:
+        delta = choice["delta"]
+        if text := delta.get("reasoning_content"):
+            yield from self._grow("reasoning", text, [])
+        logprobs = list((choice["logprobs"] or {}).get("content") or ())
+        if (text := delta.get("content") or "") or (logprobs and self._grows("text")):
+            yield from self._text(text, logprobs)
+        for call in delta.get("tool_calls") or ():
+            function = call["function"]
+            if "id" in call:
+                self._held = ""
+                yield from self._open(Item("call", len(self.items), function["name"], call["id"]))
+            if function.get("arguments"):
+                yield from self._grow("call", function["arguments"], [])
+        if choice["finish_reason"] is not None:
+            self.finish_reason, self.stop_reason = choice["finish_reason"], choice.get("stop_reason")
+
+    def _text(self, text: str, logprobs: list[Any]) -> Iterator[Event]:
+        if not self._grows("text"):
+            text, self._held = self._held + text, ""
+            if not text.strip() and not logprobs:
+                self._held = text
+                return
+        yield from self._grow("text", text, logprobs)
+
+    def _grows(self, kind: str) -> bool:
+        return self._is_open and self.items[-1].kind == kind
+
+    def _grow(self, kind: Literal["text", "reasoning", "call"], text: str, logprobs: list[Any]) -> Iterator[Event]:
+        if not self._grows(kind):
+            yield from self._open(Item(kind, len(self.items)))
+        item = self.items[-1]
+        item.parts.append(text)
+        item.logprobs.extend(logprobs)
+        yield from self.grown(item, text, logprobs)
+
+    def _open(self, item: Item) -> Iterator[Event]:
+        yield from self._close()
+        self.items.append(item)
+        self._is_open = True
+        yield from self.opened(item)
+
+    def _close(self) -> Iterator[Event]:
+        if self._is_open:
+            self._is_open = False
+            yield from self.closed(self.items[-1])
