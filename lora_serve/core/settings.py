@@ -167,6 +167,7 @@ class Settings(
     def grammar_slice(self) -> GrammarConfig:
         return GrammarConfig(
             max_bytes=self.max_grammar_size,
+            max_regex=self.max_regex_size,
             max_symbols=self.max_grammar_symbols,
             max_items=self.max_grammar_items,
             max_lexer_states=self.max_lexer_states,

@@ -11,7 +11,13 @@ class GrammarSettings(SettingsGroup):
     """Limits of one request's schema, regex or grammar, and of the checked ones that are remembered."""
 
     max_grammar_size: Bytes = Field(
-        2**18, ge=256, le=2**24, description="bytes of a request's JSON schema, regex, choices or grammar at most"
+        2**18, ge=256, le=2**24, description="bytes of a request's JSON schema, choices or structural tag at most"
+    )
+    max_regex_size: Bytes = Field(
+        2**14,
+        ge=256,
+        le=2**20,
+        description="bytes of a request's regex at most, and half those of its Lark or GBNF grammar",
     )
     max_grammar_symbols: int = Field(
         500_000, ge=1000, le=10**8, description="symbols of a request's grammar, once compiled, at most"

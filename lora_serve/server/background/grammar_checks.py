@@ -16,7 +16,7 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.config import GrammarConfig
 from lora_serve.core.request import TokenGrammar
 from lora_serve.server.background.fair_threads import FairThreads
-from lora_serve.text.grammars.checking import check_text, checked_text
+from lora_serve.text.grammars.checking import checked_own_text, checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint
 from lora_serve.text.grammars.translation import check_size, content, measured
@@ -27,6 +27,7 @@ MAX_WAITING = 1024  # of one tenant; most take a millisecond
 MAX_COMPILERS = 8  # of vocabularies that adapters have extended
 ENTRY_BYTES = 1024  # of a remembered grammar, besides its text
 TEXT_FACTOR = 8  # a grammar made for a caller may be so many times larger than one it sends
+MANY = 65_536  # characters of a text that is hashed on the event loop
 FEW = 4096  # characters, about, that are looked at on the event loop
 
 
@@ -65,11 +66,10 @@ class GrammarChecks:
         """The same for a grammar in the form of `llguidance`, made from the field `param`."""
         check_size(len(text), param, TEXT_FACTOR * self._config.max_bytes)
 
-        def checked(compiler: GrammarCompiler) -> str:
-            check_text(text, param, compiler)
-            return text
-
-        return await self._checked(tenant, hashlib.sha256(b"text" + text.encode()).digest(), added_tokens, checked)
+        digest = _digest(text) if len(text) <= MANY else await asyncio.to_thread(_digest, text)
+        return await self._checked(
+            tenant, digest, added_tokens, lambda compiler: checked_own_text(text, param, compiler, self._config)
+        )
 
     def close(self) -> None:
         """Refuse the calls that wait, and return when those that run have ended."""
@@ -143,6 +143,10 @@ class KnownGrammars:
         self._num_bytes[tenant] -= _size(grammar)
         if not self._grammars[tenant]:
             del self._grammars[tenant], self._num_bytes[tenant]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(b"text" + text.encode()).digest()
 
 
 def _size(grammar: TokenGrammar) -> int:

@@ -6,22 +6,30 @@ from lora_serve.core.config import GrammarConfig
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.grammars.faults import grammar_fault, refused, regex_fault, schema_fault
-from lora_serve.text.grammars.translation import grammar_text
+from lora_serve.text.grammars.places import faulty_place
+from lora_serve.text.grammars.translation import grammar_text, json_schema_of, safe_text, schema_grammar
 
 
 def checked_text(constraint: Constraint, compiler: GrammarCompiler, config: GrammarConfig) -> str:
     """The text of the grammar. Raises InvalidRequestError."""
-    text = grammar_text(constraint, config.max_bytes)
+    text = grammar_text(constraint, config, compiler.special_ids)
     error = compiler.fault(text)
     if not error:
         return text
-    if constraint.kind in (ConstraintKind.JSON, ConstraintKind.JSON_OBJECT):
-        raise refused(constraint.param, schema_fault(error))
+    if constraint.kind is ConstraintKind.JSON:
+        schema = json_schema_of(constraint, config)
+        place = faulty_place(schema, error, lambda part: compiler.fault(schema_grammar(part, constraint.style)))
+        raise refused(constraint.param, schema_fault(error), place)
     describe = regex_fault if constraint.kind is ConstraintKind.REGEX else grammar_fault
     raise refused(constraint.param, describe(error))
 
 
-def check_text(text: str, param: str, compiler: GrammarCompiler) -> None:
-    """Check a grammar in the form of `llguidance`. Raises InvalidRequestError."""
-    if error := compiler.fault(text):
+def checked_own_text(text: str, param: str, compiler: GrammarCompiler, config: GrammarConfig) -> str:
+    """A grammar in the form of `llguidance` that the server made around schemas of a caller, see `safe_text`.
+
+    Raises InvalidRequestError.
+    """
+    safe = safe_text(text, param, config)
+    if error := compiler.fault(safe):
         raise refused(param, grammar_fault(error))
+    return safe

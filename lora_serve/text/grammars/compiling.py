@@ -43,6 +43,7 @@ class GrammarCompiler:
 
     def __init__(self, special_tokens: Mapping[int, str], vocab_size: int, config: GrammarConfig) -> None:
         """`special_tokens`: by id, those that a grammar may name as `<name>`."""
+        self.special_ids = {content: number for number, content in special_tokens.items()}
         self._limits = parser_limits(config)
         self._tokenizer = LLTokenizer(TokenizerWrapper(_vocabulary(special_tokens, vocab_size)), slices=[])
 

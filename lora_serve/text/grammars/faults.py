@@ -10,6 +10,7 @@ MAX_LENGTH = 300  # characters of what is quoted of a caller's text, or said abo
 _CARET = re.compile(r"^( *)\^+ *$", re.MULTILINE)
 _REGEX_ERROR = re.compile(r"^error: (.+)$", re.MULTILINE)
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): *(.*)", re.DOTALL)
+_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _INDENT = 4  # of the pattern in an error of the regex parser
 
 
@@ -26,7 +27,13 @@ def shortened(text: str) -> str:
 
 
 def schema_fault(error: str) -> str:
-    """The reason for which `llguidance` refuses a schema, without the schema."""
+    """The reason for which `llguidance` refuses a schema."""
+    if (keywords := _KEYWORDS.match(error)) is not None:
+        return f"not supported: {keywords.group(1).replace(chr(34), '`')}"
+    if error.startswith("oneOf constraints"):
+        return "not supported: `oneOf` whose schemas may hold for the same value; use `anyOf`"
+    if error.startswith("Resource"):
+        return "a `$ref` to another document is not followed"
     return _of_regex(error) or error
 
 

@@ -3,35 +3,63 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
+from lora_serve.core.config import GrammarConfig
 from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.faults import refused
+from lora_serve.text.grammars.gbnf import is_lark, to_lark
+from lora_serve.text.grammars.lark import with_schemas
+from lora_serve.text.grammars.schema import SchemaWriter
+from lora_serve.text.grammars.tags import TagWriter
 
 MAX_DEPTH = 100  # of values inside one another; the parser's own limit is a little higher
+_ESCAPES = '"\\bfnrt'  # not \u: with it a property could be given under a spelling that the schema does not see
+LARK_FACTOR = 2  # a grammar may be so many times as long as a regex
+_DEFAULT_STYLE = JsonStyle()
 _ANY_OBJECT = {"type": "object"}
 
 
-def grammar_text(constraint: Constraint, max_bytes: int) -> str:
-    """The text of the grammar, which may still be wrong. Raises InvalidRequestError."""
-    return _WRITERS[constraint.kind](constraint, max_bytes)
+def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
+    """The text of the grammar, which may still be wrong. `special_ids`: of special tokens, by their text.
+
+    Raises InvalidRequestError.
+    """
+    match constraint.kind:
+        case ConstraintKind.JSON:
+            return schema_grammar(json_schema_of(constraint, config), constraint.style)
+        case ConstraintKind.JSON_OBJECT:
+            return schema_grammar(_ANY_OBJECT, constraint.style)
+        case ConstraintKind.REGEX:
+            return str(LLMatcher.grammar_from_regex(_text_of(constraint, config.max_regex)))
+        case ConstraintKind.CHOICE:
+            return _choice(constraint, config.max_bytes)
+        case ConstraintKind.GRAMMAR:
+            return _grammar(constraint, config)
+        case ConstraintKind.STRUCTURAL_TAG:
+            return _structural_tag(constraint, config, special_ids)
 
 
 def schema_grammar(schema: Mapping[str, Any], style: JsonStyle) -> str:
     """The text of the grammar of a JSON schema."""
+    return '{"grammars":[{"json_schema":%s}]}' % styled(schema, style)  # noqa: UP031 (braces)
+
+
+def styled(schema: Mapping[str, Any], style: JsonStyle) -> str:
+    """The text of a schema with the options of `llguidance` in it."""
     options = {
         "whitespace_flexible": style.any_whitespace,
         "whitespace_pattern": style.whitespace_pattern,
         "lenient": False,
         "coerce_one_of": False,
+        "json_allowed_escapes": _ESCAPES,
     }
-    return '{"grammars":[{"json_schema":%s}]}' % written({**schema, "x-guidance": options})  # noqa: UP031 (braces)
+    return written({**schema, "x-guidance": options})
 
 
 def content(constraint: Constraint) -> bytes:
@@ -54,25 +82,48 @@ def measured(value: Any, most: int) -> int:
     return num_characters
 
 
+def depth_of(value: Any, most: int) -> int:
+    """The depth of values inside one another; counted up to a little above `most`."""
+    depth, level = 0, [value]
+    while level and depth <= most:
+        depth += 1
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [child for children in inner for child in children]
+    return depth
+
+
+def json_schema_of(constraint: Constraint, config: GrammarConfig) -> dict[str, Any]:
+    """The schema of a constraint of the kind JSON, as `llguidance` gets it. Raises InvalidRequestError."""
+    return _own_schema(constraint.source, constraint.param, constraint.style, config)
+
+
+def safe_text(text: str, param: str, config: GrammarConfig) -> str:
+    """A grammar in the form of `llguidance` that the server made around schemas of a caller: the same, in which the
+    schemas are as those of `json_schema_of`. Raises InvalidRequestError.
+    """
+
+    def schema(value: Any) -> str:
+        return styled(_own_schema(value, param, _DEFAULT_STYLE, config), _DEFAULT_STYLE)
+
+    if not text.lstrip().startswith("{"):
+        return with_schemas(text, param, schema)
+    grammars = json.loads(text)["grammars"]
+    for grammar in grammars:
+        if grammar.get("json_schema") is not None:
+            grammar["json_schema"] = json.loads(schema(grammar["json_schema"]))
+        if grammar.get("lark_grammar") is not None:
+            grammar["lark_grammar"] = with_schemas(grammar["lark_grammar"], param, schema)
+    return written({"grammars": grammars})
+
+
 def written(value: Any) -> str:
     """The JSON text of a value."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _json(constraint: Constraint, max_bytes: int) -> str:
-    schema = read_schema(constraint.source, constraint.param, max_bytes)
-    if constraint.style.named_properties_only:
-        schema = with_named_properties_only(schema)
-    return schema_grammar(schema, constraint.style)
-
-
-def _json_object(constraint: Constraint, max_bytes: int) -> str:
-    return schema_grammar(_ANY_OBJECT, constraint.style)
-
-
-def _regex(constraint: Constraint, max_bytes: int) -> str:
-    regex: str = LLMatcher.grammar_from_regex(_text_of(constraint, max_bytes))
-    return regex
+def _own_schema(source: Any, param: str, style: JsonStyle, config: GrammarConfig) -> dict[str, Any]:
+    schema = read_schema(source, param, config.max_bytes)
+    return SchemaWriter(param, config.max_regex, named_only=style.named_properties_only).write(schema)
 
 
 def _choice(constraint: Constraint, max_bytes: int) -> str:
@@ -83,71 +134,61 @@ def _choice(constraint: Constraint, max_bytes: int) -> str:
     return "start: " + " | ".join(map(written, dict.fromkeys(choices)))
 
 
-def _grammar(constraint: Constraint, max_bytes: int) -> str:
-    text = _text_of(constraint, max_bytes)
+def _grammar(constraint: Constraint, config: GrammarConfig) -> str:
+    text, param = _text_of(constraint, LARK_FACTOR * config.max_regex), constraint.param
     try:
-        lark = any_to_lark(text)
-    except Exception as error:  # it raises bare ones, and RecursionError
-        reason = "the rules are nested too deeply." if isinstance(error, RecursionError) else str(error)
-        raise refused(constraint.param, reason) from None
-    return str(LLMatcher.grammar_from_lark(lark))
+        text = text if is_lark(text) else to_lark(text)
+    except ValueError as error:
+        raise refused(param, str(error)) from None
+    found = safe_text(text, param, config)
+    check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex, "twice --max-regex-size")
+    return found
 
 
-def _structural_tag(constraint: Constraint, max_bytes: int) -> str:
-    raise refused(constraint.param, "structural tags are not supported yet.")
-
-
-_WRITERS: Mapping[ConstraintKind, Callable[[Constraint, int], str]] = {
-    ConstraintKind.JSON: _json,
-    ConstraintKind.JSON_OBJECT: _json_object,
-    ConstraintKind.REGEX: _regex,
-    ConstraintKind.CHOICE: _choice,
-    ConstraintKind.GRAMMAR: _grammar,
-    ConstraintKind.STRUCTURAL_TAG: _structural_tag,
-}
+def _structural_tag(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
+    source, param = constraint.source, constraint.param
+    if isinstance(source, str):
+        check_size(len(source.encode()), param, config.max_bytes)
+        source = _parsed(source, param)
+    if depth_of(source, MAX_DEPTH) > MAX_DEPTH:
+        raise refused(param, f"nested more than {MAX_DEPTH} deep.")
+    style = constraint.style
+    return TagWriter(param, lambda value: styled(_own_schema(value, param, style, config), style), special_ids).write(
+        source
+    )
 
 
 def read_schema(source: Any, param: str, max_bytes: int) -> dict[str, Any]:
     """A JSON schema, given as a value or as its text. Raises InvalidRequestError."""
     if isinstance(source, str):
         check_size(len(source.encode()), param, max_bytes)
-        try:
-            source = parse_json(source.encode(), max_depth=MAX_DEPTH)
-        except JsonError as error:
-            raise refused(param, f"the text {error}") from None
+        source = _parsed(source, param)
     if isinstance(source, bool):
         source = {} if source else {"enum": []}
     if not isinstance(source, dict):
         raise refused(param, "expected a JSON schema, which is an object.")
+    if depth_of(source, MAX_DEPTH) > MAX_DEPTH:
+        raise refused(param, f"nested more than {MAX_DEPTH} deep.")
     if "x-guidance" in source:
         raise refused(param, "`x-guidance` is not taken from a request.")
     return source
 
 
-def check_size(num_bytes: int, param: str, max_bytes: int) -> None:
+def check_size(num_bytes: int, param: str, max_bytes: int, flag: str = "--max-grammar-size") -> None:
     """Raises InvalidRequestError."""
     if num_bytes > max_bytes:
-        raise refused(param, f"{num_bytes} bytes are more than {max_bytes} (--max-grammar-size).")
-
-
-def with_named_properties_only(schema: Any) -> Any:
-    """The schema, in which every object with named properties has no others unless it says so."""
-    if isinstance(schema, list):
-        return [with_named_properties_only(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {name: with_named_properties_only(value) for name, value in schema.items() if name not in _VALUES}
-    made = {name: made.get(name, value) for name, value in schema.items()}
-    if any(isinstance(schema.get(name), dict) for name in ("properties", "patternProperties")):
-        made.setdefault("additionalProperties", False)
-    return made
-
-
-_VALUES = frozenset(("const", "enum", "default", "examples"))  # keywords whose values are no schemas
+        raise refused(param, f"{num_bytes} bytes are more than {max_bytes} ({flag}).")
 
 
 def _text_of(constraint: Constraint, max_bytes: int) -> str:
     if not isinstance(constraint.source, str):
         raise refused(constraint.param, "expected a string.")
-    check_size(len(constraint.source.encode()), constraint.param, max_bytes)
+    check_size(len(constraint.source.encode()), constraint.param, max_bytes, "--max-regex-size")
     return constraint.source
+
+
+def _parsed(text: str, param: str) -> Any:
+    try:
+        return parse_json(text.encode())
+    except JsonError as error:
+        raise refused(param, f"the text {error}") from None

@@ -1,0 +1,121 @@
+"""The costs of compiling a schema that no limit of `llguidance` bounds.
+
+It follows references by recursion, compares every two patterns of an object's names, and takes time with the square of
+an object's properties and of a regex's length. All of this is bounded before it sees a schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_CHAIN = 400  # schemas inside one another, along references: a stack of 8 MB overflows at some 1800
+MAX_PATTERN_PAIRS = 3000
+MAX_PROPERTIES = 2000
+
+
+@dataclass(slots=True)
+class SchemaCost:
+    """Counts of one schema, filled in while it is walked through."""
+
+    num_pattern_pairs: int = 0
+    squared_properties: int = 0
+    squared_regexes: int = 0
+    depths: dict[str, int] = field(default_factory=dict)  # by the place of each schema: of schemas around it
+    refs: list[tuple[str, str]] = field(default_factory=list)  # place, and the place that it refers to
+
+    def add(self, schema: Mapping[str, Any]) -> None:
+        """Count one schema, without those inside it."""
+        names, patterns = schema.get("properties"), schema.get("patternProperties")
+        if isinstance(names, dict):
+            self.squared_properties += len(names) ** 2
+        if isinstance(patterns, dict):
+            self.num_pattern_pairs += len(patterns) ** 2 // 2
+            self.squared_regexes += sum(len(pattern) ** 2 for pattern in patterns)
+        if isinstance(pattern := schema.get("pattern"), str):
+            self.squared_regexes += len(pattern) ** 2
+
+    def problem(self, max_regex: int) -> str:
+        """The reason why the schema is too costly; empty if it is not."""
+        if self.squared_properties > MAX_PROPERTIES**2:
+            return f"more than {MAX_PROPERTIES} properties of an object"
+        if self.num_pattern_pairs > MAX_PATTERN_PAIRS:
+            return "too many patternProperties of an object"
+        if self.squared_regexes > max_regex**2:
+            return f"regexes of more than {max_regex} characters (--max-regex-size)"
+        if self.longest_chain() > MAX_CHAIN:
+            return f"references to schemas that refer to others: more than {MAX_CHAIN} inside one another"
+        return ""
+
+    def longest_chain(self) -> int:
+        """No less than the number of schemas that a walk along the references can be inside of at once."""
+        if not self.refs:
+            return max(self.depths.values(), default=0) + 1
+        targets = {target for _, target in self.refs} | {"#"}
+        height = dict.fromkeys(targets, 1)
+        uses: dict[str, set[str]] = {target: set() for target in targets}
+        owners = {place: [target for target in _around(place) if target in targets] for place in self.depths}
+        for place, around in owners.items():
+            for target in around:
+                height[target] = max(height[target], self.depths[place] - self.depths.get(target, 0) + 1)
+        for place, target in self.refs:
+            for owner in owners.get(place, ()):
+                uses[owner].add(target)
+        return _longest_path(height, uses)
+
+
+def _around(place: str) -> Iterator[str]:
+    """The place itself and those of the values around it."""
+    while place:
+        yield place
+        place = place.rpartition("/")[0]
+
+
+def _longest_path(weights: Mapping[str, int], uses: Mapping[str, set[str]]) -> int:
+    """The weight of the heaviest path; all that refer to one another in a circle count together."""
+    best: dict[str, int] = {}
+    longest = 0
+    for circle in _circles(uses):  # what others refer to comes before them
+        members = set(circle)
+        below = max((best[user] for name in circle for user in uses[name] if user not in members), default=0)
+        total = sum(weights[name] for name in circle) + below
+        best.update(dict.fromkeys(circle, total))
+        longest = max(longest, total)
+    return longest
+
+
+def _circles(uses: Mapping[str, set[str]]) -> Iterator[list[str]]:
+    """Strongly connected components, each after those that it refers to (Tarjan, 1972), without recursion."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    for start in uses:
+        if start in index:
+            continue
+        work = [(start, iter(uses[start]))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        on_stack.add(start)
+        while work:
+            name, left = work[-1]
+            following = next(left, None)
+            if following is not None:
+                if following not in index:
+                    index[following] = low[following] = len(index)
+                    stack.append(following)
+                    on_stack.add(following)
+                    work.append((following, iter(uses[following])))
+                elif following in on_stack:
+                    low[name] = min(low[name], index[following])
+                continue
+            work.pop()
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[name])
+            if low[name] == index[name]:
+                at = stack.index(name)
+                circle = stack[at:]
+                del stack[at:]
+                on_stack.difference_update(circle)
+                yield circle

@@ -1,0 +1,171 @@
+"""A caller's JSON schema -> one in whose terms `llguidance` is exact.
+
+Where it would let through what the schema forbids (30 February as a `date`, `\\S` for a character that JSON Schema
+takes for a blank), the schema is written more narrowly. What it does not know is left to it to refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from lora_serve.text.grammars.cost import SchemaCost
+from lora_serve.text.grammars.faults import refused
+from lora_serve.text.grammars.formats import FORMAT_PATTERNS, KNOWN_FORMATS, STANDARD_FORMATS
+
+TABLES = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # of schemas, by name
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")  # of schemas
+SINGLE = (
+    "items",
+    "additionalProperties",
+    "additionalItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_NOT_BLANK = re.compile(r"(?<!\\)((?:\\\\)*)\\S")
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # those without an escape of their own
+_BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+
+def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
+    """(JSON pointer, schema) of each schema that stands directly in another; definitions come first."""
+    if not isinstance(schema, dict):
+        return
+    for keyword in TABLES:
+        if isinstance(table := schema.get(keyword), dict):
+            for name, inner in table.items():
+                yield f"/{keyword}/{escaped(name)}", inner
+    for keyword in (*LISTS, *SINGLE):
+        value = schema.get(keyword)
+        if isinstance(value, list):
+            for number, inner in enumerate(value):
+                yield f"/{keyword}/{number}", inner
+        elif isinstance(value, dict | bool) and keyword in SINGLE:
+            yield f"/{keyword}", value
+
+
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+class SchemaWriter:
+    """Writes one schema anew. `named_only`: objects with named properties have no others unless they say so."""
+
+    def __init__(self, param: str, max_regex: int, *, named_only: bool = False) -> None:
+        self._param = param
+        self._max_regex = max_regex
+        self._named_only = named_only
+        self._cost = SchemaCost()
+
+    def write(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole schema. Raises InvalidRequestError."""
+        made: dict[str, Any] = self._written(schema, "#", 0)
+        for place, target in self._cost.refs:
+            if target not in self._cost.depths:
+                raise refused(self._param, f"$ref {target!r} points to no schema in this one", place)
+        if problem := self._cost.problem(self._max_regex):
+            raise refused(self._param, problem)
+        return made
+
+    def _written(self, schema: Any, place: str, depth: int) -> Any:
+        self._cost.depths[place] = depth
+        if not isinstance(schema, dict):
+            return schema
+        self._cost.add(schema)
+        self._note_ref(schema, place)
+        self._check_texts(schema, place)
+        made = {name: self._value(name, value, f"{place}/{escaped(name)}", depth) for name, value in schema.items()}
+        self._narrow(made, place)
+        return made
+
+    def _check_texts(self, schema: Mapping[str, Any], place: str) -> None:
+        """Refuse characters that JSON could only write as an escape that no answer holds."""
+        names = schema.get("properties")
+        texts = {name: schema.get(name) for name in ("const", "enum", "required")}
+        for name, value in {**texts, "properties": list(names) if isinstance(names, dict) else None}.items():
+            if _has_control_character(value):
+                raise refused(self._param, "a control character cannot be part of an answer", f"{place}/{name}")
+
+    def _note_ref(self, schema: Mapping[str, Any], place: str) -> None:
+        ref = schema.get("$ref")
+        if not isinstance(ref, str):
+            return
+        if place != "#" and ("$id" in schema or "id" in schema):
+            raise refused(self._param, "$ref beside an id means something else in each draft of JSON Schema", place)
+        if ref == "#" or ref.startswith("#/"):
+            self._cost.refs.append((place, unquote(ref)))
+
+    def _value(self, name: str, value: Any, place: str, depth: int) -> Any:
+        """The value of one keyword; of others than those that hold schemas as it is."""
+        if name in TABLES and isinstance(value, dict):
+            change = _pattern if name == "patternProperties" else str
+            places = {key: f"{place}/{escaped(key)}" for key in value}
+            return {change(key): self._written(item, places[key], depth + 1) for key, item in value.items()}
+        if isinstance(value, list) and (name in LISTS or name == "items"):
+            return [self._written(item, f"{place}/{number}", depth + 1) for number, item in enumerate(value)]
+        if name in SINGLE:
+            return self._written(value, place, depth + 1)
+        if name == "pattern" and isinstance(value, str):
+            return _pattern(value)
+        if name in COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value
+
+    def _narrow(self, made: dict[str, Any], place: str) -> None:
+        """Change what `llguidance` would take too widely, and leave out what says nothing."""
+        if made.get("uniqueItems") is False:
+            del made["uniqueItems"]
+        if self._named_only and any(isinstance(made.get(name), dict) for name in ("properties", "patternProperties")):
+            made.setdefault("additionalProperties", False)
+        patterns: list[str] = []
+        kind = made.get("format")
+        if isinstance(kind, str) and kind not in STANDARD_FORMATS:
+            del made["format"]  # for people, as JSON Schema has it
+        elif isinstance(kind, str) and kind in FORMAT_PATTERNS:
+            del made["format"]
+            patterns.append(FORMAT_PATTERNS[kind])
+        elif isinstance(kind, str) and kind not in KNOWN_FORMATS:
+            raise refused(self._param, f"the format {kind!r} is not supported", place)
+        if made.get("contentEncoding") == "base64":
+            patterns.append(_BASE64)
+        if made.get("contentMediaType") == "application/json":
+            raise refused(self._param, "JSON inside a string (contentMediaType) is not supported", place)
+        _add_patterns(made, patterns)
+
+
+def _has_control_character(value: Any) -> bool:
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            if _CONTROL.search(item):
+                return True
+        elif isinstance(item, dict):
+            left.extend(item)
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return False
+
+
+def _add_patterns(made: dict[str, Any], patterns: list[str]) -> None:
+    if patterns and "pattern" not in made:
+        made["pattern"] = patterns.pop()
+    if patterns:
+        others = made.get("allOf", [])
+        made["allOf"] = [*(others if isinstance(others, list) else [others]), *({"pattern": one} for one in patterns)]
+
+
+def _pattern(regex: str) -> str:
+    r"""ECMA-262's \S: the byte order mark is a blank there."""
+    return _NOT_BLANK.sub(r"\1[^\\s\\x{FEFF}]", regex)

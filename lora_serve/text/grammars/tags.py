@@ -1,0 +1,182 @@
+"""Structural tags -> Lark: free text in which tags begin that hold something structured.
+
+Both forms that vLLM takes: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and xgrammar's newer
+`{"type": "structural_tag", "format": {...}}`. What cannot be said in Lark is refused in words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.text.grammars.faults import refused
+
+MAX_TAGS = 256
+MAX_DEPTH = 20  # of formats inside one another
+_TEXT = r"/(.|\n)*/"
+_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)/")
+
+
+class TagWriter:
+    """Writes one structural tag. `schema`: writes a JSON schema. `special_ids`: of special tokens, by their text."""
+
+    def __init__(self, param: str, schema: Callable[[Any], str], special_ids: Mapping[str, int]) -> None:
+        self._param = param
+        self._schema = schema
+        self._special_ids = special_ids
+        names = sorted(filter(None, special_ids), key=len, reverse=True)
+        self._specials = re.compile(f"({'|'.join(map(re.escape, names))})" if names else r"(?!)()")
+        self._rules: list[str] = []
+        self._num_tags = 0
+
+    def write(self, source: Any) -> str:
+        """The grammar. Raises InvalidRequestError."""
+        if not isinstance(source, dict):
+            raise self._wrong("expected an object", "")
+        if "format" in source:
+            body = self._format(source["format"], "format", 0)
+        else:
+            body = self._triggered(self._older(source), "", 0)
+        return "\n".join(["%llguidance {}", f"start: {body}", *self._rules])
+
+    def _older(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        structures = source.get("structures")
+        if not isinstance(structures, list) or not all(isinstance(item, dict) for item in structures):
+            raise self._wrong("expected a list of objects with begin, schema and end", "structures")
+        tags = [
+            {
+                "begin": item.get("begin"),
+                "content": {"type": "json_schema", "json_schema": item.get("schema")},
+                "end": item.get("end"),
+            }
+            for item in structures
+        ]
+        return {"triggers": source.get("triggers"), "tags": tags}
+
+    def _format(self, value: Any, place: str, depth: int) -> str:
+        """One format, as a part of a rule."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        writers: dict[str, Callable[[Mapping[str, Any], str, int], str]] = {
+            "const_string": lambda item, where, _: self._literal(item.get("value"), f"{where}.value"),
+            "json_schema": self._json_schema,
+            "regex": self._regex,
+            "any_text": self._any_text,
+            "sequence": self._sequence,
+            "or": self._or,
+            "tag": self._tag,
+            "triggered_tags": self._triggered,
+            "tags_with_separator": self._separated,
+        }
+        if not isinstance(kind, str) or kind not in writers:
+            raise self._wrong(f"not supported: a format of the type {str(kind)[:40]!r}", place)
+        if depth > MAX_DEPTH:
+            raise self._wrong(f"nested more than {MAX_DEPTH} deep", place)
+        return writers[kind](value, place, depth)
+
+    def _json_schema(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        if value.get("style", "json") != "json":
+            raise self._wrong("not supported: a style other than json", place)
+        if not isinstance(value.get("json_schema"), dict | bool):
+            raise self._wrong("expected a JSON schema", place)
+        return f"%json {self._schema(value['json_schema'])}"
+
+    def _regex(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        pattern = value.get("pattern")
+        if not isinstance(pattern, str) or not pattern or value.get("excludes"):
+            raise self._wrong("expected a pattern, without excludes", place)
+        return "/" + _SLASH.sub(r"\1\\/", pattern).replace("\n", "\\n") + "/"
+
+    def _any_text(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        if value.get("excludes"):
+            raise self._wrong("not supported: text that excludes other text", place)
+        return _TEXT
+
+    def _sequence(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        elements = self._list(value, "elements", place)
+        if any(isinstance(item, dict) and item.get("type") == "any_text" for item in elements[:-1]):
+            raise self._wrong("not supported: any_text before something else, unless a tag encloses it", place)
+        return " ".join(self._format(item, f"{place}.elements[{i}]", depth + 1) for i, item in enumerate(elements))
+
+    def _or(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        elements = self._list(value, "elements", place)
+        parts = [self._format(item, f"{place}.elements[{i}]", depth + 1) for i, item in enumerate(elements)]
+        return f"({' | '.join(parts)})"
+
+    def _tag(self, value: Any, place: str, depth: int, trigger: str = "") -> str:
+        """A tag, from behind its trigger on."""
+        self._num_tags += 1
+        if not isinstance(value, dict) or self._num_tags > MAX_TAGS:
+            raise self._wrong(f"expected a tag, of which there may be {MAX_TAGS}", place)
+        begin, ends, content = value.get("begin"), value.get("end"), value.get("content")
+        ends = ends if isinstance(ends, list) and ends else [ends]
+        if not isinstance(begin, str):
+            raise self._wrong("expected a text", f"{place}.begin")
+        end = " | ".join(self._literal(item, f"{place}.end") for item in ends)
+        head = self._literal(begin[len(trigger) :], f"{place}.begin")
+        if (
+            isinstance(content, dict)
+            and content.get("type") == "any_text"
+            and any(end_text and not self._specials.match(end_text) for end_text in ends)
+        ):
+            self._any_text(content, place, depth)
+            return f"{head} {self._rule(f'{_TEXT} ({end})', '[lazy]')}"
+        return f"{head} {self._format(content, f'{place}.content', depth + 1)} ({end})"
+
+    def _triggered(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        triggers, tags = self._list(value, "triggers", place), self._list(value, "tags", place)
+        if not all(isinstance(trigger, str) and trigger for trigger in triggers) or value.get("excludes"):
+            raise self._wrong("expected texts as triggers, and no excludes", place)
+        names = []
+        for number, tag in enumerate(tags):
+            begin = tag.get("begin") if isinstance(tag, dict) else None
+            where = f"{place}.tags[{number}]".lstrip(".")
+            trigger = next((item for item in triggers if isinstance(begin, str) and begin.startswith(item)), None)
+            if trigger is None:
+                raise self._wrong("its begin starts with none of the triggers", where)
+            names.append(self._rule(f"{self._until(trigger)} {self._tag(tag, where, depth, trigger)}"))
+        any_tag = f"({' | '.join(names)})"
+        if value.get("stop_after_first"):
+            return any_tag if value.get("at_least_one") else f"({any_tag} | {_TEXT})"
+        return f"{any_tag}{'+' if value.get('at_least_one') else '*'} {_TEXT}"
+
+    def _until(self, trigger: str) -> str:
+        """Free text up to a trigger, and the trigger."""
+        if self._specials.match(trigger):
+            return f"{_TEXT} {self._literal(trigger, 'triggers')}"
+        return self._rule(f"{_TEXT} {self._literal(trigger, 'triggers')}", "[lazy]")
+
+    def _separated(self, value: Mapping[str, Any], place: str, depth: int) -> str:
+        tags = self._list(value, "tags", place)
+        names = [self._rule(self._tag(tag, f"{place}.tags[{i}]", depth)) for i, tag in enumerate(tags)]
+        any_tag = f"({' | '.join(names)})"
+        separator = self._literal(value.get("separator"), f"{place}.separator")
+        many = any_tag if value.get("stop_after_first") else f"{any_tag} ({separator} {any_tag})*"
+        return many if value.get("at_least_one") else f"({many})?"
+
+    def _rule(self, body: str, options: str = "") -> str:
+        name = f"part_{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def _literal(self, text: Any, place: str) -> str:
+        """A text, in which the spellings of special tokens are these tokens."""
+        if not isinstance(text, str):
+            raise self._wrong("expected a text", place)
+        parts = [
+            f"<[{self._special_ids[part]}]>" if part in self._special_ids else json.dumps(part, ensure_ascii=False)
+            for part in self._specials.split(text)
+            if part
+        ]
+        return " ".join(parts) or '""'
+
+    def _list(self, value: Mapping[str, Any], name: str, place: str) -> list[Any]:
+        found = value.get(name)
+        if not isinstance(found, list) or not 0 < len(found) <= MAX_TAGS:
+            raise self._wrong(f"expected a list of 1 to {MAX_TAGS} elements", f"{place}.{name}".lstrip("."))
+        return found
+
+    def _wrong(self, reason: str, place: str) -> InvalidRequestError:
+        return refused(self._param, reason, place)

@@ -1,0 +1,129 @@
+"""Errors of schemas, regexes and grammars name the place and are short, whatever was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lora_serve.core.config import GrammarConfig
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.text.grammars.checking import checked_text
+from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
+from tests.text.grammars.walking import allows
+
+CONFIG = GrammarConfig()
+STYLE = JsonStyle()
+COMPILER = GrammarCompiler({300: "<tool>"}, 400, CONFIG)
+ANY = {"type": "string"}
+NARROW = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 2}}}
+SCHEMAS: list[tuple[Any, str, str]] = [
+    ({"properties": {"a": {"not": ANY}}}, "#/properties/a", "`not`"),
+    ({"properties": {"a": {"type": "text"}}}, "#/properties/a", "text"),
+    ({"properties": {"a/b": {"items": {"pattern": "(x"}}}}, "#/properties/a~1b/items", "unclosed group (character 1"),
+    ({"required": ["n"], **NARROW}, "#", "nsatisfiable"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [ANY, {"minLength": "x"}]}}}, "#/$defs/a/anyOf/1", "minLength"),
+    ({"$ref": "https://example.org/schema.json"}, "#", "another document"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "#/properties/a", "no schema"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "#/$defs/a", "no text"),
+    ({"oneOf": [ANY, {"type": "string", "minLength": 2}]}, "#", "anyOf"),
+    ({"enum": ["a\x00"]}, "#/enum", "control character"),
+    ({"format": "iri"}, "#", "iri"),
+    ({"type": "string", "x-guidance": {"lenient": True}}, "", "x-guidance"),
+    ({"enum": []}, "#", "nsatisfiable"),
+    ([], "", "object"),
+]  # fmt: skip
+
+
+def error_of(kind: ConstraintKind, source: Any, style: JsonStyle = STYLE) -> str:
+    with pytest.raises(InvalidRequestError) as raised:
+        checked_text(Constraint(kind, source, "field", style), COMPILER, CONFIG)
+    assert raised.value.param == "field"
+    return str(raised.value)
+
+
+def checked(kind: ConstraintKind, source: Any, style: JsonStyle = STYLE) -> str:
+    return checked_text(Constraint(kind, source, "field", style), COMPILER, CONFIG)
+
+
+@pytest.mark.parametrize(("schema", "place", "words"), SCHEMAS)
+def test_a_schemas_fault_is_named_with_its_place(schema: Any, place: str, words: str) -> None:
+    message = error_of(ConstraintKind.JSON, schema)
+    assert message.startswith(f"`field` at {place}: " if place else "`field`: ")
+    assert words in message
+    if isinstance(schema, dict):
+        assert error_of(ConstraintKind.JSON, json.dumps(schema)) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        (ConstraintKind.REGEX, "a(?=b)", "look-around"),
+        (ConstraintKind.REGEX, "ab[", "character 3"),
+        (ConstraintKind.REGEX, r"(a)\1", "backreferences"),
+        (ConstraintKind.REGEX, "[^\\s\\S]", "no text"),
+        (ConstraintKind.REGEX, 5, "string"),
+        (ConstraintKind.GRAMMAR, 'start: "a"\nb: "x', "line 2, column"),
+        (ConstraintKind.GRAMMAR, "start: <nothing>", "<nothing>"),
+        (ConstraintKind.GRAMMAR, 'root ::= "a', "line 1"),
+        (ConstraintKind.GRAMMAR, 'root ::= b', "b"),
+        (ConstraintKind.GRAMMAR, 'top ::= "b"', "root"),
+        (ConstraintKind.GRAMMAR, 'root ::= "\\', "escape"),
+        (ConstraintKind.GRAMMAR, "root ::= " + "(" * 9000, "deep"),
+        (ConstraintKind.CHOICE, "a", "list"),
+    ],
+)  # fmt: skip
+def test_other_faults_are_named_with_the_position(kind: ConstraintKind, source: Any, words: str) -> None:
+    assert words in error_of(kind, source)
+
+
+@pytest.mark.parametrize("kind", [ConstraintKind.REGEX, ConstraintKind.GRAMMAR, ConstraintKind.JSON])
+def test_messages_are_short_whatever_was_sent(kind: ConstraintKind) -> None:
+    long = "(" * 100_000
+    assert len(error_of(kind, {"pattern": long} if kind is ConstraintKind.JSON else long)) < 1000
+    assert len(error_of(kind, {long: long, "type": long} if kind is ConstraintKind.JSON else long)) < 1000
+
+
+def test_deep_schemas_are_refused_before_they_are_compiled() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(900):
+        schema = {"items": schema}
+    assert "deep" in error_of(ConstraintKind.JSON, schema)
+
+
+def test_a_property_cannot_be_given_under_another_spelling() -> None:
+    grammar = checked(ConstraintKind.JSON, {"type": "object", "properties": {"foo": {"type": "integer"}}})
+    assert allows(grammar, '{"foo": 1, "bar": "x"}')
+    assert not allows(grammar, '{"\\u0066oo": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "format": "date"}, '"2024-02-29"', '"2023-02-29"'),
+        ({"type": "string", "format": "date-time"}, '"2024-02-29T23:59:59Z"', '"2024-02-30T23:59:59Z"'),
+        ({"type": "string", "format": "date", "pattern": "^2"}, '"2024-01-01"', '"1924-01-01"'),
+        ({"type": "string", "format": "password"}, '"x"', "1"),
+        ({"type": "string", "pattern": "^\\S$"}, '"x"', '"\ufeff"'),
+        ({"type": "string", "maxLength": 1.0}, '"x"', '"xx"'),
+        ({"type": "string", "contentEncoding": "base64"}, '"eA=="', '"x"'),
+        ({"type": "array", "uniqueItems": False}, "[1,1]", "1"),
+    ],
+)
+def test_schemas_mean_what_json_schema_says(schema: dict[str, Any], right: str, wrong: str) -> None:
+    grammar = checked(ConstraintKind.JSON, schema)
+    assert allows(grammar, right)
+    assert not allows(grammar, wrong)
+
+
+def test_style_of_json() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    spaced, other = '{ "a":\n1 }', '{"a":1,"b":2}'
+    assert allows(checked(ConstraintKind.JSON, schema), spaced)
+    assert allows(checked(ConstraintKind.JSON, schema), other)
+    assert not allows(checked(ConstraintKind.JSON, schema, JsonStyle(any_whitespace=False)), spaced)
+    assert not allows(checked(ConstraintKind.JSON, schema, JsonStyle(whitespace_pattern=" ?")), spaced)
+    assert not allows(checked(ConstraintKind.JSON, schema, JsonStyle(named_properties_only=True)), other)
+    assert "field" in error_of(ConstraintKind.JSON, schema, JsonStyle(whitespace_pattern="("))

@@ -1,0 +1,60 @@
+"""Whatever a checked grammar lets through is what the caller asked for: judged by `jsonschema` and by `re`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from lora_serve.core.config import GrammarConfig
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.text.grammars.checking import checked_text
+from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
+from tests.text.grammars.schemas import SCHEMAS, TEXTS
+from tests.text.grammars.walking import drawn
+
+COMPILER = GrammarCompiler({}, 0, GrammarConfig())
+FORMATS = Draft202012Validator.FORMAT_CHECKER
+REGEXES = st.recursive(
+    st.sampled_from(["a", "b", "é", "[a-c]", "[^a]", "\\d", "[0-9A-Za-z_]", ".", "\\.", "xyz", "\\n", "/", '"']),
+    lambda inner: st.one_of(
+        st.builds("{}{}".format, inner, inner),
+        st.builds("(?:{}|{})".format, inner, inner),
+        st.builds("({}){}".format, inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}"])),
+    ),
+    max_leaves=6,
+)
+
+
+def checked(kind: ConstraintKind, source: Any) -> str:
+    return checked_text(Constraint(kind, source, "field"), COMPILER, GrammarConfig())
+
+
+@given(SCHEMAS, st.integers(0, 2**32))
+def test_texts_of_a_schema_are_valid(schema: dict[str, Any], seed: int) -> None:
+    try:
+        grammar = checked(ConstraintKind.JSON, schema)
+    except InvalidRequestError:
+        assume(False)
+    text = drawn(grammar, seed)
+    assume(text is not None)
+    assert text is not None
+    Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(text))
+
+
+@given(REGEXES, st.integers(0, 2**32))
+def test_texts_of_a_regex_are_matched_whole(regex: str, seed: int) -> None:
+    text = drawn(checked(ConstraintKind.REGEX, regex), seed)
+    assume(text is not None)
+    assert text is not None
+    assert re.fullmatch(regex, text)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(0, 2**32))
+def test_texts_of_choices_are_among_them(choices: list[str], seed: int) -> None:
+    assert drawn(checked(ConstraintKind.CHOICE, choices), seed) in choices
