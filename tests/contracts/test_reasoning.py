@@ -137,6 +137,17 @@ class TestGranite(ReasoningContract):
         assert self.read("Here's my thought process: a Here's my response: b") == (" a ", " b")
 
 
+class TestGptOss(ReasoningContract):
+    name = "openai_gptoss"
+    close = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+    def write(self, reasoning: str) -> str:
+        return f"<|channel|>analysis<|message|>{reasoning}{self.close}"
+
+    def test_answer_without_reasoning(self) -> None:
+        assert self.read("<|channel|>final<|message|>Well.") == ("", "Well.")
+
+
 def test_every_format_has_its_contract() -> None:
     assert {form.name for form in ReasoningContract.__subclasses__()} == set(names_in("text/reasoning"))
 

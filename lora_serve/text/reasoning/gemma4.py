@@ -11,7 +11,3 @@ class Format(BetweenMarkers):
     opening = ("<|channel>thought\n",)
     closing = ("<channel|>",)
     markers = ("<|channel>", "<channel|>")
-
-    @classmethod
-    def matches(cls, template: str) -> bool:
-        return all(marker in template for marker in cls.markers)

@@ -10,7 +10,3 @@ class Format(BetweenMarkers):
 
     opening = ("Here is my thought process:", "Here's my thought process:")
     closing = ("Here is my response:", "Here's my response:")
-
-    @classmethod
-    def matches(cls, template: str) -> bool:
-        return "my thought process" in template and "my response" in template

@@ -5,6 +5,7 @@ Source: the prompt format of Llama 3.1 (github.com/meta-llama/llama-models) and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from lora_serve.text.pieces import Reading
@@ -14,6 +15,7 @@ from lora_serve.text.tool_calls.parts.lark import call_rules, lark, named_object
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
 
 _TAG = "<|python_tag|>"
+_KEY = re.compile(r"""\\?"parameters\\?": """)
 _HEADERS = ("<|start_header_id|>", "<|header_start|>")
 
 
@@ -24,7 +26,7 @@ class Format(ToolCallFormat):
 
     @classmethod
     def matches(cls, template: str) -> bool:
-        return any(header in template for header in _HEADERS) and '"parameters": ' in template
+        return any(header in template for header in _HEADERS) and _KEY.search(template) is not None
 
     def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
         return _Parser(tools)

@@ -10,26 +10,27 @@ from lora_serve.text.tool_calls.base import ContentText
 
 
 class BetweenMarkers(ReasoningFormat):
-    """Format that one of `opening` begins, after white space at most, and one of `closing` ends."""
+    """Format that one of `opening` begins, after white space at most, and the first of `closing` ends."""
 
     opening: ClassVar[tuple[str, ...]]
     closing: ClassVar[tuple[str, ...]]
+    skipping: ClassVar[tuple[str, ...]] = ()  # markers that begin an answer without reasoning
 
     @classmethod
     def matches(cls, template: str) -> bool:
-        return any(marker in template for marker in cls.opening) and any(marker in template for marker in cls.closing)
+        """The closing marker is enough: templates that cut old reasoning out of messages look for no other."""
+        return any(marker in template for marker in cls.closing)
 
     def is_open_after(self, prompt: str) -> bool:
         return prompt.rstrip().endswith(tuple(marker.rstrip() for marker in self.opening))
 
     def parser(self, starts_inside: bool) -> ReasoningParser:
-        return _Parser(self.opening, self.closing, starts_inside)
+        return _Parser(self, starts_inside)
 
 
 class _Parser(ReasoningParser):
-    def __init__(self, opening: tuple[str, ...], closing: tuple[str, ...], starts_inside: bool) -> None:
-        self._opening = opening
-        self._closing = closing
+    def __init__(self, form: BetweenMarkers, starts_inside: bool) -> None:
+        self._form = form
         self._starts_inside = starts_inside
         self._reader = Reader()
         self._reasoning: list[str] = []
@@ -49,13 +50,13 @@ class _Parser(ReasoningParser):
         reader = self._reader
         reader.hold()
         yield from reader.spaces()
-        is_opened = (yield from reader.literal(*self._opening)) != ""
+        marker = yield from reader.literal(*self._form.opening, *self._form.skipping)
         held = reader.let_go()
-        if is_opened or self._starts_inside:
-            self._reasoning.append("" if is_opened else held)
-            yield from reader.until(self._closing, self._reasoning.append)
+        if marker in self._form.opening or (self._starts_inside and not marker):
+            self._reasoning.append("" if marker else held)
+            yield from reader.until(self._form.closing, self._reasoning.append)
         else:
-            self._content.append(held)
+            self._content.append("" if marker else held)
         yield from reader.until((), self._content.append)
 
     def _advanced(self) -> list[ReasoningEvent]:

@@ -32,8 +32,11 @@ def value_of(schema: Mapping[str, Any]) -> str:
 
 def arguments_of(tool: Tool) -> str:
     """The JSON object of a tool's arguments: those that the schema names, unless it speaks of others."""
-    is_list = bool(tool.parameters.get("properties")) and not any(word in tool.parameters for word in _OPEN)
-    return value_of({**tool.parameters, "type": "object", **({"additionalProperties": False} if is_list else {})})
+    schema = {**tool.parameters, "type": "object"}
+    named, required = schema.get("properties") or {}, schema.get("required") or ()
+    if named and set(required) <= set(named) and not any(word in schema for word in _OPEN):
+        schema["additionalProperties"] = False
+    return value_of(schema)
 
 
 def call_rules(tools: Sequence[Tool], written: Callable[[Tool, str], str]) -> list[str]:

@@ -1,0 +1,23 @@
+"""GPT-OSS: the harmony format's `analysis` channel before its `final` one.
+
+Source: cookbook.openai.com/articles/openai-harmony. Calls in its `commentary` channel are not read.
+"""
+
+from __future__ import annotations
+
+from lora_serve.text.reasoning.parts.between import BetweenMarkers
+
+_FINAL = "<|channel|>final<|message|>"
+
+
+class Format(BetweenMarkers):
+    """Reasoning as a message of its own, before the one with the answer."""
+
+    opening = ("<|channel|>analysis<|message|>",)
+    closing = (f"<|end|><|start|>assistant{_FINAL}",)
+    skipping = (_FINAL,)
+    markers = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+
+    @classmethod
+    def matches(cls, template: str) -> bool:
+        return cls.opening[0] in template
