@@ -1,4 +1,4 @@
-"""Writes docs/reference/{flags,http,metrics}.md: flags from the settings, the rest from a running server.
+"""Writes docs/reference/{flags,vllm-flags,http,metrics}.md: flags from the settings, the rest from a running server.
 
 The server is the demo's: what it tells under /openapi.json and /metrics is what clients see. Meanings of the fields of
 requests are in docs/reference/fields.yaml, one line each; a field without one, and one that no route has, is an error.
@@ -41,7 +41,8 @@ def pages() -> dict[str, str]:
     """File name -> its text."""
     openapi, metrics = from_server()
     meanings = yaml.safe_load((PAGES / "fields.yaml").read_text())
-    return {"flags.md": flags_page(), "http.md": http_page(openapi, meanings), "metrics.md": metrics_page(metrics)}
+    made = {"flags.md": flags_page(), "vllm-flags.md": vllm_flags_page()}
+    return {**made, "http.md": http_page(openapi, meanings), "metrics.md": metrics_page(metrics)}
 
 
 def from_server() -> tuple[dict[str, Any], str]:
@@ -87,6 +88,42 @@ names. A flag wins over the environment, the environment over the file. A flag t
 repeated; in the environment its values stand with commas between them, or as a JSON list. Bytes may be given as
 `512MiB` or `2GiB`; a flag that is on is turned off by `--no-` before its name. A wrong value ends the start with exit
 code 2 and a line that names the flag, the value and what is allowed."""
+
+
+def vllm_flags_page() -> str:
+    """Every flag of `vllm serve` that is taken, by what becomes of it."""
+    from lora_serve.core.settings import Settings
+    from lora_serve.core.vllm.flag import Fate
+    from lora_serve.core.vllm.table import FLAGS
+
+    lines = [NOTE, "# vLLM's flags", "", VLLM_FLAGS, "", "## The same", "", "A flag of the same name does the same."]
+    lines += ["", ", ".join(f"`--{name.replace('_', '-')}`" for name in VLLM_NAMES if name in Settings.model_fields)]
+    for fate in Fate:
+        head = ["flag", "here", "what is different"] if fate is Fate.MEANT else ["flag", "why"]
+        head = ["flag", "taken with", "why"] if fate is Fate.REFUSED else head
+        lines += ["", f"## {fate.value[0].upper()}{fate.value[1:]}", "", _row(head), _row(["---"] * len(head))]
+        for flag in FLAGS:
+            if flag.fate is fate:
+                names = ", ".join(f"`{name}`" for name in (flag.name, flag.short) if name)
+                middle = {Fate.MEANT: [f"`{flag.setting}`"], Fate.IGNORED: [], Fate.REFUSED: [_harmless(flag.harmless)]}
+                lines.append(_row([names, *middle[fate], _words(flag.why)]))
+    return "\n".join(lines) + "\n"
+
+
+def _harmless(values: tuple[str, ...]) -> str:
+    return ", ".join(f"`{value}`" for value in values if value)
+
+
+VLLM_FLAGS = """\
+`lora-serve serve` takes the line of `vllm serve`: the model may stand alone, `--max_loras` is `--max-loras`, and every
+flag below is known. What means the same does the same. What means nothing here is accepted, with a line of log. What
+would change answers ends the start with exit code 2, before anything is loaded, and says why."""
+VLLM_NAMES = (
+    "model served_model_name host port api_key lora_modules max_loras max_lora_rank max_cpu_loras dtype quantization "
+    "task max_model_len max_num_seqs max_num_batched_tokens block_size swap_space gpu_memory_utilization "
+    "enable_prefix_caching max_logprobs seed device chat_template tool_call_parser reasoning_parser allowed_origins "
+    "ssl_certfile ssl_keyfile ssl_ca_certs ssl_cert_reqs otlp_traces_endpoint shutdown_timeout config"
+).split()
 
 
 def _group(settings: type, name: str) -> str:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNames
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LORA_SERVE_PORT", "0")
 
-    def serve(settings: Settings) -> int:
-        calls.settings = settings
+    def serve(settings: Settings, notes: Sequence[str]) -> int:
+        calls.settings, calls.notes = settings, notes
         if calls.error:
             raise calls.error
         return 0

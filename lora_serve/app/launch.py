@@ -15,7 +15,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -52,14 +52,16 @@ from lora_serve.text.tokenizer import TextModel
 _log = logging.getLogger(__name__)
 
 
-def serve(settings: Settings) -> int:
-    """Runs the server until SIGTERM or SIGINT; returns the exit code, 0 or CUT.
+def serve(settings: Settings, notes: Sequence[str] = ()) -> int:
+    """Runs the server until SIGTERM or SIGINT; returns the exit code, 0 or CUT. `notes` come first in the log.
 
     Raises ConfigError and ModelError; the server has not listened then.
     """
     _restrict_process()
     log = LogHandler(divert_streams())
     configure_logging(settings.log_format, redaction=redaction_for(settings), handler=log)
+    for note in notes:
+        _log.info("%s", note)
     tls = None if (config := settings.tls_slice()) is None else ServerTls(config)
     with (
         bound_socket(settings.host, settings.port) as listener,
@@ -113,9 +115,9 @@ async def run_server(
     ):
         opening = open_accounting(config, settings.accounting_slice(), monitor, storage.catalog.replica)
         async with opening as accounting, module.open_host(settings, storage) as host:
-            if auth_required(settings.auth, settings.host):
+            if auth_required(settings.auth_mode, settings.host):
                 await warn_if_lost(directory, accounting.audit, accounting.meter)
-            text = TextModel.load(settings.model, settings.allow_control_tokens)
+            text = TextModel.load(settings.model, settings.allow_control_tokens, settings.chat_template)
             model = await _unless_stopped(load_patiently(host, restarts), stop)
             gc.freeze()
             if model is None:

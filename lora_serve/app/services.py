@@ -19,7 +19,7 @@ from lora_serve.server.services import Services
 from lora_serve.server.telemetry.metrics import Metrics
 from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
-from lora_serve.tenancy.authentication.admin_key import load_admin_key
+from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
 from lora_serve.text.tokenizer import TextModel
 
@@ -57,7 +57,12 @@ def build_services(
         spec=model.spec,
         config=config,
         adapter_config=adapter_config,
-        authenticator=Authenticator(admin_key, auth_required(settings.auth, settings.host), keys),
+        authenticator=Authenticator(
+            admin_key,
+            auth_required(settings.auth_mode, settings.host),
+            keys,
+            tuple(AdminKey.of(secret) for secret in settings.api_key),
+        ),
         keys=keys,
         metrics=Metrics(settings.base_name, settings.metrics_tenants),
         store=storage.store,

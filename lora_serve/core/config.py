@@ -82,6 +82,7 @@ class EngineConfig:
     share_base_prefixes: bool = False  # tenants find one another's KV blocks of the base model alone
     memory_limit: int | None = None  # bytes of the device for all that is ours; None: what is free at start
     grammars: GrammarConfig = GrammarConfig()
+    gpu_memory_utilization: float | None = None  # likewise, as a part of a GPU's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

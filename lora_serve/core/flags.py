@@ -54,7 +54,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def _unknown(self, argument: str) -> str:
         flag = argument.partition("=")[0]
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        shown = [name for name, action in self._option_string_actions.items() if action.help is not argparse.SUPPRESS]
+        near = difflib.get_close_matches(flag, shown, n=1)
         return f"{flag}: there is no such flag" + (f"; did you mean {near[0]}?" if near else "; --help lists them")
 
 

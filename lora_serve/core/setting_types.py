@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ from lora_serve.core.setting_texts import MAX_BYTES, check_text, parse_bytes
 from lora_serve.core.strict_json import JsonError, parse_json
 
 YEAR = 31_536_000  # seconds: the most of any time, which timers and clocks can all count
+_TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_FEW = 4096
+_MODULE_FIELDS = {"name", "path", "base_model_name", "is_3d_lora_weight"}
 MAX_COUNT = 2**31 - 1  # of what is counted only, and takes no memory by itself
 
 
@@ -26,7 +30,53 @@ def parse_list(value: Any) -> Any:
     return [item.strip() for item in value.split(",") if item.strip()]
 
 
+def parse_count(value: Any) -> Any:
+    """`4k` -> 4000, `4K` -> 4096, as vLLM reads them; a plain number, and anything else, is left alone."""
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,6})?)([kmgKMG])\s*", value) if isinstance(value, str) else None
+    return int(float(match[1]) * _TIMES[match[2]]) if match else value
+
+
+def parse_gibibytes(value: Any) -> Any:
+    """Bytes; a plain number that is too small for them counts GiB, as vLLM's --swap-space does."""
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,4}(?:\.\d{1,6})?\s*", value):
+        return int(float(value) * 2**30)
+    return value * 2**30 if isinstance(value, int) and 0 < value < _FEW else value
+
+
+def parse_modules(value: Any) -> Any:
+    """`name=path` texts, where each may be vLLM's JSON: {"name", "path", "base_model_name"}, or a list of them."""
+    items = [value] if isinstance(value, str) and value.lstrip().startswith("{") else parse_list(value)
+    return [text for item in items for text in _modules_in(item)] if isinstance(items, list | tuple) else items
+
+
+def _modules_in(item: Any) -> list[Any]:
+    if isinstance(item, str) and item.lstrip().startswith(("{", "[")):
+        try:
+            item = parse_json(item.encode())
+        except JsonError as error:
+            raise ValueError(f"expected NAME=PATH or a JSON object ({error.reason})") from None
+    if isinstance(item, list):
+        return [text for one in item for text in _modules_in(one)]
+    if not isinstance(item, dict):
+        return [item]
+    if not item.keys() <= _MODULE_FIELDS or not all(isinstance(item.get(name), str) for name in ("name", "path")):
+        raise ValueError('expected {"name": ..., "path": ...}, and `base_model_name` perhaps')
+    return [f"{item['name']}={item['path']}"]
+
+
+def parse_origins(value: Any) -> Any:
+    """Texts, where each may be a JSON list of them, as vLLM takes origins."""
+    items = parse_list(value)
+    if not isinstance(items, list | tuple):
+        return items
+    return [text for item in items for text in (parse_list(item) if str(item).startswith("[") else [item])]
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=MAX_BYTES)]
+Gibibytes = Annotated[int, BeforeValidator(parse_bytes), BeforeValidator(parse_gibibytes), Field(ge=0, le=MAX_BYTES)]
+Count = Annotated[int, BeforeValidator(parse_count)]
+Modules = Annotated[tuple[str, ...], BeforeValidator(parse_modules)]
+Origins = Annotated[tuple[str, ...], BeforeValidator(parse_origins)]
 Paths = Annotated[tuple[Path, ...], BeforeValidator(parse_list)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 

@@ -46,13 +46,14 @@ from lora_serve.core.setting_groups.http import (
 )
 from lora_serve.core.setting_groups.model import ServedModelSettings, name_of_model
 from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
+from lora_serve.core.vllm.taking import add_vllm_flags, as_vllm_reads, taken
 from lora_serve.core.web_origin import parse_name, parse_origin
 
 T = TypeVar("T")
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
-_SECRETS = ("admin_key", "redis_url", "otlp_traces_endpoint")
+_SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
 
 
 class Settings(
@@ -141,6 +142,7 @@ class Settings(
     def server_slice(self) -> ServerConfig:
         return self._slice(
             ServerConfig,
+            auth=self.auth_mode,
             served_model_name=self.base_name,
             max_body_bytes=self.max_body_size,
             tls=self.tls_slice(),
@@ -198,7 +200,15 @@ def load_settings(arguments: list[str]) -> Settings:
     Raises ConfigError with one line per wrong setting: the flag, the value, what is allowed.
     `--help` prints every flag and exits with 0, as argparse does.
     """
-    return resolve_settings(settings_parser("lora-serve serve", "Start the server.").values(arguments))
+    return command_line(arguments)[0]
+
+
+def command_line(arguments: list[str]) -> tuple[Settings, tuple[str, ...]]:
+    """The settings, as `load_settings` reads them, and a line about each of vLLM's flags that means nothing here."""
+    parser = settings_parser("lora-serve serve", "Start the server. Takes the flags of `vllm serve` too.")
+    add_vllm_flags(parser)
+    flags, notes = taken(parser.values(as_vllm_reads(arguments)))
+    return resolve_settings(flags), notes
 
 
 def settings_parser(program: str, description: str) -> FlagParser:
@@ -259,6 +269,9 @@ def check_folders(settings: Settings) -> None:
         or ("/" in settings.model and _is_there(model.parent.is_dir))
     ):
         raise ConfigError(f"--model: {_shown(settings.model)} is neither a folder nor a hub id such as org/name")
+    template = settings.chat_template
+    if template is not None and "{" not in template and not _is_there(Path(template).is_file):
+        raise ConfigError(f"--chat-template: {_shown(template)} is neither a file nor a template")
     for root in settings.adapter_root:
         if not _is_there(root.is_dir):
             raise ConfigError(f"--adapter-root: {_shown(root)} is not a folder")

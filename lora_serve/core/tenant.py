@@ -106,6 +106,7 @@ def is_visible(owner: str, shared_with: Collection[str], tenant: str | None) -> 
 
 
 LOCAL_CALLER = Caller("default", sees_all=True)  # authentication is off: one user, one machine
+CLIENT_CALLER = Caller("default", Role.INFERENCE, "api-key", sees_all=True)  # --api-key
 ADMIN_CALLER = Caller("admin", Role.ADMIN, "admin", sees_all=True)
 
 

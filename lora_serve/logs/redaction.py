@@ -75,5 +75,9 @@ def passwords_in(*urls: str | None) -> list[str]:
 
 def redaction_for(settings: Settings) -> Redaction:
     """Shows nothing in place of keys and passwords."""
-    secrets = [settings.admin_key or "", *passwords_in(settings.redis_url, settings.otlp_traces_endpoint)]
+    secrets = [
+        settings.admin_key or "",
+        *settings.api_key,
+        *passwords_in(settings.redis_url, settings.otlp_traces_endpoint),
+    ]
     return Redaction([*secrets, *(os.environ.get(name, "") for name in _SECRET_VARIABLES)])

@@ -22,7 +22,7 @@ from lora_serve.core.adapter import AddedToken
 from lora_serve.core.errors import InvalidRequestError, ModelError
 from lora_serve.text.control_tokens import ControlTokens, RenderedChat, without_added_tokens
 from lora_serve.text.preparation import AS_IT_IS, TextPreparation, preparation_of
-from lora_serve.text.template import ChatTemplate
+from lora_serve.text.template import ChatTemplate, template_text
 from lora_serve.text.token_bytes import TokenBytes
 
 _TOKEN_CACHE = 65536  # remembered texts of single tokens
@@ -70,8 +70,11 @@ class TextModel:
         self.with_added: Callable[[tuple[AddedToken, ...]], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._added)
 
     @classmethod
-    def load(cls, model: str, allow_control_tokens: bool = False) -> TextModel:
-        """Load the tokenizer of a folder or hub id. Raises ModelError if there is none, or no fast one."""
+    def load(cls, model: str, allow_control_tokens: bool = False, chat_template: str | None = None) -> TextModel:
+        """Load the tokenizer of a folder or hub id. `chat_template`: in place of the model's own, a file or its text.
+
+        Raises ModelError if there is no tokenizer, or no fast one.
+        """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one: its pool of threads is for nothing
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, use_fast=True)
@@ -80,6 +83,8 @@ class TextModel:
             raise ModelError(f"The tokenizer of {model} cannot be loaded: {reason or type(error).__name__}") from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{model} has no fast tokenizer (tokenizer.json), which lora_serve needs.")
+        if chat_template is not None:
+            tokenizer.chat_template = template_text(chat_template)
         return cls(tokenizer, preparation=preparation_of(model), allow_control_tokens=allow_control_tokens)
 
     def vocabulary(self) -> dict[str, int]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.core.errors import ModelError
+from lora_serve.core.errors import ConfigError, ModelError
+from lora_serve.text.chat import parse_messages, render_chat
 from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import CORPUS, byte_fallback_tokenizer, byte_level_tokenizer
 
@@ -72,6 +73,19 @@ def test_tokenizer_of_a_folder_is_loaded(tmp_path: Path) -> None:
 def test_folder_without_a_tokenizer_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
         TextModel.load(str(tmp_path))
+
+
+def test_operators_template_takes_the_models_place(tmp_path: Path) -> None:
+    byte_level_tokenizer().save_pretrained(tmp_path)
+    text = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    (tmp_path / "own.jinja").write_text(text)
+    for given_as in (str(tmp_path / "own.jinja"), text):
+        loaded = TextModel.load(str(tmp_path), chat_template=given_as)
+        assert loaded.template.source == text
+        assert render_chat(loaded, parse_messages([{"role": "user", "content": "hi"}])).text == "[user] hi"
+    for wrong in ("{% for %}", str(tmp_path), str(tmp_path / "missing")):
+        with pytest.raises(ConfigError, match="--chat-template"):
+            TextModel.load(str(tmp_path), chat_template=wrong)
 
 
 def test_truncation_of_a_tokenizer_file_does_not_cut_prompts() -> None:

@@ -11,7 +11,7 @@ from lora_serve.core.adapter import check_new_adapter_id
 from lora_serve.core.config import MAX_REGISTRATIONS
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.setting_texts import check_redis_prefix
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Paths, SettingsGroup, Texts
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Modules, Paths, SettingsGroup, Texts
 
 
 class AdapterTierSettings(SettingsGroup):
@@ -49,7 +49,9 @@ class RegistrySettings(SettingsGroup):
 
     store: Path = Field(Path("adapters_store"), description="folder of the catalog and of the adapters' weights")
     adapter_root: Paths = Field((), description="folder from which the admin may register by path; repeatable")
-    lora_modules: Texts = Field((), description="NAME=SOURCE adapters to register at start; repeatable")
+    lora_modules: Modules = Field(
+        (), description="NAME=SOURCE adapters to register at start, or vLLM's JSON; repeatable"
+    )
     adapter_url: Texts = Field(
         (), description="beginning of http(s) URLs from which the admin may register archives; repeatable"
     )

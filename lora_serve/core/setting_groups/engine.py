@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, SettingsGroup, TenantWeights
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Count, Gibibytes, SettingsGroup, TenantWeights
 
 
 class BatchSettings(SettingsGroup):
     """The size of a step, and the requests that wait for one."""
 
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="rows in one step at most")
-    max_num_batched_tokens: int = Field(
+    max_num_seqs: Count = Field(64, ge=1, le=4096, description="rows in one step at most")
+    max_num_batched_tokens: Count = Field(
         512, ge=16, le=2**20, description="tokens in one step at most; longer prompts run in chunks"
     )
     batch_wait_ms: float = Field(
@@ -63,13 +63,17 @@ class KVCacheSettings(SettingsGroup):
         None, ge=1, description="bytes of the KV cache; default: chosen from the memory that is free"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
-    swap_space: Bytes | None = Field(
-        None, description="bytes of host memory for KV blocks of preempted requests; default: 4GiB on cuda, else 0"
+    swap_space: Gibibytes | None = Field(
+        None,
+        description="bytes of host memory for KV blocks of preempted requests (4: 4GiB); default: 4GiB on cuda, else 0",
     )
     memory_limit: Bytes | None = Field(
         None,
         ge=1024,
         description="bytes of device memory for weights, KV, adapters and steps; default: what is free at start",
+    )
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, le=1, description="part of a GPU's memory for all that --memory-limit bounds; default: what is free"
     )
     enable_prefix_caching: bool = Field(
         True, description="reuse the KV blocks of equal beginnings of prompts, within a tenant"

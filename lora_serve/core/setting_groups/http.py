@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lora_serve.core.setting_types import YEAR, Bytes, SettingsGroup, Texts
+from lora_serve.core.setting_types import YEAR, Bytes, Origins, SettingsGroup, Texts
 from lora_serve.core.web_origin import parse_name, parse_origin
 
 
@@ -20,6 +20,11 @@ class AccessSettings(SettingsGroup):
         min_length=8,
         max_length=512,
         description="bearer key of the admin API; default: made at first start, kept in the store",
+    )
+    api_key: Texts = Field(
+        (),
+        description="bearer key with which any client may use all models and adapters, as vLLM's; keys of tenants are "
+        "taken beside it; repeatable",
     )
     tenant_source: Texts = Field(
         (), description="source (hf, https, s3, ...) from which tenants' own admins may register; repeatable"
@@ -47,6 +52,24 @@ class AccessSettings(SettingsGroup):
     )
     max_upload_size: Bytes = Field(4 * 2**30, ge=1024, description="bytes of an uploaded adapter at most")
 
+    @field_validator("api_key")
+    @classmethod
+    def _check_api_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not text.isascii() or " " in text for text in value):
+            raise ValueError("expected ASCII characters without a space")
+        return value
+
+    @model_validator(mode="after")
+    def _check_keys_together(self) -> Self:
+        if self.api_key and self.auth == "off":
+            raise ValueError("--api-key: is asked for by nobody with --auth off; leave one of them out")
+        return self
+
+    @property
+    def auth_mode(self) -> str:
+        """`auth`; with a key for clients `auto` asks for it on loopback too."""
+        return "on" if self.api_key and self.auth == "auto" else self.auth
+
     @field_validator("admin_key")
     @classmethod
     def _check_admin_key(cls, value: str | None) -> str | None:
@@ -63,7 +86,7 @@ class BrowserSettings(SettingsGroup):
         description="names without a port under which a server that asks for no key may be called, beside its own; "
         "repeatable",
     )
-    allowed_origins: Texts = Field(
+    allowed_origins: Origins = Field(
         (), description="origins (https://app.example.org) of other sites' pages that may use the server; repeatable"
     )
 

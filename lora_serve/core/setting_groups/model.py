@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lora_serve.core.extensions import ToolCallFormatName
-from lora_serve.core.setting_types import SettingsGroup
+from lora_serve.core.setting_types import Count, SettingsGroup
 
 _MAX_NAME = 512  # characters: of a name on the wire
 _SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of adapters
@@ -36,7 +36,7 @@ class ServedModelSettings(SettingsGroup):
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="quantise the base's linear weights at load; none: serve the checkpoint as it is"
     )
-    max_model_len: int | None = Field(
+    max_model_len: Count | None = Field(
         None, ge=8, le=2**30, description="tokens, prompt and answer together; default: the model's own limit"
     )
 
@@ -44,6 +44,15 @@ class ServedModelSettings(SettingsGroup):
         "auto",
         description="how the model writes calls of tools; auto: as its chat template shows; none: calls are text",
     )
+
+    chat_template: str | None = Field(
+        None, description="file of the chat template, in place of the model's own; or the template itself"
+    )
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _read_dtype(cls, value: object) -> object:
+        return {"half": "float16", "float": "float32"}.get(str(value), value)  # vLLM's other names
 
     @field_validator("served_model_name")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.folding import fold
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.model_runner import ModelRunner
-from lora_serve.model.system.device_memory import free_memory, peak_bytes, peak_meter
+from lora_serve.model.system.device_memory import free_memory, peak_bytes, peak_meter, total_memory
 
+_log = logging.getLogger(__name__)
 _MARGIN = 1.1
 _CPU_TOKENS, _CUDA_TOKENS = 64, 1024  # of the largest probe
 _KEYS = 1024
@@ -105,6 +107,18 @@ class Shares:
     num_host_blocks: int
 
 
+def limit_of(config: EngineConfig, gpu_bytes: int | None, found: int) -> int:
+    """Bytes for all that is ours. `gpu_bytes`: the whole memory of a GPU; None on a CPU. `found`: free at start."""
+    if config.memory_limit is not None:
+        return config.memory_limit
+    if config.gpu_memory_utilization is None:
+        return found
+    if gpu_bytes is None:
+        _log.info("--gpu-memory-utilization means nothing on a CPU: --memory-limit bounds its memory")
+        return found
+    return int(gpu_bytes * config.gpu_memory_utilization)
+
+
 def share_out(
     facts: DeviceFacts,
     spec: ModelSpec,
@@ -177,7 +191,7 @@ class MemorySetup:
         activations = self._learn()
         is_cuda = self.base.device.type == "cuda"
         free = free_memory(self.base.device)
-        limit = self.config.memory_limit if self.config.memory_limit is not None else free + spec.num_bytes
+        limit = limit_of(self.config, total_memory(self.base.device) if is_cuda else None, free + spec.num_bytes)
         block_bytes = cache.shape.block_bytes(cache.block_size)
         facts = DeviceFacts(is_cuda, limit, free, block_bytes)
         shares = share_out(facts, spec, self.config, activations, num_slots, adapter_bytes)

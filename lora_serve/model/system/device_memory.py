@@ -18,6 +18,11 @@ R = TypeVar("R")
 _WORDS_OF_CPU = ("can't allocate memory", "DefaultCPUAllocator", "not enough memory")
 
 
+def total_memory(device: torch.device) -> int:
+    """All memory of a GPU, used or not."""
+    return int(torch.cuda.mem_get_info(device)[1])
+
+
 def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError, WrongKeyError
-from lora_serve.core.tenant import ADMIN_CALLER, LOCAL_CALLER, Caller, Role
+from lora_serve.core.tenant import ADMIN_CALLER, CLIENT_CALLER, LOCAL_CALLER, Caller, Role
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.directory.keys import EXPIRED, REVOKED, WRONG, id_in, opens
@@ -59,12 +59,13 @@ class KeyTable:
 class Authenticator:
     """Turns the header into a caller. `required`: inference needs a key too; the admin API always needs one.
 
-    `keys`: the tenants' keys; None: the admin key is the only one.
+    `keys`: the tenants' keys; None: there are none. `client_keys`: keys of one tenant that uses everybody's adapters.
     """
 
     admin_key: AdminKey
     required: bool
     keys: KeyTable | None = None
+    client_keys: tuple[AdminKey, ...] = ()
 
     def inference(self, authorization: str | None) -> Caller:
         """The caller of an inference request. Raises AuthenticationError."""
@@ -78,6 +79,8 @@ class Authenticator:
             raise AuthenticationError(MISSING)
         if self.admin_key.matches(secret):
             return ADMIN_CALLER
+        if any(key.matches(secret) for key in self.client_keys):
+            return CLIENT_CALLER
         if self.keys is None:
             raise WrongKeyError(WRONG)
         return self.keys.caller(secret)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from lora_serve.core.request import SamplingParams
 from lora_serve.core.settings import Settings
 from lora_serve.engine.batching.step_cost import StepCost
 from lora_serve.model.kv_cache import KVCache, KVShape
-from lora_serve.model.memory.setup import DeviceFacts, Shares, largest_step, share_out
+from lora_serve.model.memory.setup import DeviceFacts, Shares, largest_step, limit_of, share_out
 from lora_serve.model.system.device_memory import free_memory, is_out_of_memory, peak_bytes, peak_meter
 from lora_serve.model.system.process import return_freed_memory
 from tests.local_engine import LocalEngine
@@ -88,6 +89,22 @@ def test_kv_blocks_leave_room_for_weights_adapters_and_the_largest_step() -> Non
     assert (found.num_blocks, found.adapter_bytes) == (5, 700)
     assert shares(10**9, kv_cache_memory=10**6).num_blocks == 16, "no more than all rows can fill"
     assert shares(10**9, kv_cache_memory=2500).num_blocks == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu_bytes", "limit"),
+    [
+        ({}, 1000, 500),
+        ({"gpu_memory_utilization": 0.9}, 1000, 900),
+        ({"gpu_memory_utilization": 0.9}, None, 500),
+        ({"gpu_memory_utilization": 0.9, "memory_limit": 300}, 1000, 300),
+    ],
+)
+def test_limit_is_a_number_of_bytes_or_a_part_of_a_gpu(
+    settings: dict[str, Any], gpu_bytes: int | None, limit: int
+) -> None:
+    config = SimpleNamespace(**{"gpu_memory_utilization": None, "memory_limit": None, **settings})
+    assert limit_of(config, gpu_bytes, 500) == limit  # type: ignore[arg-type]
 
 
 def test_limit_that_holds_no_sequence_of_full_length_is_refused_in_words() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lora_serve.core.errors import AuthenticationError
-from lora_serve.core.tenant import Caller, is_visible
+from lora_serve.core.errors import AuthenticationError, ForbiddenError
+from lora_serve.core.tenant import Caller, Role, is_visible
 from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator, auth_required
 
@@ -55,6 +55,19 @@ def test_admin_needs_the_key_even_where_inference_is_open(header: str | None) ->
     assert authenticator.inference(header).tenant == "default"
     with pytest.raises(AuthenticationError):
         authenticator.admin(header)
+
+
+def test_clients_key_opens_inference_and_nothing_else() -> None:
+    """--api-key, as in vLLM: every model and adapter, and no admin."""
+    guard = Authenticator(AdminKey.of("the-admin-key"), True, None, (AdminKey.of("one"), AdminKey.of("two")))
+    for secret in ("one", "two"):
+        caller = guard.inference(f"Bearer {secret}")
+        assert (caller.role, caller.sees_all, caller.may_use_base) == (Role.INFERENCE, True, True)
+        for admits in (guard.admin, guard.managing):
+            with pytest.raises(ForbiddenError):
+                admits(f"Bearer {secret}")
+    with pytest.raises(AuthenticationError):
+        guard.inference("Bearer three")
 
 
 def test_tenant_sees_its_own_adapters_only() -> None:

@@ -1,0 +1,129 @@
+"""The command lines of vLLM's operators: taken, noted or refused in words, each flag by its row of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_serve.core.errors import ConfigError
+from lora_serve.core.flags import flag_name
+from lora_serve.core.settings import Settings, command_line, load_settings
+from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
+from lora_serve.core.vllm.table import FLAGS
+
+OURS = {flag_name(name) for name in Settings.model_fields}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def given(flag: VllmFlag, value: str = "x") -> list[str]:
+    return [flag.name] if flag.takes is Takes.SWITCH else [flag.name, value]
+
+
+def test_line_that_an_operator_has_is_taken(model: str, tmp_path: Path) -> None:
+    line = (
+        f"{model} --enable-lora --max-loras 4 --max_lora_rank 64 --dtype half --max-model-len 4k -tp 1 "
+        "--tokenizer-mode auto --max-num-batched-tokens 2K --gpu-memory-utilization 0.9 --swap-space 4 "
+        "--api-key one two --enforce-eager "
+        "--uvicorn-log-level warning --disable-log-requests --enable-auto-tool-choice --no-enable-prefix-caching "
+        "--compilation-config.level 3 -O3 --scheduling-policy priority --runner generate --seed 7"
+    ).split()
+    modules = ["--lora-modules", f"a={tmp_path}", f'{{"name": "b", "path": "{tmp_path}", "base_model_name": "tiny"}}']
+    settings, notes = command_line([*line, *modules, "--allowed-origins", '["https://a.example", "https://b.example"]'])
+    assert (settings.model, settings.base_name, settings.max_loras, settings.max_lora_rank) == (model, "tiny", 4, 64)
+    assert (settings.dtype, settings.max_model_len, settings.max_num_batched_tokens) == ("float16", 4000, 2048)
+    assert (settings.swap_space, settings.gpu_memory_utilization) == (4 * 2**30, 0.9)
+    assert (settings.api_key, settings.auth_mode) == (("one", "two"), "on")
+    assert (settings.cuda_graphs, settings.enable_prefix_caching) == (False, False)
+    assert (settings.policy, settings.task, settings.seed) == ("priority", "generate", 7)
+    assert settings.lora_modules == (f"a={tmp_path}", f"b={tmp_path}")
+    assert settings.allowed_origins == ("https://a.example", "https://b.example")
+    assert [note.split()[0] for note in notes] == [
+        "--enable-lora", "--uvicorn-log-level", "--disable-log-requests", "--enable-auto-tool-choice",
+        "--compilation-config",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_each_flag_meets_its_fate(model: str, flag: VllmFlag) -> None:
+    assert flag.name not in OURS, "a setting of ours is no row of the table"
+    match flag.fate:
+        case Fate.IGNORED:
+            settings, notes = command_line([model, *given(flag, "1")])
+            assert settings == load_settings([model])
+            assert notes == (f"{flag.name} means nothing here: {flag.why}",)
+        case Fate.REFUSED:
+            with pytest.raises(ConfigError) as refused:
+                load_settings([model, *given(flag)])
+            assert flag.name in str(refused.value)
+            assert flag.why in str(refused.value)
+            for value in flag.harmless:
+                assert load_settings([model, f"{flag.name}={value}"]) == load_settings([model])
+        case Fate.MEANT:
+            assert flag.setting in OURS
+            for value in flag.values:
+                load_settings([model, *(given(flag) if flag.takes is Takes.SWITCH else [flag.name, value])])
+
+
+def test_switch_that_is_turned_off_refuses_nothing(model: str) -> None:
+    assert load_settings([model, "--no-trust-remote-code"]) == load_settings([model])
+    with pytest.raises(ConfigError, match="no code of a checkpoint"):
+        load_settings([model, "--trust-remote-code"])
+
+
+def test_every_refused_flag_has_its_line(model: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings([model, "-tp", "2", "--speculative-config", "{}", "--runner", "pooling"])
+    lines = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "--tensor-parallel-size 2", "--speculative-config {}", "--runner pooling",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["stray"], "stray: a second model"),
+        (["--quantization", "awq"], "--quantization"),
+        (["--max-model-len", "4x"], "--max-model-len"),
+        (["--gpu-memory-utilization", "90"], "--gpu-memory-utilization"),
+        (["--lora-modules", '{"name": "a"}'], '{"name": ..., "path": ...}'),
+        (["--lora-modules", '{"name": "a", "path": "/x", "rank": 3}'], '{"name": ..., "path": ...}'),
+        (["--lora-modules", "{broken"], "--lora-modules"),
+        (["--allowed-origins", '["*"]'], "--allowed-origins"),
+        (["--api-key", "with space"], "--api-key"),
+        (["--api-key", "key", "--auth", "off"], "--api-key"),
+        (["--chat-template", "missing.jinja"], "--chat-template"),
+    ],
+)
+def test_wrong_values_of_vllms_flags_are_told(model: str, flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(["--model", model, *flags])
+    assert words in str(refused.value)
+    assert "with space" not in str(refused.value)
+
+
+def test_environment_takes_vllms_json_too(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (f'{{"name": "a", "path": "{tmp_path}"}}', f'[{{"name": "a", "path": "{tmp_path}"}}]', f"a={tmp_path}"):
+        monkeypatch.setenv("LORA_SERVE_LORA_MODULES", text)
+        assert load_settings([model]).lora_modules == (f"a={tmp_path}",)
+
+
+def test_help_and_advice_show_our_flags_alone(model: str, capsys: pytest.CaptureFixture[Any]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(["--help"])
+    shown = capsys.readouterr().out
+    assert "--enforce-eager" not in shown
+    assert "MODEL" in shown
+    with pytest.raises(ConfigError, match=r"--max-lora: there is no such flag; did you mean --max-loras\?"):
+        load_settings([model, "--max-lora", "4"])
