@@ -180,7 +180,8 @@ class ServerConfig:
     connections: ConnectionLimits = ConnectionLimits()
     browsers: BrowserRules = BrowserRules()
     attempts: AttemptLimits = AttemptLimits()
-    tool_call_parser: str = "auto"  # the setting of the same name describes it
+    tool_call_parser: str = "auto"  # the settings of the same names describe both
+    reasoning_parser: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

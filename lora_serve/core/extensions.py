@@ -1,5 +1,5 @@
 """The values of settings whose choices are the files of a folder: engine hosts, policies, attention backends,
-LoRA kernels, formats of tool calls.
+LoRA kernels, formats of tool calls and of reasoning.
 
 The folder is the list: a new file is a new value and is named nowhere else. Files are listed, not imported, as this
 floor knows nothing above it and `--help` must not load torch.
@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 _PACKAGE = Path(__file__).parents[1]
+
+# Names that vLLM or its users have for the same format.
+TOOL_CALL_ALIASES = {"llama4_json": "llama3_json", "llama4_pythonic": "pythonic", "qwen": "hermes"}
+REASONING_ALIASES = {"deepseek_v3": "deepseek_r1", "glm45": "deepseek_r1", "qwen3": "deepseek_r1"}
 
 
 def names_in(folder: str) -> tuple[str, ...]:
@@ -25,9 +29,11 @@ if TYPE_CHECKING:
     AttentionName: TypeAlias = str
     LoraKernelName: TypeAlias = str
     ToolCallFormatName: TypeAlias = str
+    ReasoningFormatName: TypeAlias = str
 else:
     EngineHostName = Literal[names_in("engine_host/hosts")]
     PolicyName = Literal[names_in("engine/policies")]
     AttentionName = Literal[("auto", *names_in("model/attention"))]
     LoraKernelName = Literal[("auto", *names_in("model/lora/kernels"))]
-    ToolCallFormatName = Literal[("auto", "none", *names_in("text/tool_calls"))]
+    ToolCallFormatName = Literal[("auto", "none", *names_in("text/tool_calls"), *TOOL_CALL_ALIASES)]
+    ReasoningFormatName = Literal[("auto", "none", *names_in("text/reasoning"), *REASONING_ALIASES)]

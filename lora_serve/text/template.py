@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from lora_serve.core.errors import ConfigError
-from lora_serve.text import tool_calls
+from lora_serve.text import reasoning, tool_calls
 from lora_serve.text.marked import Marked, Marks, joined
+from lora_serve.text.reasoning.base import ReasoningFormat
 from lora_serve.text.tool_calls.base import ToolCallFormat
 from lora_serve.text.tool_forms import Conversation, ToolForms, tool_forms
 
@@ -63,6 +64,11 @@ class ChatTemplate:
     def call_format(self) -> ToolCallFormat | None:
         """The format in which the template writes calls of tools; None if none is known."""
         return tool_calls.found_in(self.tools_source)
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """The format in which the template writes reasoning; None if none is known."""
+        return reasoning.found_in(self.source)
 
     @cached_property
     def special_tokens(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lora_serve.core.extensions import ToolCallFormatName
+from lora_serve.core.extensions import ReasoningFormatName, ToolCallFormatName
 from lora_serve.core.setting_types import Count, SettingsGroup
 
 _MAX_NAME = 512  # characters: of a name on the wire
@@ -43,6 +43,10 @@ class ServedModelSettings(SettingsGroup):
     tool_call_parser: ToolCallFormatName = Field(
         "auto",
         description="how the model writes calls of tools; auto: as its chat template shows; none: calls are text",
+    )
+
+    reasoning_parser: ReasoningFormatName = Field(
+        "auto", description="how the model writes its reasoning; auto: as its chat template shows; none: it is text"
     )
 
     chat_template: str | None = Field(

@@ -1,37 +1,50 @@
-"""The way in which the text of a chat's answer is read: calls of tools, in the model's format.
+"""The way in which the text of a chat's answer is read: reasoning and calls of tools, each in the model's format.
 
-The format is the one that the settings name, else the one that the chat template shows.
+A format is the adapter's own, else the one that the settings name, else the one that the chat template shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.request import TokenGrammar
 from lora_serve.server.background.tasks import LONG
+from lora_serve.server.inference.constraints import checked_grammar
 from lora_serve.server.inference.prompts import thread_if_long
 from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse, tool_use
 from lora_serve.server.services import Services
+from lora_serve.text.grammars.joining import Thinking, joined_grammars
+from lora_serve.text.reasoning import reasoning_format
+from lora_serve.text.reasoning.base import ReasoningFormat
+from lora_serve.text.reasoning.parts.between import BetweenMarkers
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import ToolCallFormat
+
+TAIL = 64  # tokens of the prompt's end in which reasoning may have begun
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """The tools and the format of their calls in one answer."""
+    """The formats of one answer; None: nothing of that kind is looked for."""
 
     tools: ToolUse
-    calls: ToolCallFormat
+    calls: ToolCallFormat | None
+    reasoning: ReasoningFormat | None
+    starts_inside: bool = False  # the prompt has begun the reasoning
+    shows_reasoning: bool = True
     short_ids: bool = False  # of calls, see `ToolForms`
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Control tokens that must stay in the text until it is read."""
-        return self.calls.markers
+        formats = [found for found in (self.reasoning, self.calls) if found is not None]
+        return tuple(marker for found in formats for marker in found.markers)
 
 
 async def asked_tools(fields: ChatFields) -> ToolUse:
@@ -44,11 +57,45 @@ async def asked_tools(fields: ChatFields) -> ToolUse:
     )
 
 
-def answer_reading(services: Services, model: ResolvedModel, tools: ToolUse) -> AnswerReading | None:
-    """The reading of an answer; None if its text is the content. Raises InvalidRequestError."""
-    if tools.mode == "none":
+def answer_reading(
+    services: Services, model: ResolvedModel, fields: ChatFields, tools: ToolUse, prompt: Sequence[int]
+) -> AnswerReading | None:
+    """The reading of an answer to `prompt`; None if its text is the content. Raises InvalidRequestError."""
+    reasoning = _reasoning_format(services, model)
+    calls = None if tools.mode == "none" else _call_format(services, model)
+    if reasoning is None and calls is None:
         return None
-    return AnswerReading(tools, _call_format(services, model), model.text.template.tool_forms.short_ids)
+    text = model.text
+    starts_inside = reasoning is not None and reasoning.is_open_after(text.decode(prompt[-TAIL:], False))
+    short_ids = calls is not None and text.template.tool_forms.short_ids
+    return AnswerReading(tools, calls, reasoning, starts_inside, fields.include_reasoning, short_ids)
+
+
+async def read_grammar(
+    services: Services, tenant: str, model: ResolvedModel, reading: AnswerReading, asked: TokenGrammar | None
+) -> TokenGrammar | None:
+    """The grammar of an answer that is read: what was asked for (`response_format`), or calls, after the reasoning.
+
+    Raises InvalidRequestError.
+    """
+    tools, calls = reading.tools, reading.calls
+    if asked is None and not tools.is_forced:
+        return None
+    if asked is not None and tools.is_forced:
+        message = "`tool_choice`: an answer that must be a call cannot have a `response_format` too: leave one out."
+        raise InvalidRequestError(message, param="tool_choice")
+    adapter = model.adapters.single
+    added_tokens = () if adapter is None else adapter.traits.added_tokens
+
+    def joined() -> str:
+        texts = [] if asked is None else [asked.text]
+        ids = {marker: number for marker in reading.markers if (number := model.text.token_id(marker)) is not None}
+        if calls is not None:
+            texts.append(calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids))
+        return joined_grammars(texts, _thinking(reading), ids)
+
+    text = await asyncio.to_thread(joined)
+    return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
 
 
 def amount_of(value: Any) -> int:
@@ -65,13 +112,31 @@ def amount_of(value: Any) -> int:
     return amount
 
 
+def _thinking(reading: AnswerReading) -> Thinking | None:
+    """Raises InvalidRequestError if the format of the reasoning cannot be part of a grammar."""
+    match reading.reasoning:
+        case None:
+            return None
+        case BetweenMarkers(opening=opening, closing=closing):
+            return Thinking(opening, closing, reading.starts_inside)
+    message = "This model's reasoning cannot stand before an answer of a given form: ask for free text."
+    raise InvalidRequestError(message, param="response_format")
+
+
 def _call_format(services: Services, model: ResolvedModel) -> ToolCallFormat:
-    name = services.config.tool_call_parser
+    name = model.defaults.tool_call_parser or services.config.tool_call_parser
     found = model.text.template.call_format if name == "auto" else None if name == "none" else tool_call_format(name)
     if found is None:
         raise InvalidRequestError(
             "No format of tool calls is known for this model: its chat template shows none. Whoever runs the server "
-            "names it with --tool-call-parser.",
+            "names it with --tool-call-parser, whoever registers an adapter with `tool_call_parser` in its metadata.",
             param="tools",
         )
     return found
+
+
+def _reasoning_format(services: Services, model: ResolvedModel) -> ReasoningFormat | None:
+    name = model.defaults.reasoning_parser or services.config.reasoning_parser
+    return (
+        model.text.template.reasoning_format if name == "auto" else None if name == "none" else reasoning_format(name)
+    )

@@ -13,16 +13,16 @@ from lora_serve.server.bodies.json_body import check_fields, read_fields
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
-from lora_serve.server.inference.reading import answer_reading, asked_tools
+from lora_serve.server.inference.reading import answer_reading, asked_tools, read_grammar
 from lora_serve.server.inference.requests import TokenLimits, generation_requests
-from lora_serve.server.inference.resolve import resolve
+from lora_serve.server.inference.resolve import ResolvedModel, resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
 from lora_serve.server.openai.turn import Turn
 from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.tools import NO_TOOLS
-from lora_serve.server.services import SERVICES
+from lora_serve.server.services import SERVICES, Services
 from lora_serve.text.chat import ChatMessage
 from lora_serve.text.output import Piece
 
@@ -44,7 +44,11 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
     tools = await asked_tools(fields) if has_tools else NO_TOOLS
     grammar = await requested_grammar(services, context, model, fields)
     prompt = await chat_prompt(model.text, model.spec, fields, messages, tools)
-    reading = answer_reading(services, model, tools) if has_tools else None
+    reading = None
+    if tools.mode != "none" or _may_reason(services, model):
+        reading = answer_reading(services, model, fields, tools, prompt)
+    if reading is not None:
+        grammar = await read_grammar(services, context.known_caller.tenant, model, reading, grammar)
     limits = TokenLimits(
         fields.answer_tokens,
         fields.top_logprobs if fields.logprobs else None,
@@ -173,3 +177,9 @@ class ChatBody(AnswerBody):
 
 def _echoed(fields: ChatFields, messages: tuple[ChatMessage, ...]) -> str:
     return messages[-1].content if fields.echo and messages[-1].role == "assistant" else ""
+
+
+def _may_reason(services: Services, model: ResolvedModel) -> bool:
+    """False if all text is content, as most models write it."""
+    named = model.defaults.reasoning_parser or services.config.reasoning_parser
+    return named not in ("auto", "none") or (named == "auto" and model.text.template.reasoning_format is not None)

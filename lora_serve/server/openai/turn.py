@@ -1,14 +1,16 @@
-"""The assistant's turn in one choice of a chat, as its text is read: content and calls of tools."""
+"""The assistant's turn in one choice of a chat, as its text is read: reasoning, content and calls of tools."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.core.request import FinishReason
 from lora_serve.server.inference.reading import AnswerReading
 from lora_serve.text.past_calls import CallForm, written_id
+from lora_serve.text.reasoning.base import ReasoningText
 from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, ToolEvent
 
 CALLED = "tool_calls"  # OpenAI's word for the end of a turn that calls tools
@@ -29,32 +31,41 @@ class Turn:
 
     def __init__(self, reading: AnswerReading) -> None:
         self._reading = reading
-        self._parser = reading.calls.parser(reading.tools.tools)
-        self._content: list[str] = []
+        self._reasoning = None if reading.reasoning is None else reading.reasoning.parser(reading.starts_inside)
+        self._calls = None if reading.calls is None else reading.calls.parser(reading.tools.tools)
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
         self._made: list[Call] = []
         self.num_characters = 0
 
     def take(self, text: str, is_last: bool) -> list[Delta]:
         """The deltas that the next piece of text gives, in OpenAI's form."""
         self.num_characters += len(text)
-        events = self._parser.feed(text) if text else []
-        events = events + self._parser.finish() if is_last else events
-        return [delta for event in events for delta in self._deltas(event)]
+        events: Iterable[Any] = [ContentText(text)] if text else []
+        if self._reasoning is not None:
+            events = self._reasoning.feed(text) + (self._reasoning.finish() if is_last else [])
+        deltas = [delta for event in events for delta in self._deltas(event)]
+        if is_last and self._calls is not None:
+            deltas += [delta for event in self._calls.finish() for delta in self._call_deltas(event)]
+        return deltas
 
     def message(self, prefix: str) -> dict[str, Any]:
         """The whole message; `prefix` stands before its content."""
-        content = prefix + "".join(self._content)
-        if not self._made:
-            return {"role": "assistant", "content": content}
-        calls = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": "".join(call.arguments)},
-            }
-            for call in self._made
-        ]
-        return {"role": "assistant", "content": content if content.strip() else None, "tool_calls": calls}
+        content, reasoning = prefix + "".join(self._texts["content"]), "".join(self._texts["reasoning"])
+        message: dict[str, Any] = {"role": "assistant", "content": content or None}
+        if self._made and not content.strip():
+            message["content"] = None
+        if self._reading.reasoning is not None and self._reading.shows_reasoning:
+            message |= {"reasoning_content": reasoning or None, "reasoning": reasoning or None}
+        if self._made:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
+                }
+                for call in self._made
+            ]
+        return message
 
     def finish_reason(self, reason: str | None) -> str | None:
         """`reason`, or OpenAI's word for a turn that called tools. A tool that was named is no choice of the model's:
@@ -63,10 +74,18 @@ class Turn:
         is_called = reason == FinishReason.STOP and self._made and self._reading.tools.mode != "named"
         return CALLED if is_called else reason
 
-    def _deltas(self, event: ToolEvent) -> list[Delta]:
+    def _deltas(self, event: Any) -> list[Delta]:
+        if isinstance(event, ReasoningText):
+            self._texts["reasoning"].append(event.text)
+            return [{"reasoning_content": event.text, "reasoning": event.text}] if self._reading.shows_reasoning else []
+        if self._calls is None:
+            return self._call_deltas(event)
+        return [delta for found in self._calls.feed(event.text) for delta in self._call_deltas(found)]
+
+    def _call_deltas(self, event: ToolEvent) -> list[Delta]:
         match event:
             case ContentText(text):
-                self._content.append(text)
+                self._texts["content"].append(text)
                 return [{"content": text}]
             case CallStarted(index, name) if self._may_make(index):
                 self._made.append(Call(self._new_id(), name))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from lora_serve.core.config import RequestLimits
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.extensions import ReasoningFormatName, ToolCallFormatName
 from lora_serve.server.schemas.fields import DEFAULT_LIMITS, Fields, without_null
 from lora_serve.server.schemas.generation import CompletionFields
 
@@ -28,7 +29,6 @@ SAMPLING_NAMES = (
     "skip_special_tokens",
     "ignore_eos",
 )
-ParserName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
 class DefaultsFields(Fields):
@@ -36,8 +36,8 @@ class DefaultsFields(Fields):
 
     response_format: dict[str, Any] | None = None
     sampling: dict[str, Any] | None = None
-    tool_call_parser: ParserName | None = None
-    reasoning_parser: ParserName | None = None
+    tool_call_parser: ToolCallFormatName | None = None
+    reasoning_parser: ReasoningFormatName | None = None
 
 
 def check_sampling(sampling: Mapping[str, Any] | None, limits: RequestLimits | None = None) -> dict[str, Any]:

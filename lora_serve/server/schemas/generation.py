@@ -121,6 +121,7 @@ class ChatFields(SamplingFields, UnservedChatFields):
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool = True
     tools: Any = None  # with `tool_choice` checked by schemas/tools.py
     tool_choice: Any = None
     parallel_tool_calls: bool = True

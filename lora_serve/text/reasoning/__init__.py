@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import importlib
 
-from lora_serve.core.extensions import names_in
+from lora_serve.core.extensions import REASONING_ALIASES, names_in
 from lora_serve.text.reasoning.base import ReasoningFormat
-
-_ALIASES = {
-    "deepseek_v3": "deepseek_r1",
-    "glm45": "deepseek_r1",
-    "qwen3": "deepseek_r1",
-}  # names that vLLM has for the same format
 
 
 def names() -> tuple[str, ...]:
     """The names of all formats, other names of the same included."""
-    return tuple(sorted((*names_in("text/reasoning"), *_ALIASES)))
+    return tuple(sorted((*names_in("text/reasoning"), *REASONING_ALIASES)))
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
     """The format of one of `names()`."""
-    module = importlib.import_module(f"{__name__}.{_ALIASES.get(name, name)}")
+    module = importlib.import_module(f"{__name__}.{REASONING_ALIASES.get(name, name)}")
     found: ReasoningFormat = module.Format()
     return found
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import importlib
 
-from lora_serve.core.extensions import names_in
+from lora_serve.core.extensions import TOOL_CALL_ALIASES, names_in
 from lora_serve.text.tool_calls.base import ToolCallFormat
-
-_ALIASES = {
-    "llama4_json": "llama3_json",
-    "llama4_pythonic": "pythonic",
-    "qwen": "hermes",
-}  # names that vLLM or its users have for the same format
 
 
 def names() -> tuple[str, ...]:
     """The names of all formats, other names of the same included."""
-    return tuple(sorted((*names_in("text/tool_calls"), *_ALIASES)))
+    return tuple(sorted((*names_in("text/tool_calls"), *TOOL_CALL_ALIASES)))
 
 
 def tool_call_format(name: str) -> ToolCallFormat:
     """The format of one of `names()`."""
-    module = importlib.import_module(f"{__name__}.{_ALIASES.get(name, name)}")
+    module = importlib.import_module(f"{__name__}.{TOOL_CALL_ALIASES.get(name, name)}")
     found: ToolCallFormat = module.Format()
     return found
 

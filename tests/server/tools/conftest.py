@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.request import TokenGrammar
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE
 from tests.text.tool_templates import tool_model
@@ -39,3 +41,13 @@ def says(house: Any, text_model: TextModel) -> Says:
         house.engine.script = lambda request: next(answers, replies[-1])
 
     return script
+
+
+def accepts(text_model: TextModel, grammar: TokenGrammar, text: str) -> bool:
+    """True if a model may answer `text` under the grammar, with the tokens that the tokenizer gives it."""
+    backend = text_model.wrapper.backend_tokenizer
+    tokenizer = LLTokenizer(backend.to_str(), n_vocab=text_model.vocab_size, eos_token=text_model.wrapper.eos_token_id)
+    matcher = LLMatcher(tokenizer, grammar.text, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = text_model.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(list(token_ids)) == len(token_ids) and matcher.is_accepting()

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE
-from tests.server.tools.conftest import Says
+from tests.server.tools.conftest import Says, accepts
 
 HI: list[Any] = [{"role": "user", "content": "How is the weather in Köln and Rom?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -289,3 +289,50 @@ async def test_prompt_with_tools_can_be_tokenised(openai: AsyncOpenAI, http: Any
     await openai.chat.completions.create(model=BASE, messages=HI, tools=[WEATHER])
     async with http.post("/tokenize", json={"messages": HI, "tools": [WEATHER]}) as answer:
         assert (await answer.json())["tokens"] == list(house.engine.requests[0].prompt_token_ids)
+
+
+async def test_required_call_is_forced_by_a_grammar(
+    openai: AsyncOpenAI, says: Says, house: Any, text_model: TextModel
+) -> None:
+    says(KOELN)
+    pay: Any = {"type": "function", "function": {"name": "pay", "parameters": {**CITY, "properties": {"city": {}}}}}
+    named: Any = {"type": "function", "function": {"name": "pay"}}
+    body: dict[str, Any] = {"model": BASE, "messages": HI, "tools": [WEATHER, pay]}
+    any_tool = await openai.chat.completions.create(**body, tool_choice="required")
+    await openai.chat.completions.create(**body, tool_choice="required", parallel_tool_calls=False)
+    forced = await openai.chat.completions.create(**body, tool_choice=named)
+    await openai.chat.completions.create(**body)
+    required, single, only_pay, free = (request.grammar for request in house.engine.requests)
+    assert free is None
+    paid = KOELN.replace("get_weather", "pay")
+    for text, may_be in (
+        (KOELN, (True, True, False)),
+        (paid, (True, True, True)),
+        (f"{KOELN}\n{paid}", (True, False, False)),
+        ("It rains.", (False, False, False)),
+        (KOELN.replace('"Köln"', "5"), (False, False, False)),
+    ):
+        assert tuple(accepts(text_model, found, text) for found in (required, single, only_pay)) == may_be, text
+    assert any_tool.choices[0].finish_reason == "tool_calls"
+    assert forced.choices[0].finish_reason == "stop"  # as OpenAI and vLLM have it for a named tool
+
+
+async def test_required_call_with_another_form_is_refused(openai: AsyncOpenAI) -> None:
+    with pytest.raises(openai_package.BadRequestError, match="cannot have a `response_format`"):
+        await openai.chat.completions.create(
+            model=BASE, messages=HI, tools=[WEATHER], tool_choice="required", response_format={"type": "json_object"}
+        )
+
+
+async def test_answer_in_json_or_calls_are_both_allowed_beside_tools(
+    openai: AsyncOpenAI, says: Says, house: Any, text_model: TextModel
+) -> None:
+    says(KOELN)
+    answer = await openai.chat.completions.create(
+        model=BASE, messages=HI, tools=[WEATHER], response_format={"type": "json_object"}
+    )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    grammar = house.engine.requests[0].grammar
+    assert accepts(text_model, grammar, KOELN)
+    assert accepts(text_model, grammar, '{"city": 1}')
+    assert not accepts(text_model, grammar, "It rains.")

@@ -100,6 +100,7 @@ class Message(Answer):
     content: str | None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, under the newer name
     refusal: str | None = None
 
 
