@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +20,14 @@ _SAME = (
     "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt", "request_id",
     "chat_template_kwargs",
 )  # fmt: skip
-_NAMES = {"`messages": "`input", "`max_tokens`": "`max_output_tokens`", "max_tokens.": "max_output_tokens."}
+# Names of fields in a chat's errors, longer ones first -> in the caller's request.
+_NAMES = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    ".function.": ".",
+}
 
 
 def chat_fields(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +53,16 @@ def in_words_of_responses() -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        message, param = str(error), error.param or ""
-        for old, new in _NAMES.items():
-            message = message.replace(old, new)
-        if param.startswith("messages"):
-            param = param.replace("messages", "input", 1)
-        param = {"max_tokens": "max_output_tokens", "response_format": "text.format"}.get(param, param)
-        raise InvalidRequestError(message, param=param or None, code=error.code) from error
+        raise renamed(error, _NAMES) from error
+
+
+def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """The error with other names of fields: of the one it is about, and of those in backquotes or at the end."""
+    message, param = str(error), error.param or ""
+    for old, new in names.items():
+        message = re.sub(rf"(?<=[`\]]){re.escape(old)}|(?<=lower ){re.escape(old)}", new, message)
+        param = param.replace(old, new) if old.startswith(".") or param.startswith(old) else param
+    return InvalidRequestError(message, param=param or None, code=error.code)
 
 
 def _format(text: Any) -> dict[str, Any]:
