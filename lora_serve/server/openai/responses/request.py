@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
@@ -21,7 +18,7 @@ _SAME = (
     "chat_template_kwargs",
 )  # fmt: skip
 # Names of fields in a chat's errors, longer ones first -> in the caller's request.
-_NAMES = {
+NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "messages": "input",
@@ -45,24 +42,6 @@ def chat_fields(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]
     if fields.reasoning is not None and fields.reasoning.effort is not None:
         asked["reasoning_effort"] = fields.reasoning.effort
     return {**asked, **_format(fields.text), **_tools(fields, given)}
-
-
-@contextmanager
-def in_words_of_responses() -> Iterator[None]:
-    """Name fields in errors as the caller has them."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        raise renamed(error, _NAMES) from error
-
-
-def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
-    """The error with other names of fields: of the one it is about, and of those in backquotes or at the end."""
-    message, param = str(error), error.param or ""
-    for old, new in names.items():
-        message = re.sub(rf"(?<=[`\]]){re.escape(old)}|(?<=lower ){re.escape(old)}", new, message)
-        param = param.replace(old, new) if old.startswith(".") or param.startswith(old) else param
-    return InvalidRequestError(message, param=param or None, code=error.code)
 
 
 def _format(text: Any) -> dict[str, Any]:
