@@ -13,7 +13,7 @@ from lora_serve.core.log_context import logged_with
 from lora_serve.server.answers.errors import CLIENT_LEFT, wire_error
 from lora_serve.server.context import CONTEXT, RequestContext
 from lora_serve.server.guards.auditing import audited
-from lora_serve.server.route import ROUTES
+from lora_serve.server.route import ROUTES, Route
 from lora_serve.server.services import SERVICES
 
 access_log = logging.getLogger("lora_serve.access")
@@ -26,7 +26,8 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     status = CLIENT_LEFT
     with logged_with(context.log_fields):
         try:
-            answered, route = _respond(request, handler, context), request.app[ROUTES].find(request)
+            route = request.app[ROUTES].find(request)
+            answered = _respond(request, handler, context, route)
             if route is not None and route.is_act:
                 answered = audited(request, route, context, answered)
             response = await answered
@@ -36,7 +37,9 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             _log(request, context, status)
 
 
-async def _respond(request: web.Request, handler: Handler, context: RequestContext) -> web.StreamResponse:
+async def _respond(
+    request: web.Request, handler: Handler, context: RequestContext, route: Route | None
+) -> web.StreamResponse:
     try:
         return await handler(request)
     except Exception as error:
@@ -47,7 +50,9 @@ async def _respond(request: web.Request, handler: Handler, context: RequestConte
             context.is_noise = isinstance(error, WrongKeysError)
         if isinstance(error, CapacityError):
             request.app[SERVICES].metrics.count_refusal(error.reason)
-        return wire_error(error, context.request_id).response()
+        refused = wire_error(error, context.request_id)
+        form = None if route is None else route.refusal
+        return refused.response(None if form is None else form(refused, context.request_id))
 
 
 def _log(request: web.Request, context: RequestContext, status: int) -> None:

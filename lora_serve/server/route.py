@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from lora_serve.core.request import Task
+from lora_serve.server.answers.errors import WireError
+
+Refusal = Callable[[WireError, str], dict[str, Any]]  # of an error, and the request's id
 
 JSON = "application/json"
 _CHANGING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE))
@@ -50,6 +53,7 @@ class Route:
     answer: type[BaseModel] | None = None  # the schema of an answer in JSON
     event: type[BaseModel] | None = None  # the schema of one event of a stream
     tasks: tuple[Task, ...] = ()  # of the served model; empty: any
+    refusal: Refusal | None = None  # the form of its errors; None: OpenAI's
     is_probe: bool = False  # called every few seconds: logged only if refused, never traced
 
     @property

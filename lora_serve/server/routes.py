@@ -19,6 +19,8 @@ from lora_serve.server.admin import (
     usage,
     vllm_lora,
 )
+from lora_serve.server.anthropic.body import anthropic_error
+from lora_serve.server.anthropic.create import count_tokens, create_message
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.openai.responses.create import create_response
@@ -42,10 +44,12 @@ from lora_serve.server.schemas.admin import (
 )
 from lora_serve.server.schemas.answers import admin as cards
 from lora_serve.server.schemas.answers import generation as generated
+from lora_serve.server.schemas.answers import messages as message_answers
 from lora_serve.server.schemas.answers import operation as operation_answers
 from lora_serve.server.schemas.answers import pooling as pooling_answers
 from lora_serve.server.schemas.answers import responses as response_answers
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields
+from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
 from lora_serve.server.schemas.pooling import ClassifyFields, EmbeddingFields, RerankFields, ScoreFields
 from lora_serve.server.schemas.queries import (
     AdaptersQuery,
@@ -106,6 +110,28 @@ TABLE = RouteTable(
         tasks=_GENERATE,
         answer=response_answers.Response,
         event=response_answers.ResponseEvent,
+    ),
+    Route(
+        "POST",
+        "/v1/messages",
+        _INFERENCE,
+        create_message,
+        MessageFields,
+        answers=_STREAMED,
+        tasks=_GENERATE,
+        answer=message_answers.Message,
+        event=message_answers.MessageEvent,
+        refusal=anthropic_error,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        _MODELS,
+        count_tokens,
+        CountTokensFields,
+        tasks=_GENERATE,
+        answer=message_answers.TokenCount,
+        refusal=anthropic_error,
     ),
     Route(
         "POST",

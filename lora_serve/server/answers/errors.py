@@ -59,8 +59,11 @@ class WireError:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> web.Response:
-        text = json.dumps(self.body())  # ASCII, as a message may quote bytes of a header that are no text
+    def response(self, body: dict[str, Any] | None = None) -> web.Response:
+        """The answer; `body`: in another form than OpenAI's."""
+        text = json.dumps(
+            self.body() if body is None else body
+        )  # ASCII, as a message may quote bytes of a header that are no text
         return web.Response(status=self.status, text=text, content_type="application/json", headers=self.headers)
 
 

@@ -35,10 +35,16 @@ def authenticated(request: web.Request, authenticate: Authenticate) -> Caller:
     The address is the connection's: a header that names another could be anybody's invention.
     """
     try:
-        return authenticate(request.app[SERVICES].authenticator, request.headers.get("Authorization"))
+        return authenticate(request.app[SERVICES].authenticator, _credentials(request))
     except WrongKeyError:
         request.app[WRONG_KEYS].note(request.remote or "")
         raise
+
+
+def _credentials(request: web.Request) -> str | None:
+    """The header of the key; Anthropic's clients send theirs in one of another name."""
+    key = request.headers.get("X-Api-Key")
+    return request.headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
 def guarded(route: Route) -> Handler:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types.responses import Response, ResponseOutputMessage
+from pydantic import BaseModel
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import InternalError
@@ -176,3 +177,27 @@ async def test_error_in_the_middle_is_an_event(openai: AsyncOpenAI, house: Any, 
     assert events[-1].type == "error"
     assert events[-1].code == "internal_error"
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+class City(BaseModel):
+    name: str
+    population: int
+
+
+async def test_text_is_parsed_by_the_clients_own_schema(openai: AsyncOpenAI, house: Any, ids: Ids) -> None:
+    says(house, ids, '{"name":"Bonn","population":7}')
+    answer = await openai.responses.parse(model=BASE, input="x", text_format=City)
+    assert answer.output_parsed == City(name="Bonn", population=7)
+    grammar = house.engine.requests[0].grammar
+    async with openai.chat.completions.stream(
+        model=BASE, messages=[{"role": "user", "content": "x"}], response_format=City
+    ) as stream:
+        await stream.until_done()
+    assert grammar == house.engine.requests[1].grammar
+    assert "population" in grammar.text
+    with pytest.raises(BadRequestError) as caught:
+        await openai.responses.create(
+            model=BASE, input="x", text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}
+        )
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("text.format")

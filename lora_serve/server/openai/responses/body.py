@@ -66,11 +66,11 @@ class ResponseBody(TranslatedBody):
     def _status(self) -> str:
         return "incomplete" if self.is_cut else "completed"
 
-    def _named(self, name: str, **parts: Any) -> Event:
+    def _named(self, name: str, /, **parts: Any) -> Event:
         self.num_events += 1
         return {"type": f"response.{name}", "sequence_number": self.num_events - 1, **parts}
 
-    def _of_part(self, item: Item, what: str, **parts: Any) -> Event:
+    def _of_part(self, item: Item, what: str, /, **parts: Any) -> Event:
         name = "function_call_arguments" if item.kind == "call" else _PARTS[item.kind]
         return self._named(f"{name}.{what}", **self._place(item), **parts)
 

@@ -10,8 +10,9 @@ from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.prompts import thread_if_long
 from lora_serve.server.openai.answering import answer
 from lora_serve.server.openai.chat import chat_of
+from lora_serve.server.openai.renaming import with_names
 from lora_serve.server.openai.responses.body import ResponseBody
-from lora_serve.server.openai.responses.request import chat_fields, in_words_of_responses
+from lora_serve.server.openai.responses.request import NAMES, chat_fields
 from lora_serve.server.schemas.known import refuse_later
 from lora_serve.server.schemas.responses import ResponseFields
 from lora_serve.server.services import SERVICES
@@ -23,7 +24,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     fields = check_fields(ResponseFields, given, request.app[SERVICES].config.requests)
     size = LONG + 1 if isinstance(fields.input, list) and len(fields.input) > 100 else 0
     asked = await thread_if_long(size, lambda: chat_fields(fields, given))
-    with in_words_of_responses():
+    with with_names(NAMES):
         refuse_later(asked)
         rows, chat = await chat_of(request, asked)
     context = request[CONTEXT]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
@@ -19,7 +17,14 @@ _SAME = (
     "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt", "request_id",
     "chat_template_kwargs",
 )  # fmt: skip
-_NAMES = {"`messages": "`input", "`max_tokens`": "`max_output_tokens`", "max_tokens.": "max_output_tokens."}
+# Names of fields in a chat's errors, longer ones first -> in the caller's request.
+NAMES = {
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    ".function.": ".",
+}
 
 
 def chat_fields(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]:
@@ -37,21 +42,6 @@ def chat_fields(fields: ResponseFields, given: dict[str, Any]) -> dict[str, Any]
     if fields.reasoning is not None and fields.reasoning.effort is not None:
         asked["reasoning_effort"] = fields.reasoning.effort
     return {**asked, **_format(fields.text), **_tools(fields, given)}
-
-
-@contextmanager
-def in_words_of_responses() -> Iterator[None]:
-    """Name fields in errors as the caller has them."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        message, param = str(error), error.param or ""
-        for old, new in _NAMES.items():
-            message = message.replace(old, new)
-        if param.startswith("messages"):
-            param = param.replace("messages", "input", 1)
-        param = {"max_tokens": "max_output_tokens", "response_format": "text.format"}.get(param, param)
-        raise InvalidRequestError(message, param=param or None, code=error.code) from error
 
 
 def _format(text: Any) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""A request of the Messages API -> the fields of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.anthropic.blocks import messages_of
+from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
+
+# Names of fields in a chat's errors, longer ones first -> in the caller's request.
+NAMES = {
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    ".function.parameters": ".input_schema",
+    ".function.": ".",
+}
+_SAME = (
+    "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
+    "max_tokens", "temperature", "top_p", "top_k", "chat_template_kwargs",
+)  # fmt: skip
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = {"max": "xhigh"}  # chat has no word for it
+
+
+def chat_fields(fields: CountTokensFields, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat that gives the answer. `given`: the body as it came. Raises InvalidRequestError."""
+    asked = {name: given[name] for name in _SAME if name in given}
+    asked["messages"] = messages_of(fields.messages, fields.system)
+    if asked["messages"][-1]["role"] == "assistant":  # its text is the beginning of the answer
+        asked |= {"continue_final_message": True, "add_generation_prompt": False}
+    if isinstance(fields, MessageFields):
+        if fields.stop_sequences:
+            asked["stop"] = list(fields.stop_sequences)
+        if fields.metadata is not None and fields.metadata.user_id is not None:
+            asked.setdefault("user", fields.metadata.user_id)
+    return {**asked, **_thinking(fields.thinking), **_output(fields.output_config), **_tools(fields)}
+
+
+def _thinking(value: Any) -> dict[str, Any]:
+    """A model that can think does so unless it is told not to; how much is not limited apart from `max_tokens`."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is not None and kind not in ("enabled", "adaptive", "disabled"):
+        raise _wrong("thinking.type", "must be enabled, adaptive or disabled")
+    return {"reasoning_effort": "none"} if kind == "disabled" else {}
+
+
+def _output(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong("output_config", "must be an object")
+    asked: dict[str, Any] = {}
+    if (effort := value.get("effort")) is not None:
+        asked["reasoning_effort"] = _EFFORTS.get(str(effort), effort)
+    if (form := value.get("format")) is not None:
+        if not isinstance(form, dict) or form.get("type") != "json_schema":
+            raise _wrong("output_config.format", 'must be {"type": "json_schema", "schema": ...}')
+        schema = {"name": "output", "schema": form.get("schema"), "strict": True}
+        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return asked
+
+
+def _tools(fields: CountTokensFields) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    if fields.tools:
+        if not isinstance(fields.tools, list):
+            raise _wrong("tools", "must be a list")
+        asked["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools)]
+    choice = fields.tool_choice
+    if choice is None:
+        return asked
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "tool":
+        asked["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    elif kind in _CHOICES:
+        asked["tool_choice"] = _CHOICES[kind]
+    else:
+        raise _wrong("tool_choice.type", "must be auto, any, tool or none")
+    if choice.get("disable_parallel_tool_use") is True:
+        asked["parallel_tool_calls"] = False
+    return asked
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
+        raise _wrong(where, "must have `name` and `input_schema`: the server has no tools of its own")
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _wrong(where: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"`{where}` {message}.", param=where)
