@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.extensions import names_in
 from lora_serve.text.tool_calls import tool_call_format
-from lora_serve.text.tool_calls.base import Tool, ToolCallFormat
+from lora_serve.text.tool_calls.base import CallArguments, Tool, ToolCallFormat
 from tests.text.tool_calls.calls import (
     TOOLS,
     WEATHER,
     Answer,
     Call,
+    accepts,
     byte_tokenizer,
     parsed,
     pieces_of,
+    token_ids,
     walks,
 )
 
@@ -151,10 +153,10 @@ class ToolCallContract(ABC):
     @pytest.mark.parametrize("is_cut", [False, True])
     def test_a_megabyte_is_no_burden(self, is_cut: bool) -> None:
         text = self.write([("f", {"a": "x \n\\ " * 170_000})])
-        started = time.process_time()
-        answer = self.read(*(text if is_cut else [text]))
+        parser, started = self.format.parser(TOOLS), time.process_time()
+        events = [event for piece in (text if is_cut else [text]) for event in parser.feed(piece)]
         assert time.process_time() - started < 20.0
-        assert len(answer.calls[0].arguments) > 1_000_000
+        assert sum(len(event.text) for event in events if isinstance(event, CallArguments)) > 1_000_000
 
     @pytest.mark.parametrize("parallel", [False, True])
     @pytest.mark.parametrize("kind", ["text", "special", "added"])
@@ -178,6 +180,29 @@ class ToolCallContract(ABC):
         for text in walks(self.format, [WEATHER], tokenizer, 3, parallel=False):
             for marker in markers:
                 assert marker not in text or tokenizer.token_to_id(marker) in tokenizer.encode(text).ids
+
+    def test_grammar_allows_what_models_write(self) -> None:
+        tokenizer = byte_tokenizer(self.format.markers)
+        ids = token_ids(tokenizer, self.format.markers)
+        for parallel, calls in ((False, SOME[:1]), (True, SOME[:1] * 3)):
+            grammar = self.format.grammar(TOOLS, parallel=parallel, token_ids=ids)
+            written = self.write([(name, {"city": "Ulm", "days": 3}) for name, _ in calls]).replace("'", '"')
+            assert accepts(grammar, tokenizer, written), (written, grammar)
+            assert not accepts(grammar, tokenizer, self.write([("f", {})]))
+            assert not accepts(grammar, tokenizer, f"Well. {written}")
+
+    def test_lazy_grammar_allows_text_and_good_calls_alone(self) -> None:
+        tokenizer = byte_tokenizer(self.format.markers)
+        ids = token_ids(tokenizer, self.format.markers)
+        grammar = self.format.auto_grammar(TOOLS, parallel=True, token_ids=ids)
+        assert self.format.auto_grammar(TOOLS, parallel=True, token_ids={}) is None
+        assert (grammar is not None) == bool(self.format.begin)
+        if grammar is not None:
+            call = self.write([("get_weather", {"city": "Ulm"})])
+            for text in ("Well.", f"Well.\n{call}", call, "a < b [c] {d}"):
+                assert accepts(grammar, tokenizer, text), text
+            assert not accepts(grammar, tokenizer, f"Well. {self.write([('f', {})])}")
+            assert not accepts(grammar, tokenizer, call[:-3])
 
     def test_names_and_schemas_cannot_break_out_of_the_grammar(self) -> None:
         wild = {"type": "object", "properties": {"a": {"const": 'end"\n%json {}'}}, "required": ["a"]}

@@ -127,6 +127,15 @@ def token_ids(tokenizer: Tokenizer, markers: Sequence[str]) -> Mapping[str, int]
     return {text: number for text in markers if (number := tokenizer.token_to_id(text)) is not None}
 
 
+def accepts(grammar: str, tokenizer: Tokenizer, text: str) -> bool:
+    """The grammar allows the whole text, in the tokenizer's tokens, and that it ends there."""
+    own = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id("</s>"))
+    matcher = LLMatcher(own, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.get_error(), (matcher.get_error(), grammar)
+    tokens = tokenizer.encode(text).ids
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
 def walks(
     form: ToolCallFormat, tools: Sequence[Tool], tokenizer: Tokenizer, count: int, *, parallel: bool
 ) -> list[str]:

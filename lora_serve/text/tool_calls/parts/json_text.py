@@ -8,7 +8,8 @@ import re
 from lora_serve.text.pieces import Reader, Reading, Sink, nowhere
 
 MAX_SHORT = 256  # characters of a key or of a function's name; OpenAI allows 64
-_IN_STRING = re.compile(r'[^"\\]+')
+_PLAIN = re.compile(r'[^"\\]+')
+_IN_STRING = re.compile(r'(?:[^"\\]++|\\.)++', re.DOTALL)  # whole escapes too, as far as they are there
 SCALAR = re.compile(r"[^\s,:{}\[\]\"'<]+")
 _CLOSED_BY = {"{": "}", "[": "]"}
 
@@ -35,7 +36,7 @@ def short_string(reader: Reader) -> Reading[str | None]:
     parts = [reader.take()]
     length = 0
     while True:
-        length += yield from reader.run(_IN_STRING, parts.append, MAX_SHORT + 1 - length)
+        length += yield from reader.run(_PLAIN, parts.append, MAX_SHORT + 1 - length)
         character = yield from reader.peek()
         if character == "" or length > MAX_SHORT:
             return None
