@@ -223,6 +223,11 @@ class TestHermes(ToolCallContract):
             text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
             assert self.read(text).order == [text]
 
+    def test_name_that_is_too_long_is_text_and_a_call_in_it_a_call(self) -> None:
+        text = '<tool_call>{"name": "' + "x" * 300
+        for pieces in ([text + self.write(SOME[:1])], text + self.write(SOME[:1])):
+            assert self.read(*pieces).order == [text, 0]
+
 
 class TestJson(ToolCallContract):
     name = "json"
