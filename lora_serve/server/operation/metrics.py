@@ -123,6 +123,7 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", 1, cache)
     yield lora_requests_info(stats)
+    yield from grammar_families(stats)
     yield _counter("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.", stats.num_hung_loads)
     batches = stats.recent_batches
     for name, text, values in (
@@ -131,6 +132,20 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
         ("lora_serve_step_seconds", "Seconds per step", [batch.seconds for batch in batches]),
     ):
         yield _gauge(name, f"{text}, mean of the last batches.", sum(values) / max(1, len(values)))
+
+
+def grammar_families(stats: EngineStats) -> Iterator[Metric]:
+    """Rows that obey a grammar, and what their grammars cost."""
+    found = stats.constraints
+    yield _gauge("lora_serve_grammar_rows", "Rows in the batch that obey a grammar.", stats.num_constrained)
+    yield _counter("lora_serve_grammar_forced_tokens", "Tokens that no step sampled.", stats.num_forced)
+    yield _counter("lora_serve_grammar_masks", "Masks, one for each token of such a row.", found.num_masks)
+    text = "Seconds of computing masks, beside the forward pass."
+    yield _counter("lora_serve_grammar_mask_seconds", text, found.mask_seconds)
+    text = "Seconds that steps waited for masks after the forward pass."
+    yield _counter("lora_serve_grammar_wait_seconds", text, found.wait_seconds)
+    yield _counter("lora_serve_grammar_compilations", "Grammars compiled.", found.num_compiled)
+    yield _counter("lora_serve_grammar_compile_seconds", "Seconds of compiling grammars.", found.compile_seconds)
 
 
 def lora_requests_info(stats: EngineStats) -> Metric:

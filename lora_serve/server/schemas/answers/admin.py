@@ -240,5 +240,7 @@ class EngineCard(Answer):
     batcher: BatcherCard | None
     memory: MemoryStats
     swap: SwapStats
+    num_constrained: int
+    num_forced: int
     constraints: ConstraintStats
     num_hung_loads: int
