@@ -37,7 +37,8 @@ def build_app(services: Services) -> web.Application:
     app.cleanup_ctx.extend((_reconciling, noting_uses, following_budgets, metering, connections.watching, probing))
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(guard.add_headers)
-    app.add_routes([web.RouteDef(route.method, route.pattern, guarded(route), {}) for route in TABLE.routes])
+    for ending in ("", "/"):  # as vLLM's framework, which leads `/v1/models/` to `/v1/models`
+        app.add_routes([web.RouteDef(one.method, one.pattern + ending, guarded(one), {}) for one in TABLE.routes])
     return app
 
 

@@ -7,15 +7,18 @@ from typing import Any
 
 from aiohttp import web
 
-from lora_serve.adapters.catalog.entry import CatalogEntry
+from lora_serve.adapters.catalog.entry import FOLDER, CatalogEntry, shown_source
 from lora_serve.core.adapter import AdapterRef, split_name
 from lora_serve.core.errors import AdapterNotFoundError
+from lora_serve.core.setting_groups.model import name_of_model
+from lora_serve.core.tenant import Caller, Role
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.permissions import owned_entry
 from lora_serve.server.answers.json_answer import json_answer
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolver_for
 from lora_serve.server.services import SERVICES, Services
+from lora_serve.tenancy.authentication.authenticator import is_loopback
 
 _CARD_VALUES = 20  # what one card costs, as values of an answer
 STARTED = int(time.time())  # `created` of the base model
@@ -31,8 +34,8 @@ async def list_models(request: web.Request) -> web.StreamResponse:
         visible = (
             entry for entry in map(snapshot.entries.__getitem__, snapshot.names) if entry.is_visible_to(caller.scope)
         )
-        base = [_base_card(services)] if caller.may_use_base else []
-        data = [*base, *(_adapter_card(services, entry, entry.name, entry.ref()) for entry in visible)]
+        base = [_base_card(services, caller)] if caller.may_use_base else []
+        data = [*base, *(_adapter_card(services, caller, entry, entry.name, entry.ref()) for entry in visible)]
         return {"object": "list", "data": data}
 
     return await json_answer(request, made, _CARD_VALUES * len(snapshot.names))
@@ -40,10 +43,10 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 
 async def get_model(request: web.Request) -> web.StreamResponse:
     services, name = request.app[SERVICES], request.match_info["id"]
-    found = resolver_for(request).find(name)
+    found, caller = resolver_for(request).find(name), request[CONTEXT].known_caller
     if found is None:
-        return web.json_response(_base_card(services))
-    return web.json_response(_adapter_card(services, found.entry, name, found.ref))
+        return web.json_response(_base_card(services, caller))
+    return web.json_response(_adapter_card(services, caller, found.entry, name, found.ref))
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
@@ -60,17 +63,38 @@ async def delete_model(request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": name, "object": "model", "deleted": True})
 
 
-def _base_card(services: Services) -> dict[str, Any]:
-    return _card(services.base_name, STARTED, "lora_serve", services.base_name, None, services)
+def _base_card(services: Services, caller: Caller) -> dict[str, Any]:
+    name = services.spec.name
+    root = name if _sees_paths(services, caller) else name_of_model(name)
+    return _card(services.base_name, STARTED, "lora_serve", root, None, None, services)
 
 
-def _adapter_card(services: Services, entry: CatalogEntry, name: str, version: AdapterRef) -> dict[str, Any]:
-    """`root` is the version that the id means, by its content."""
-    root = f"{entry.name}@{version.digest}"
-    return _card(name, int(entry.created), entry.tenant, root, services.base_name, services)
+def _adapter_card(
+    services: Services, caller: Caller, entry: CatalogEntry, name: str, ref: AdapterRef
+) -> dict[str, Any]:
+    """`root` is the source of the version that the id means; of a shared adapter, the version itself."""
+    source = entry.version(ref.version).source
+    if caller.scope not in (None, entry.tenant):
+        root = ref.label
+    else:
+        root = _path_in(source) if _sees_paths(services, caller) else shown_source(source)
+    return _card(name, int(entry.created), entry.tenant, root, services.base_name, ref.digest, services)
 
 
-def _card(name: str, created: int, owner: str, root: str, parent: str | None, services: Services) -> dict[str, Any]:
+def _path_in(source: str) -> str:
+    """vLLM's `root`: the path as it was given, where the source is a folder."""
+    return source.removeprefix(FOLDER)
+
+
+def _sees_paths(services: Services, caller: Caller) -> bool:
+    """True for the operator: the admin key, or anybody where only this machine can ask and no key is asked for."""
+    is_local = not services.authenticator.required and is_loopback(services.config.host)
+    return caller.role is Role.ADMIN or is_local
+
+
+def _card(
+    name: str, created: int, owner: str, root: str, parent: str | None, digest: str | None, services: Services
+) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -78,6 +102,7 @@ def _card(name: str, created: int, owner: str, root: str, parent: str | None, se
         "owned_by": owner,
         "root": root,
         "parent": parent,
+        "digest": digest,
         "max_model_len": services.spec.max_model_len,
         "permission": [],
     }

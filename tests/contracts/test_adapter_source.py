@@ -220,7 +220,7 @@ class FolderPlace(Place):
         return str(self.root / "adapter")
 
     def words(self, source: str) -> str:
-        return "folder adapter"
+        return f"folder {source}"
 
     def put_broken(self, files: dict[str, bytes]) -> tuple[str, Progress]:
         """The kernel answers EIO to whoever reads a process's memory from address 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -9,18 +10,25 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError
 
 from lora_serve.core.messages import Evict
+from lora_serve.core.tenant import ADMIN_CALLER, Caller, Role
+from lora_serve.server import models
 
 BASE = "tiny-base"
 
 
 async def test_base_is_first_then_the_adapters_by_name(openai: AsyncOpenAI, house: Any) -> None:
     refs = {name: await house.register(name, seed) for seed, name in enumerate(("zeta", "acme/a"))}
-    models = [model async for model in openai.models.list()]
-    assert [model.id for model in models] == [BASE, "acme/a", "zeta"]
-    base, adapter = models[0].model_dump(), models[1].model_dump()
-    assert (base["parent"], base["root"], base["max_model_len"]) == (None, BASE, 128)
+    listed = [model async for model in openai.models.list()]
+    assert [model.id for model in listed] == [BASE, "acme/a", "zeta"]
+    base, adapter = listed[0].model_dump(), listed[1].model_dump()
+    assert (base["parent"], base["root"], base["digest"], base["max_model_len"]) == (
+        None,
+        house.services.spec.name,
+        None,
+        128,
+    )
     assert (adapter["parent"], adapter["owned_by"], adapter["max_model_len"]) == (BASE, "acme", 128)
-    assert adapter["root"] == f"acme/a@{refs['acme/a'].digest}"
+    assert adapter["digest"] == refs["acme/a"].digest
     assert adapter["object"] == "model"
 
 
@@ -28,7 +36,7 @@ async def test_one_model_may_be_asked_for(openai: AsyncOpenAI, house: Any) -> No
     await house.register("acme/a", seed=1)
     new = await house.register("acme/a", seed=2)
     assert (await openai.models.retrieve(BASE)).id == BASE
-    assert (await openai.models.retrieve("acme/a")).model_dump()["root"].endswith(new.digest)
+    assert (await openai.models.retrieve("acme/a")).model_dump()["digest"] == new.digest
     assert (await openai.models.retrieve("acme/a@2")).id == "acme/a@2"
     with pytest.raises(NotFoundError, match="does not exist or you do not have access to it"):
         await openai.models.retrieve("acme/nobody")
@@ -56,3 +64,34 @@ async def test_one_version_is_deleted_by_its_name(admin: aiohttp.ClientSession, 
     async with admin.delete("/v1/models/acme/a@2") as answer:
         assert answer.status == 200
     assert house.services.catalog.resolve("acme/a").ref.version == 1
+
+
+async def test_root_is_the_path_as_it_was_given_to_the_operator_alone(
+    admin: aiohttp.ClientSession, openai: AsyncOpenAI, house: Any
+) -> None:
+    """As vLLM's tests want it; a tenant reads no path of the machine, and of a shared adapter not even the source."""
+    folder = str(house.make_adapter("a"))
+    async with admin.post("/v1/load_lora_adapter", json={"lora_name": "acme/sql", "lora_path": folder}) as answer:
+        assert answer.status == 200
+    assert (await openai.models.retrieve("acme/sql")).model_dump()["root"] == folder  # on loopback, without keys
+    entry = house.services.catalog.entry("acme/sql")
+    for caller, root in (
+        (ADMIN_CALLER, folder),
+        (Caller("acme", Role.TENANT_ADMIN), "folder a"),
+        (Caller("globex"), "acme/sql@1"),
+    ):
+        services = replace(house.services, authenticator=replace(house.services.authenticator, required=True))
+        card = models._adapter_card(services, caller, entry, "acme/sql", entry.ref())
+        assert (card["root"], card["digest"]) == (root, entry.default.digest)
+    async with admin.get("/admin/adapters/acme/sql") as answer:
+        assert (await answer.json())["source"] == "folder a"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/health/", "/v1/models/acme/a/", "/admin/adapters/acme/a/"])
+async def test_slash_at_the_end_changes_nothing(admin: aiohttp.ClientSession, house: Any, path: str) -> None:
+    await house.register("acme/a")
+    async with admin.get(path) as slashed, admin.get(path.rstrip("/")) as plain:
+        assert (slashed.status, plain.status) == (200, 200)
+        assert await slashed.read() == await plain.read()
+    async with admin.post("/v1/completions/", json={"model": "acme/a", "prompt": "x", "max_tokens": 1}) as answer:
+        assert answer.status == 200

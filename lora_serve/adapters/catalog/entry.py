@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from lora_serve.core.adapter import AdapterRef, AdapterTraits, AddedToken
@@ -13,6 +14,8 @@ from lora_serve.core.tenant import EVERYBODY, check_tenant_name, is_visible
 
 MAX_METADATA_BYTES = 65536
 MAX_SHARED = 1000  # tenants by name
+
+FOLDER = "folder "  # how the source of a folder begins; its path follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +160,8 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
         raise InvalidRequestError("metadata must be a JSON object.", param="metadata") from None
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidRequestError(f"metadata must not exceed {MAX_METADATA_BYTES} bytes.", param="metadata")
+
+
+def shown_source(source: str) -> str:
+    """A version's source as cards show it: of a folder of this machine only its own name."""
+    return f"{FOLDER}{PurePath(source.removeprefix(FOLDER)).name}" if source.startswith(FOLDER) else source

@@ -107,7 +107,7 @@ class Registry:
         found = Path(folder) if roots is None else find_folder(folder, roots)
         with _private_folder(self.new_folder) as copy:
             copy_files(found, copy, self._config.max_upload_bytes, roots)
-            return self._register(name, copy, f"folder {found.name}", tenant, pin, metadata, allow_noop, activate)
+            return self._register(name, copy, f"folder {folder}", tenant, pin, metadata, allow_noop, activate)
 
     def register_staged(
         self,

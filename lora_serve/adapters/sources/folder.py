@@ -19,7 +19,7 @@ from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError,
 
 
 class FolderSource:
-    """See AdapterSource. `source`: a path, absolute or relative to a root; the card gets only the folder's own name."""
+    """See AdapterSource. `source`: a path, absolute or relative to a root, which only the operator is shown."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
@@ -27,7 +27,7 @@ class FolderSource:
     def fetch(self, source: str, target: Path, limit: int, progress: Progress) -> str:
         folder = find_folder(source, self._roots)
         copy_files(folder, target, limit, self._roots, progress)
-        return f"folder {folder.name}"
+        return f"folder {source}"
 
 
 def find_folder(source: str | Path, roots: Sequence[Path]) -> Path:

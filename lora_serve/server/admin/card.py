@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
 
@@ -90,7 +90,7 @@ def _version_card(version: VersionEntry, stats: EngineStats | None, places: Plac
         "rank": version.rank,
         "targets": noted.pop("targets", []),
         "bytes": version.num_bytes,
-        "source": version.source,
+        "source": shown_source(version.source),
         "kinds": noted.pop("kinds", []),
         "composable": traits.is_additive,
         "invocation_tokens": list(traits.invocation_tokens),

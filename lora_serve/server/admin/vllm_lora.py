@@ -7,7 +7,7 @@ from aiohttp import web
 from lora_serve.adapters.catalog.allowance import owner_of
 from lora_serve.adapters.catalog.edits import OtherContentError
 from lora_serve.adapters.registration.registry import Registration
-from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.core.errors import AdapterNotFoundError, ConflictError, InvalidAdapterError, InvalidRequestError
 from lora_serve.server.admin.adapters import remove_adapter
 from lora_serve.server.admin.registration import check_new_id, register_and_pin
 from lora_serve.server.answers.errors import WireError
@@ -26,8 +26,8 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
     note.subject = name
     if not name or not fields.lora_path:
         return _refused(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
-    check_new_id(services, name)
     try:
+        check_new_id(services, name)
         services.registry.check_new(name, None, None)
         registration, _ = await register_and_pin(
             services,
@@ -46,6 +46,8 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
         if error.param != "source":
             raise
         return _refused(404, _not_found(fields, error), "NotFoundError")
+    except (InvalidAdapterError, ConflictError) as error:
+        return _refused(400, str(error), "BadRequestError")
     note.owner, note.digest = registration.entry.tenant, registration.ref.digest
     return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 

@@ -187,7 +187,7 @@ async def test_registration_is_completed_though_its_client_leaves(house: Any, sl
         await asyncio.gather(call, return_exceptions=True)
     slow.go.set()
     assert await nothing_left(house)
-    assert house.services.catalog.entry("acme/a").versions[0].source == f"folder {folder.name}"
+    assert house.services.catalog.entry("acme/a").versions[0].source == f"folder {folder}"
 
 
 async def test_shutdown_breaks_transfers_off_and_leaves_nothing(
@@ -241,5 +241,5 @@ async def test_adapters_of_the_command_line_may_come_from_a_source(house: Any, s
     shelf.archives["a.tar"] = tar_of(house.make_adapter("a"))
     await register_modules(house.services, (f"sql={shelf.url}/a.tar", f"plain={house.make_adapter('b')}"))
     assert house.services.catalog.entry("sql").versions[0].source == f"{shelf.url}/a.tar"
-    assert house.services.catalog.entry("plain").versions[0].source == "folder b"
+    assert house.services.catalog.entry("plain").versions[0].source == f"folder {house.root}/b"
     assert await nothing_left(house)

@@ -62,9 +62,9 @@ async def test_unknown_paths_and_names_are_404(admin: aiohttp.ClientSession, hou
     assert "NotFoundError" in text
 
 
-async def test_broken_adapter_is_422(admin: aiohttp.ClientSession, house: Any) -> None:
+async def test_broken_adapter_is_400_as_in_vllm(admin: aiohttp.ClientSession, house: Any) -> None:
     folder = house.make_adapter("a")
     (folder / "adapter_model.safetensors").unlink()
-    assert (await load(admin, lora_name="sql", lora_path=str(folder)))[0] == 422
+    assert (await load(admin, lora_name="sql", lora_path=str(folder)))[0] == 400
     await house.register("known")
-    assert (await load(admin, lora_name="known", lora_path=str(folder)))[0] == 422
+    assert (await load(admin, lora_name="known", lora_path=str(folder)))[0] == 400

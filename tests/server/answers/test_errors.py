@@ -80,7 +80,7 @@ def test_aiohttps_own_refusals_have_the_same_form() -> None:
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/chat/completions", 405),
         ("POST", "/v1/models", 405),
-        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/models//", 404),
         ("GET", "/../etc/passwd", 404),
         ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404),
     ],

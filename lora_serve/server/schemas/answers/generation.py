@@ -167,6 +167,7 @@ class ModelCard(Answer):
     owned_by: str
     root: str
     parent: str | None
+    digest: str | None
     max_model_len: int
     permission: list[Any]
 
