@@ -1,4 +1,5 @@
-"""Writes docs/reference/{flags,vllm-flags,http,metrics}.md: flags from the settings, the rest from a running server.
+"""Writes docs/reference/{flags,vllm-flags,api,http,metrics}.md: flags from the settings, api from the schemas of
+requests and clients.yaml, the rest from a running server.
 
 The server is the demo's: what it tells under /openapi.json and /metrics is what clients see. Meanings of the fields of
 requests are in docs/reference/fields.yaml, one line each; a field without one, and one that no route has, is an error.
@@ -41,7 +42,8 @@ def pages() -> dict[str, str]:
     """File name -> its text."""
     openapi, metrics = from_server()
     meanings = yaml.safe_load((PAGES / "fields.yaml").read_text())
-    made = {"flags.md": flags_page(), "vllm-flags.md": vllm_flags_page()}
+    clients = yaml.safe_load((PAGES / "clients.yaml").read_text())
+    made = {"flags.md": flags_page(), "vllm-flags.md": vllm_flags_page(), "api.md": api_page(meanings, clients)}
     return {**made, "http.md": http_page(openapi, meanings), "metrics.md": metrics_page(metrics)}
 
 
@@ -276,6 +278,45 @@ def _meaning(meanings: Mapping[str, str], schema: str, field: str) -> str:
         if key in meanings:
             return meanings[key]
     sys.exit(f"docs/reference/fields.yaml does not explain {schema}.{field}")
+
+
+def api_page(meanings: Mapping[str, str], clients: Mapping[str, Any]) -> str:
+    """Every field that clients' request types have, and each of ours: works, refused or ignored."""
+    from lora_serve.server.routes import TABLE
+
+    schemas = {route.path: route.schemas[0] for route in TABLE.routes if route.method == "POST" and route.schemas}
+    sources = "; ".join(f"{api}: {facts['source']}" for api, facts in clients.items())
+    lines = [NOTE, "# Fields of OpenAI, vLLM and Anthropic", "", API.replace("SOURCES", sources)]
+    for path in dict.fromkeys(path for facts in clients.values() for path in facts["fields"]):
+        names = {api: set(facts["fields"].get(path, ())) for api, facts in clients.items()}
+        fields = schemas[path].model_fields
+        if unknown := set().union(*names.values()) - set(fields):
+            sys.exit(f"{path} neither reads, refuses nor ignores on purpose: {sorted(unknown)}")
+        lines += ["", f"## POST {path}", "", _row(["field", "of", "here", "meaning, or why"]), _row(["---"] * 4)]
+        for name in sorted(fields):
+            whose = ", ".join(api for api in names if name in names[api]) or "lora_serve"
+            lines.append(_row([f"`{name}`", whose, *_standing(fields[name], schemas[path].__name__, name, meanings)]))
+    return "\n".join(lines) + "\n"
+
+
+API = """\
+A request may carry any field that the request types of OpenAI's, vLLM's and Anthropic's clients have. Each one either
+works, or is refused with 400 in words because it would change the answer, or is ignored on purpose because what the
+caller gets is the same without it. Fields that no list has are ignored. The lists: SOURCES.
+
+Types and limits are in [HTTP](http.md)."""
+
+
+def _standing(field: Any, schema: str, name: str, meanings: Mapping[str, str]) -> tuple[str, str]:
+    from lora_serve.server.schemas.markers import Refused, standing
+
+    mark = standing(field)
+    if mark is None:
+        return "works", _words(_meaning(meanings, schema, name))
+    if not isinstance(mark, Refused):
+        return "ignored", _words(mark.why)
+    kept = " and ".join(f"`{json.dumps(value)}`" for value in mark.harmless)
+    return "refused", _words(mark.why) + (f" ({kept} may be sent)" if kept else "")
 
 
 def metrics_page(text: str) -> str:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt, encode
 from lora_serve.server.inference.reading import asked_tools
 from lora_serve.server.inference.requests import check_vocabulary
@@ -26,7 +26,7 @@ from lora_serve.text.tokenizer import TextModel
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """A `prompt`, or `messages` as chat would render them."""
-    body = await read_fields(request)
+    body = await read_json(request)
     fields: TokenizeTextFields | TokenizeChatFields
     if "messages" in body:
         fields = check_fields(TokenizeChatFields, body)
@@ -52,7 +52,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """Special tokens are shown."""
-    fields = check_fields(DetokenizeFields, await read_fields(request))
+    fields = check_fields(DetokenizeFields, await read_json(request))
     token_ids = await asyncio.to_thread(check_token_ids, fields.tokens)
     text, spec = _tokenizer_of(request, fields.model)
 

@@ -29,3 +29,10 @@ def test_reference_pages_are_as_the_code_has_it(reference: ModuleType) -> None:
 def test_field_without_a_meaning_is_an_error(reference: ModuleType) -> None:
     with pytest.raises(SystemExit, match=r"does not explain ChatFields\.new"):
         reference._meaning({"old": "..."}, "ChatFields", "new")
+
+
+def test_field_of_a_client_of_which_nobody_has_thought_is_an_error(reference: ModuleType) -> None:
+    """So a new version of a client is looked at: works, refused or ignored."""
+    clients = {"New": {"source": "x", "fields": {"/v1/completions": ["prompt", "mind_reading"]}}}
+    with pytest.raises(SystemExit, match="mind_reading"):
+        reference.api_page({}, clients)

@@ -142,13 +142,6 @@ async def test_salted_prompts_find_only_those_with_the_same_salt(http: aiohttp.C
     assert one.startswith(plain)
 
 
-async def test_request_id_names_the_answer(http: aiohttp.ClientSession, house: Any) -> None:
-    assert (await complete(http, request_id="mine", max_tokens=1))["id"] == "cmpl-mine"
-    _, answer = await post(http, "/v1/chat/completions", {**CHAT, "request_id": "mine", "max_tokens": 1})
-    assert answer["id"] == "chatcmpl-mine"
-    assert all("mine" not in request.request_id for request in house.engine.requests)
-
-
 async def test_token_ids_come_with_the_answer(http: aiohttp.ClientSession, house: Any, ids: Ids) -> None:
     house.engine.script = lambda request: MockReply(token_ids=ids("Hello wörld"))
     answer = await complete(http, prompt=[5, 6], n=2, return_token_ids=True, max_tokens=50)

@@ -27,9 +27,10 @@ _ERRORS = {
 
 
 def anthropic_error(error: WireError, request_id: str) -> dict[str, Any]:
-    """The body of an error in Anthropic's form."""
+    """The body of an error in Anthropic's form, with our own `param` and `code`."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    shown = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    return {"type": "error", "error": shown, "request_id": request_id}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from lora_serve.server.bodies.json_parsing import parse_json
 from lora_serve.server.bodies.json_scan import SLICE
 from lora_serve.server.bodies.sliced_json import SlicedObject
 from lora_serve.server.context import CONTEXT
-from lora_serve.server.schemas.known import LATER_NAMES, TOKEN_ID_NAMES, known_names, refuse_later
+from lora_serve.server.schemas.known import TOKEN_ID_NAMES, known_names
 from lora_serve.server.services import SERVICES
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,14 +51,6 @@ async def read_json(request: web.Request, *, keep_null: bool = False) -> dict[st
     if not isinstance(value, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return {name: item for name, item in value.items() if keep_null or item is not None}
-
-
-async def read_fields(request: web.Request) -> dict[str, Any]:
-    """The body of a request for inference; one that asks for what a later version can do is refused."""
-    fields = await read_json(request)
-    if not LATER_NAMES.isdisjoint(fields):
-        refuse_later(fields)
-    return fields
 
 
 def check_query(model: type[M], request: web.Request) -> M:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
-from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import chat_messages, chat_prompt
@@ -29,7 +29,7 @@ from lora_serve.text.output import Piece
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
-    rows, body = await chat_of(request, await read_fields(request))
+    rows, body = await chat_of(request, await read_json(request))
     return await answer(request, body.fields, rows, body)
 
 
@@ -58,7 +58,7 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
     requests = generation_requests(request, model, fields, limits, [prompt], grammar)
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
     body = ChatBody(
-        id=f"chatcmpl-{fields.request_id or context.request_id}",
+        id=f"chatcmpl-{context.request_id}",
         chunk_kind="chat.completion.chunk",
         context=context,
         fields=fields,

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from lora_serve.core.messages import PromptEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
-from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.constraints import requested_grammar
 from lora_serve.server.inference.prompts import EncodedPrompt, completion_prompts
@@ -28,7 +28,7 @@ from lora_serve.text.tokenizer import TextModel
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services, context = request.app[SERVICES], request[CONTEXT]
-    fields = check_fields(CompletionFields, await read_fields(request), services.config.requests)
+    fields = check_fields(CompletionFields, await read_json(request), services.config.requests)
     model = resolve(request, fields)
     fields = model.with_defaults(fields)
     grammar = await requested_grammar(services, context, model, fields)
@@ -39,7 +39,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     requests = generation_requests(request, model, fields, limits, token_ids, grammar)
     rows = Rows(services, context, model, requests, choices_per_prompt=fields.num_rows)
     body = CompletionBody(
-        id=f"cmpl-{fields.request_id or context.request_id}",
+        id=f"cmpl-{context.request_id}",
         chunk_kind="text_completion",
         context=context,
         fields=fields,

@@ -11,7 +11,7 @@ from aiohttp import web
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.adapter_set import AdapterSet
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.prompts import read_prompts
 from lora_serve.server.inference.resolve import resolve
@@ -24,7 +24,7 @@ from lora_serve.server.services import SERVICES, Services
 async def create_classification(request: web.Request) -> web.StreamResponse:
     """The handler."""
     services = request.app[SERVICES]
-    fields = check_fields(ClassifyFields, await read_fields(request))
+    fields = check_fields(ClassifyFields, await read_json(request))
     model = resolve(request, fields)
     for candidate in model.candidates:
         labels_of(services, candidate)

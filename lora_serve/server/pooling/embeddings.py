@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.model_spec import ModelSpec
-from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.inference.prompts import read_prompts
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.pooling.inputs import MAX_INPUTS, InputRules
@@ -24,7 +24,7 @@ _NUMBERS_AT_ONCE = 20_000  # written as text, about 10 ms; then others have thei
 
 async def create_embedding(request: web.Request) -> web.StreamResponse:
     """The handler."""
-    fields = check_fields(EmbeddingFields, await read_fields(request))
+    fields = check_fields(EmbeddingFields, await read_json(request))
     _check_dimensions(fields.dimensions, request.app[SERVICES].spec)
     model = resolve(request, fields)
     inputs = await read_prompts(fields.input, "input", MAX_INPUTS)

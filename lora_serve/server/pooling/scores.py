@@ -16,7 +16,7 @@ from aiohttp import web
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.core.request import Task
 from lora_serve.server.answers.json_answer import json_answer
-from lora_serve.server.bodies.json_body import check_fields, read_fields
+from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.inference.resolve import resolve
 from lora_serve.server.pooling.classify import labels_of, probabilities
@@ -39,7 +39,7 @@ class Scores:
 
 async def create_score(request: web.Request) -> web.StreamResponse:
     """The handler of /score: 1 to N texts, or N to N."""
-    fields = check_fields(ScoreFields, await read_fields(request))
+    fields = check_fields(ScoreFields, await read_json(request))
     firsts, seconds = texts_of(fields.text_1, "text_1"), texts_of(fields.text_2, "text_2")
     if len(firsts) not in (1, len(seconds)):
         message = f"`text_1` must hold one text, or as many as `text_2` ({len(seconds)}; got {len(firsts)})."
@@ -59,7 +59,7 @@ async def create_score(request: web.Request) -> web.StreamResponse:
 
 async def create_rerank(request: web.Request) -> web.StreamResponse:
     """The handler of /rerank: documents by their fit to the query, best first."""
-    fields = check_fields(RerankFields, await read_fields(request))
+    fields = check_fields(RerankFields, await read_json(request))
     documents = documents_of(fields.documents)
     scores = await score_pairs(request, fields, [fields.query], documents, "documents")
     order = sorted(range(len(documents)), key=lambda index: -scores.values[index])[: fields.top_n or None]

@@ -24,7 +24,6 @@ from lora_serve.server.schemas.structured import StructuredFields
 from lora_serve.server.schemas.unserved import UnservedChatFields, UnservedCompletionFields, UnservedFields
 
 MAX_TOKENS = 2**31 - 1
-MAX_ID_LENGTH = 128  # characters
 
 
 class StreamOptions(Fields):
@@ -62,7 +61,6 @@ class SamplingFields(UnservedFields, StructuredFields):
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
-    request_id: str | None = Field(None, min_length=1, max_length=MAX_ID_LENGTH)  # the `id` of the answer
     echo: bool = False
 
     @property

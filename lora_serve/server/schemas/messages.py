@@ -48,4 +48,6 @@ class MessageFields(CountTokensFields):
     inference_geo: Annotated[Any, Refused("this server computes where it stands")] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see `priority`")] = None
     diagnostics: Annotated[Any, Ignored("nothing is diagnosed")] = None
+    user_profile_id: Annotated[Any, Ignored("the key says who calls; `metadata` names your end user")] = None
+    workspace_id: Annotated[Any, Ignored("the key says who calls")] = None
     kv_transfer_params: Annotated[Any, Ignored("no key or value is moved between servers")] = None

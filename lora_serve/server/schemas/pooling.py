@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from lora_serve.server.schemas.markers import Refused
 from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.unserved import NO_TEMPLATE
 
 MAX_INT = 2**31 - 1
 
@@ -14,6 +16,7 @@ MAX_INT = 2**31 - 1
 class PoolingFields(RequestFields):
     """The fields of all pooling requests. Inputs are checked by hand, as a union's errors are unreadable."""
 
+    chat_template: Annotated[Any, Refused(NO_TEMPLATE, ("",))] = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)  # -1: to the model's limit
 
 

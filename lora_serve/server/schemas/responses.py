@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lora_serve.server.schemas.fields import Biases, Fields, NumLogprobs, StopIds, Stops, TemplateValues, without_null
-from lora_serve.server.schemas.generation import MAX_ID_LENGTH, MAX_TOKENS
+from lora_serve.server.schemas.generation import MAX_TOKENS
 from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.request import RequestFields
 
@@ -73,5 +73,5 @@ class ResponseFields(RequestFields):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     cache_salt: str | None = None
-    request_id: str | None = Field(None, min_length=1, max_length=MAX_ID_LENGTH)  # part of the answer's `id`
+    request_id: Annotated[Any, Ignored("requests are told apart by the server's own ids")] = None
     chat_template_kwargs: TemplateValues = {}

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.request import RequestFields
 
+NO_TEMPLATE = "a request's template is never used: the model has one, and its adapter may have another"
 _NO_TRANSFER = "one server computes prompt and answer; no key or value is moved between servers"
 _NO_MEDIA = "models here read and write text only"
 _ONE_CACHE = "every tenant's prompts are found again by their tokens; `cache_salt` keeps prompts apart"
@@ -18,6 +19,7 @@ _NO_STORE = "no answer is stored, so nothing can be found again by it"
 class UnservedFields(RequestFields):
     """Fields that completions and chat have in common."""
 
+    chat_template: Annotated[Any, Refused(NO_TEMPLATE, ("",))] = None
     use_beam_search: Annotated[Any, Refused("beam search is not done here: use `n` with `best_of`", (False,))] = None
     length_penalty: Annotated[Any, Ignored("has a meaning for beam search only, which is refused")] = None
     watermarking: Annotated[Any, Refused("answers are not watermarked: leave it out", (False,))] = None
@@ -38,6 +40,7 @@ class UnservedFields(RequestFields):
     return_mm_kwargs: Annotated[Any, Ignored("has a meaning for vLLM's render endpoints only")] = None
     return_token_offsets: Annotated[Any, Ignored("has a meaning for vLLM's render endpoints only")] = None
     routed_experts_prompt_start: Annotated[Any, Ignored("experts' routes are not returned")] = None
+    request_id: Annotated[Any, Ignored("requests are told apart by the server's own ids: see `X-Request-Id`")] = None
     session_id: Annotated[Any, Ignored("requests are found together by their prompts, not by a name")] = None
     stream_interval: Annotated[Any, Ignored("each step's tokens are sent at once; the text is the same")] = None
 

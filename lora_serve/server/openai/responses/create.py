@@ -13,7 +13,6 @@ from lora_serve.server.openai.chat import chat_of
 from lora_serve.server.openai.renaming import with_names
 from lora_serve.server.openai.responses.body import ResponseBody
 from lora_serve.server.openai.responses.request import NAMES, chat_fields
-from lora_serve.server.schemas.known import refuse_later
 from lora_serve.server.schemas.responses import ResponseFields
 from lora_serve.server.services import SERVICES
 
@@ -25,11 +24,10 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     size = LONG + 1 if isinstance(fields.input, list) and len(fields.input) > 100 else 0
     asked = await thread_if_long(size, lambda: chat_fields(fields, given))
     with with_names(NAMES):
-        refuse_later(asked)
         rows, chat = await chat_of(request, asked)
     context = request[CONTEXT]
     body = ResponseBody(
-        id=f"resp_{fields.request_id or context.request_id}",
+        id=f"resp_{context.request_id}",
         chunk_kind="response",
         context=context,
         fields=chat.fields,

@@ -14,7 +14,7 @@ _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # reasoning is in the ans
 _SAME = (
     "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt", "request_id",
+    "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt",
     "chat_template_kwargs",
 )  # fmt: skip
 # Names of fields in a chat's errors, longer ones first -> in the caller's request.
