@@ -1,1 +1,1 @@
-"""What the routes answer, for /openapi.json. Nothing is checked against these while serving; the tests do it."""
+"""Schemas of the routes' answers, for /openapi.json. Answers are checked against them in tests, not while serving."""

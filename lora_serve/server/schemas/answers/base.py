@@ -1,4 +1,4 @@
-"""What the schemas of answers are made of."""
+"""The bases of the schemas of answers."""
 
 from __future__ import annotations
 
