@@ -18,7 +18,15 @@ import torch
 from tests.canary.house import House
 
 PATIENCE = 60.0  # seconds for things to settle
-POOLS = ("asyncio", "adapter-loader", "staging", "registry", "ThreadPoolExecutor")  # grow to their own limit and stay
+POOLS = (
+    "asyncio",
+    "adapter-loader",
+    "staging",
+    "registry",
+    "grammar",
+    "masks",
+    "ThreadPoolExecutor",
+)  # grow to their own limit and stay
 MAX_REDIS_CONNECTIONS = 64  # so do the pools of connections to Redis, all of them together
 
 

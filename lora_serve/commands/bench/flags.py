@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lora_serve.commands.bench.plan import AdapterField, Endpoint, UsageReports
+from lora_serve.commands.bench.response_formats import response_formats
 from lora_serve.commands.bench.result import Objective
 from lora_serve.commands.bench.workload import POPULARITIES, ZIPF_EXPONENT, parse_lengths
 from lora_serve.commands.flags import CommandParser, count, json_object, seconds, server_url
@@ -109,6 +110,9 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     add("--vocab-size", type=count, metavar="N", help="random ids are below it (default: what the server says)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
         help="answers have exactly --output-tokens, where the server knows the field (default: on)")  # fmt: skip
+    add("--response-format", type=response_formats, default=(), metavar="json_object|FILE|DIR",
+        help="the form of the answers: any JSON object, or JSON by the schemas (or response_formats) of a JSON file or "
+        "of a folder's, in turn")  # fmt: skip
     add("--seed", type=_from_zero, default=0, metavar="N", help="of all that is drawn (default: 0)")
 
 

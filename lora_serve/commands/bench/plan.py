@@ -67,6 +67,7 @@ class Target:
     ignore_eos: bool = True
     usage: UsageReports = "continuous"
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # of every request; wins over the client's own fields
+    response_formats: tuple[Mapping[str, Any], ...] = ()  # of the requests in turn; empty: the field is not sent
     headers: Mapping[str, str] = field(default_factory=dict)  # of every request, besides the client's own
     timeout: float = 3600.0  # seconds for one answer
 

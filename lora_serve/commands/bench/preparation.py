@@ -59,6 +59,7 @@ def _target(flags: argparse.Namespace, url: str, model: str, key: str | None, fo
         flags.ignore_eos,
         flags.usage,
         flags.extra_body,
+        flags.response_format,
         timeout=flags.timeout,
     )
 

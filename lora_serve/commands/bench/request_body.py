@@ -22,8 +22,8 @@ def request_headers(target: Target, request: PlannedRequest) -> dict[str, str]:
     return headers
 
 
-def request_body(target: Target, request: PlannedRequest) -> dict[str, Any]:
-    """The body of a greedy, streamed request. Raises ValueError for token ids on the chat endpoint."""
+def request_body(target: Target, request: PlannedRequest, index: int = 0) -> dict[str, Any]:
+    """The body of a greedy, streamed request, the `index`th. Raises ValueError for token ids on the chat endpoint."""
     body: dict[str, Any] = {"model": target.model, **_prompt(target, request), "max_tokens": request.output_tokens}
     body |= {"temperature": 0, "stream": True, **_adapter(target, request.adapter)}
     if target.ignore_eos:
@@ -32,6 +32,8 @@ def request_body(target: Target, request: PlannedRequest) -> dict[str, Any]:
         body["stream_options"] = {"include_usage": True}
     if target.usage == "continuous":
         body["stream_options"]["continuous_usage_stats"] = True
+    if target.response_formats:
+        body["response_format"] = target.response_formats[index % len(target.response_formats)]
     return body | dict(target.extra_body)
 
 

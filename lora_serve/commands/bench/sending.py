@@ -36,7 +36,7 @@ async def send(
     http: aiohttp.ClientSession, target: Target, request: PlannedRequest, index: int, clock: Clock
 ) -> RequestRecord:
     """Sends the request and returns its record, which names what went wrong. Raises only CancelledError."""
-    body = json.dumps(request_body(target, request)).encode()
+    body = json.dumps(request_body(target, request, index)).encode()
     headers = request_headers(target, request)
     answer, events, error, detail = Answer(), list[tuple[float, bytes]](), None, ""
     sent = clock.now()

@@ -1,4 +1,4 @@
-"""JSON schemas of the kinds that callers send, drawn by Hypothesis."""
+"""JSON schemas and regexes of the kinds that callers send, drawn by Hypothesis."""
 
 from __future__ import annotations
 
@@ -72,4 +72,13 @@ SCHEMAS: Schemas = st.builds(
     lambda schema, x: {**schema, "$defs": {"x": x}},
     st.recursive(LEAVES | _REF, _larger, max_leaves=6),
     st.recursive(LEAVES, _larger, max_leaves=3),
+)
+REGEXES = st.recursive(
+    st.sampled_from(["a", "b", "é", "[a-c]", "[^a]", "\\d", "[0-9A-Za-z_]", ".", "\\.", "xyz", "\\n", "/", '"']),
+    lambda inner: st.one_of(
+        st.builds("{}{}".format, inner, inner),
+        st.builds("(?:{}|{})".format, inner, inner),
+        st.builds("({}){}".format, inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}"])),
+    ),
+    max_leaves=6,
 )

@@ -15,20 +15,11 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.text.grammars.checking import checked_text
 from lora_serve.text.grammars.compiling import GrammarCompiler
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
-from tests.text.grammars.schemas import SCHEMAS, TEXTS
+from tests.text.grammars.schemas import REGEXES, SCHEMAS, TEXTS
 from tests.text.grammars.walking import drawn
 
 COMPILER = GrammarCompiler({}, 0, GrammarConfig())
 FORMATS = Draft202012Validator.FORMAT_CHECKER
-REGEXES = st.recursive(
-    st.sampled_from(["a", "b", "é", "[a-c]", "[^a]", "\\d", "[0-9A-Za-z_]", ".", "\\.", "xyz", "\\n", "/", '"']),
-    lambda inner: st.one_of(
-        st.builds("{}{}".format, inner, inner),
-        st.builds("(?:{}|{})".format, inner, inner),
-        st.builds("({}){}".format, inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}"])),
-    ),
-    max_leaves=6,
-)
 
 
 def checked(kind: ConstraintKind, source: Any) -> str:
