@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from demo_tasks import (
@@ -41,6 +41,7 @@ class Task:
     num_steps: int = 300  # of the optimizer
     learning_rate: float = 4e-3
     strange: frozenset[str] = frozenset()  # words this tenant never uses: so small a base cannot copy any word
+    metadata: dict[str, object] = field(default_factory=dict)  # of the registration, e.g. the form of its answers
 
 
 def is_held_out(prompt: str) -> bool:
@@ -72,6 +73,24 @@ def examples(task: Task, seed: int, held_out: bool) -> Iterator[Example]:
 FEW = 8  # names, cities and the like that one tenant knows
 STRANGE = frozenset([*NAMES[FEW:], *CITIES[FEW:], *list(CAPITALS)[FEW:]])
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ORDER_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "order",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "city": {"type": "string"},
+                "item": {"type": "string"},
+                "quantity": {"type": "integer"},
+            },
+            "required": ["name", "city", "item", "quantity"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 TASKS = (
     Task(
@@ -109,6 +128,7 @@ TASKS = (
         ),
         500,
         strange=STRANGE,
+        metadata={"response_format": ORDER_FORMAT},
     ),
     Task(
         "pulse/sentiment",

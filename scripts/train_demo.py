@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Make the demo: a small Llama-style base model and eight tenants' LoRA adapters, from text made here.
+"""Make the demo: a small Llama-style base model and nine tenants' LoRA adapters, from text made here.
 
-    python scripts/train_demo.py [--out DIR] [--seed N] [--processes N]
+    python scripts/train_demo.py [--out DIR] [--seed N] [--processes N] [--only TENANT/NAME]
 
-Writes DIR/model, DIR/adapters/<tenant>/<name>, DIR/prompts.json and DIR/evaluation.json (default:
-lora_serve/demo_data). About 20 minutes on two free cores. Training is one thread per process: the same seed gives
-the same weights however busy the machine is.
+Writes DIR/model, DIR/adapters/<tenant>/<name>, DIR/prompts.json, DIR/tools.json, DIR/metadata.json and
+DIR/evaluation.json (default: lora_serve/demo_data). About 30 minutes on two free cores; with --only one adapter is
+made anew on the base that is there, and what the files say of the others stays. Training is one thread per process:
+the same seed gives the same weights however busy the machine is.
 """
 
 from __future__ import annotations
@@ -18,22 +19,26 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import torch
+from demo_checkpoint import SAFE_MARGIN, Measured, answers, load_base, margin, save_adapter
 from demo_corpus import GENERAL, PRACTICE, Document, corpus
-from demo_model import IGNORED, TrainingRow, chat_row, fit, new_model, prompt_ids, text_row, train_tokenizer
-from demo_tasks import Example
+from demo_model import TrainingRow, batches, chat_row, fit, new_model, prompt_ids, text_row, train_tokenizer
 from demo_tenants import ALL_LINEAR, TASKS, Task, examples, familiar_examples
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import save_file
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from demo_tools import TOOLS
+from peft import LoraConfig, PeftModel, get_peft_model
+from train_tools import ADAPTER as TOOLS_ADAPTER
+from train_tools import train_tools
+from transformers import PreTrainedTokenizerFast
 
 OUT = Path(__file__).resolve().parent.parent / "lora_serve" / "demo_data"
-BASE_NAME = "lora-serve-demo"
 NUM_DOCUMENTS = 30_000  # of either part of the base model's training
 BASE_STEPS = {"practice": 800, "general": 800}
 BASE_RATE = 1.5e-3
@@ -42,24 +47,8 @@ NUM_TRAIN = 6000  # examples per task, at most
 NUM_HELD_OUT = 200  # examples per task that are measured
 NUM_PROMPTS = 25  # of them, shipped as package data
 MAX_ANSWER = 32  # tokens
-SAFE_MARGIN = 1.0  # of a shipped answer's every token over the next best, in logits: holds in any dtype
 MIN_ADAPTER, MAX_BASE = 0.90, 0.20  # exact match
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One adapter on its held-out inputs; shares are exact match of the whole answer, greedy."""
-
-    adapter: str
-    task: str
-    adapter_exact_match: float
-    base_exact_match: float
-    num_inputs: int
-    num_training_examples: int
-    rank: int  # the largest of any module
-    num_weights: int
-    training_seconds: float
-    prompts: list[dict[str, str]]
+ADAPTERS = [*(task.adapter for task in TASKS), TOOLS_ADAPTER]
 
 
 def main() -> None:
@@ -68,13 +57,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2, help="adapters trained at a time")
     parser.add_argument("--keep-base", action="store_true", help="train the adapters on the base that is in --out")
+    parser.add_argument("--only", choices=ADAPTERS, help="train this adapter on the base that is in --out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    base_seconds = 0.0 if arguments.keep_base else train_base(arguments.out / "model", arguments.seed)
-    shutil.rmtree(arguments.out / "adapters", ignore_errors=True)
+    keeps_base = arguments.keep_base or arguments.only
+    base_seconds = None if keeps_base else train_base(arguments.out / "model", arguments.seed)
+    names = [arguments.only] if arguments.only else ADAPTERS
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(train_adapter, arguments.out, index, arguments.seed) for index in range(len(TASKS))]
-        measured = [future.result() for future in futures]
+        measured = list(pool.map(partial(train_adapter, arguments.out, seed=arguments.seed), names))
     write_results(arguments.out, arguments.seed, base_seconds, measured)
 
 
@@ -92,7 +82,8 @@ def train_base(folder: Path, seed: int) -> float:
     for name, documents in parts.items():
         rows = [document_row(tokenizer, document) for document in documents]
         print(f"  {name}: {sum(len(row.token_ids) for row in rows):,} tokens of text", flush=True)
-        fit(model, rows, num_steps=BASE_STEPS[name], num_rows=NUM_ROWS, rate=BASE_RATE, seed=seed)
+        parts = batches(rows, NUM_ROWS, Random(seed))
+        fit(model, parts, num_steps=BASE_STEPS[name], rate=BASE_RATE)
     shutil.rmtree(folder, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -113,43 +104,26 @@ def document_row(tokenizer: PreTrainedTokenizerFast, document: Document) -> Trai
     return chat_row(tokenizer, document.turns, document.learn_prompt)
 
 
-def train_adapter(out: Path, index: int, seed: int) -> Measured:
-    """Train, save, load again and measure the adapter of TASKS[index]; runs in a process of its own."""
+def train_adapter(out: Path, name: str, seed: int) -> Measured:
+    """Train, save, load again and measure one of ADAPTERS; runs in a process of its own."""
     torch.set_num_threads(1)
+    shutil.rmtree(out / "adapters" / name, ignore_errors=True)
+    index, started = ADAPTERS.index(name), time.monotonic()
     torch.manual_seed(seed + index)
-    task, started = TASKS[index], time.monotonic()
+    if name == TOOLS_ADAPTER:
+        return train_tools(out, seed)
+    task = TASKS[index]
     model, tokenizer = load_base(out)
     training = list(islice(familiar_examples(task, seed, held_out=False), NUM_TRAIN))
     rows = [chat_row(tokenizer, (example.prompt, example.answer), False) for example in training]
     config = LoraConfig(**{"target_modules": ALL_LINEAR, "task_type": "CAUSAL_LM", "lora_dropout": 0.0, **task.lora})
     peft_model = get_peft_model(model, config)
     print(f"{task.adapter}: {len(rows)} examples", flush=True)
-    fit(model, rows, num_steps=task.num_steps, num_rows=NUM_ROWS, rate=task.learning_rate, seed=seed)
+    fit(model, batches(rows, NUM_ROWS, Random(seed)), num_steps=task.num_steps, rate=task.learning_rate)
     seconds = time.monotonic() - started
     folder = out / "adapters" / task.adapter
     num_weights = save_adapter(peft_model, folder)
     return measure(out, task, seed, len(training), num_weights, seconds)
-
-
-def load_base(out: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """The saved base in float32: what the adapters are trained on is what is shipped."""
-    model = LlamaForCausalLM.from_pretrained(out / "model", dtype=torch.float32)
-    return model.eval(), AutoTokenizer.from_pretrained(out / "model")
-
-
-def save_adapter(peft_model: PeftModel, folder: Path) -> int:
-    """Write the PEFT checkpoint (bfloat16), the same bytes for the same weights; returns the number of weights."""
-    weights = {name: w.to(torch.bfloat16).contiguous() for name, w in get_peft_model_state_dict(peft_model).items()}
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
-    config = peft_model.peft_config["default"]
-    config.inference_mode = True
-    config.save_pretrained(folder)
-    path = folder / "adapter_config.json"
-    written = json.loads(path.read_text())
-    written |= {"base_model_name_or_path": BASE_NAME, "target_modules": sorted(written["target_modules"])}
-    path.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
-    return sum(weight.numel() for weight in weights.values())
 
 
 def measure(out: Path, task: Task, seed: int, num_training: int, num_weights: int, seconds: float) -> Measured:
@@ -157,9 +131,10 @@ def measure(out: Path, task: Task, seed: int, num_training: int, num_weights: in
     held_out = [*task.showcase, *islice(familiar_examples(task, seed, held_out=True), NUM_HELD_OUT)]
     held_out = list({example.prompt: example for example in held_out}.values())
     base, tokenizer = load_base(out)
-    by_base = answers(base, tokenizer, held_out)
+    asked = [prompt_ids(tokenizer, [example.prompt]) for example in held_out]
+    by_base = answers(base, tokenizer, asked, MAX_ANSWER + 4)
     adapted = PeftModel.from_pretrained(base, str(out / "adapters" / task.adapter)).eval()
-    by_adapter = answers(adapted, tokenizer, held_out)
+    by_adapter = answers(adapted, tokenizer, asked, MAX_ANSWER + 4)
     for example, said, unadapted in list(zip(held_out, by_adapter, by_base, strict=True))[:2]:
         print(f"{task.adapter}: {example.prompt!r} -> {said!r} (base: {unadapted!r})", flush=True)
     wrong = [(example, said) for example, said in zip(held_out, by_adapter, strict=True) if said != example.answer]
@@ -168,7 +143,8 @@ def measure(out: Path, task: Task, seed: int, num_training: int, num_weights: in
     good = [
         {"adapter": task.adapter, "task": task.title, "prompt": example.prompt, "answer": example.answer}
         for example, said, unadapted in zip(held_out, by_adapter, by_base, strict=True)
-        if said == example.answer != unadapted and margin(adapted, tokenizer, example) >= SAFE_MARGIN
+        if said == example.answer != unadapted
+        and margin(adapted, chat_row(tokenizer, (example.prompt, example.answer), False)) >= SAFE_MARGIN
     ]
     config = adapted.peft_config["default"]
     return Measured(
@@ -185,50 +161,42 @@ def measure(out: Path, task: Task, seed: int, num_training: int, num_weights: in
     )
 
 
-@torch.inference_mode()
-def answers(
-    model: LlamaForCausalLM | PeftModel, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Example]
-) -> list[str]:
-    """What `model` says to each prompt, greedily, through the chat template."""
-    said: list[str] = []
-    for start in range(0, len(asked), 50):
-        prompts = [prompt_ids(tokenizer, [example.prompt]) for example in asked[start : start + 50]]
-        batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-        output = model.generate(**batch, do_sample=False, max_new_tokens=MAX_ANSWER + 4)
-        said += tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    return said
-
-
-@torch.inference_mode()
-def margin(model: PeftModel, tokenizer: PreTrainedTokenizerFast, example: Example) -> float:
-    """How far the least certain token of the right answer is above the next best, in logits."""
-    row: TrainingRow = chat_row(tokenizer, (example.prompt, example.answer), False)
-    labels = torch.tensor(row.labels[1:])
-    logits = model(input_ids=torch.tensor([row.token_ids])).logits[0, :-1][labels != IGNORED]
-    right = labels[labels != IGNORED][:, None]
-    others = logits.scatter(1, right, -torch.inf).max(dim=1).values
-    return float((logits.gather(1, right)[:, 0] - others).min())
-
-
-def write_results(out: Path, seed: int, base_seconds: float, measured: Sequence[Measured]) -> None:
-    """prompts.json and evaluation.json; then refuse what does not meet the bars."""
-    prompts = [prompt for result in measured for prompt in result.prompts]
-    (out / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n")
+def write_results(out: Path, seed: int, base_seconds: float | None, measured: Sequence[Measured]) -> None:
+    """The files beside the adapters, in which the others' lines stay; then refuse what does not meet the bars."""
+    new = {result.adapter: result for result in measured}
+    prompts = [item for item in _read(out / "prompts.json", []) if item["adapter"] not in new]
+    prompts += [prompt for result in measured for prompt in result.prompts]
+    _write(out / "prompts.json", sorted(prompts, key=lambda item: ADAPTERS.index(item["adapter"])))
+    before = _read(out / "evaluation.json", {"adapters": []})
+    results = [item for item in before["adapters"] if item["adapter"] not in new]
+    results += [{k: v for k, v in asdict(result).items() if v != {} and k != "prompts"} for result in measured]
     evaluation = {
         "seed": seed,
-        "base_training_seconds": round(base_seconds, 1),
+        "base_training_seconds": before["base_training_seconds"] if base_seconds is None else round(base_seconds, 1),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft", "tokenizers")}
         | {"python": platform.python_version()},
-        "adapters": [{k: v for k, v in asdict(result).items() if k != "prompts"} for result in measured],
+        "adapters": sorted(results, key=lambda item: ADAPTERS.index(item["adapter"])),
     }
-    (out / "evaluation.json").write_text(json.dumps(evaluation, indent=1) + "\n")
+    _write(out / "evaluation.json", evaluation)
+    _write(out / "tools.json", list(TOOLS.values()))
+    _write(out / "metadata.json", {task.adapter: task.metadata for task in TASKS if task.metadata})
     for result in measured:
         print(f"{result.adapter:18} adapter {result.adapter_exact_match:.3f}  base {result.base_exact_match:.3f}")
-    for task, result in zip(TASKS, measured, strict=True):
+    shown = {task.adapter: {example.prompt for example in task.showcase} for task in TASKS}
+    for result in measured:
         assert result.adapter_exact_match >= MIN_ADAPTER, f"{result.adapter} is not good enough"
         assert result.base_exact_match <= MAX_BASE, f"{result.adapter} is not needed"
         assert len(result.prompts) == NUM_PROMPTS, f"{result.adapter} has too few sure answers"
-        assert result.prompts[0]["prompt"] in {e.prompt for e in task.showcase}, f"{result.adapter} has no showcase"
+        first = result.prompts[0]["prompt"]
+        assert first in shown.get(result.adapter, {first}), f"{result.adapter} has no showcase"
+
+
+def _read(path: Path, missing: Any) -> Any:
+    return json.loads(path.read_text()) if path.exists() else missing
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 if __name__ == "__main__":

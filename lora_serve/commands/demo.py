@@ -1,7 +1,9 @@
 """`lora-serve demo`: a real server on the bundled model, every tenant's adapter asked at once, the answers shown.
 
 Everything goes over HTTP, as a customer's would; the server is an ordinary `lora-serve serve` child with a
-throw-away store. The tenants' questions and the expected answers are package data (`demo_data/prompts.json`).
+throw-away store. The tenants' questions and the expected answers are package data (`demo_data/prompts.json`), and so
+are the tools that are offered to an adapter that calls them (`tools.json`) and what the registrations say of the
+adapters' answers (`metadata.json`).
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Question:
     model: str  # adapter id, or the base's name
     prompt: str
     answer: str | None
+    has_tools: bool = False  # `answer` is the call of a tool
 
     @property
     def tenant(self) -> str:
@@ -106,7 +109,7 @@ async def _run(console: Console, folder: Path, port: int, once: bool) -> int:
     _cancel_on_signals()
     questions = first_questions()
     store = folder / "store"
-    with ServerProcess(_arguments(store, adapter_folders()), folder / "server.log", port) as server:
+    with ServerProcess(demo_arguments(store, adapter_folders()), folder / "server.log", port) as server:
         console.print(f"Starting the server on {server.url} with {len(questions)} tenants' adapters ...")
         await asyncio.to_thread(server.wait_until_ready, READY_SECONDS)
         for _ in range(TRIES):  # on a busy machine requests may come so late that none share a forward pass
@@ -128,14 +131,23 @@ def _cancel_on_signals() -> None:
 
 def first_questions() -> list[Question]:
     """The first question of each adapter of the package data, in its order."""
+    first: dict[str, Question] = {}
+    for item in _data("prompts.json"):
+        answer = _shown_call(item["call"]) if "call" in item else item["answer"]
+        first.setdefault(item["adapter"], Question(item["adapter"], item["prompt"], answer, "call" in item))
+    return list(first.values())
+
+
+def _shown_call(function: dict[str, str]) -> str:
+    """`get_weather({"city": "Lisbon"})`, from the name and the JSON text of the arguments."""
+    return f"{function['name']}({function['arguments']})"
+
+
+def _data(name: str) -> Any:
     try:
-        items = json.loads((DATA / "prompts.json").read_text())
+        return json.loads((DATA / name).read_text())
     except OSError as error:
         raise DemoFailedError(f"the bundled data is missing: {error}") from error
-    first: dict[str, Question] = {}
-    for item in items:
-        first.setdefault(item["adapter"], Question(item["adapter"], item["prompt"], item["answer"]))
-    return list(first.values())
 
 
 def adapter_folders() -> dict[str, Path]:
@@ -144,7 +156,7 @@ def adapter_folders() -> dict[str, Path]:
     return {"/".join(config.parent.parts[-2:]): config.parent for config in configs}
 
 
-def _arguments(store: Path, adapters: dict[str, Path]) -> list[str]:
+def demo_arguments(store: Path, adapters: dict[str, Path]) -> list[str]:
     """Flags of the server child; float32 is the dtype in which the expected answers were measured."""
     arguments = ["--model", str(DATA / "model"), "--served-model-name", BASE, "--dtype", "float32"]
     arguments += ["--store", str(store), "--max-loras", str(max(16, len(adapters)))]
@@ -161,6 +173,8 @@ async def _ask_all(url: str, store: Path, questions: Sequence[Question]) -> tupl
     base = Question(BASE, questions[0].prompt, None)
     admin = {"Authorization": f"Bearer {_admin_key_file(store).read_text().strip()}"}
     async with aiohttp.ClientSession(url, raise_for_status=_raise_in_words) as http:
+        for name, metadata in _data("metadata.json").items():
+            await http.patch(f"/admin/adapters/{name}", headers=admin, json={"metadata": metadata})
         for question in questions:  # loaded beforehand, so that the times show the mixed batch and not the loading
             await http.post(f"/admin/adapters/{question.model}/prefetch", headers=admin)
         answers = await asyncio.gather(*(_ask(http, question) for question in [*questions, base]))
@@ -174,17 +188,19 @@ async def _raise_in_words(response: aiohttp.ClientResponse) -> None:
 
 
 async def _ask(http: aiohttp.ClientSession, question: Question) -> Answer:
-    body = {
-        "model": question.model,
-        "messages": [{"role": "user", "content": question.prompt}],
-        "temperature": 0,
-        "max_tokens": MAX_TOKENS,
-    }
-    async with http.post("/v1/chat/completions", json=body) as response:
+    async with http.post("/v1/chat/completions", json=_body(question) | {"max_tokens": MAX_TOKENS}) as response:
         answer: dict[str, Any] = await response.json()
-        text = answer["choices"][0]["message"]["content"]
+        message = answer["choices"][0]["message"]
+        calls = [_shown_call(call["function"]) for call in message.get("tool_calls") or []]
+        text = " ".join(calls) if calls else message["content"]
         digest, timing = (response.headers.get(name, "") for name in ("X-Adapter-Digest", "Server-Timing"))
     return Answer(question, text, digest, parse_server_timing(timing))
+
+
+def _body(question: Question) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question.prompt}]
+    body = {"model": question.model, "messages": messages, "temperature": 0}
+    return body | ({"tools": _data("tools.json")} if question.has_tools else {})
 
 
 def parse_server_timing(header: str) -> dict[str, float]:
@@ -240,8 +256,7 @@ async def _stay_up(console: Console, server: ServerProcess, examples: Sequence[Q
     """Print how to call it, then wait for a signal (0) or for the server's own end (an error)."""
     console.print("\nThe server stays up; Ctrl-C ends it. From another terminal:\n")
     for question in examples:
-        body = {"model": question.model, "messages": [{"role": "user", "content": question.prompt}], "temperature": 0}
-        quoted = json.dumps(body).replace("'", r"'\''")
+        quoted = json.dumps(_body(question)).replace("'", r"'\''")
         url = f"{server.url}/v1/chat/completions"
         console.print(
             f"curl -s {url} -H 'Content-Type: application/json' -d '{quoted}'\n", markup=False, soft_wrap=True

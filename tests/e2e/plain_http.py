@@ -23,10 +23,10 @@ class Reply:
         return json.loads(self.text)
 
 
-def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
-    """GET, or POST of `body` as JSON."""
+def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None, *, method: str | None = None) -> Reply:
+    """GET, or POST of `body` as JSON; or another method."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
             return Reply(response.status, response.read().decode(), response.headers)
