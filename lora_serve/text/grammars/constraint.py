@@ -18,12 +18,17 @@ class ConstraintKind(enum.StrEnum):
     STRUCTURAL_TAG = "structural_tag"  # free text in which tags begin that hold something structured
 
 
+# Between two parts of a JSON text: one space, or a line's end with its indentation. JSON itself allows any number, in
+# which a small model can go on until `max_tokens`.
+BLANKS = r"[ ]|\r?\n[ \t]{0,24}"
+
+
 @dataclass(frozen=True, slots=True)
 class JsonStyle:
     """The blanks between the parts of a JSON text, and the properties that a schema does not name."""
 
     any_whitespace: bool = True
-    whitespace_pattern: str | None = None  # a regex; None: JSON's own blanks
+    whitespace_pattern: str | None = None  # a regex; None: `BLANKS`
     named_properties_only: bool = False  # schemas with `properties` and no `additionalProperties` allow no others
 
 

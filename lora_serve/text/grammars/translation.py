@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from lora_serve.core.config import GrammarConfig
 from lora_serve.core.strict_json import JsonError, parse_json
-from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
+from lora_serve.text.grammars.constraint import BLANKS, Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.faults import refused
 from lora_serve.text.grammars.gbnf import is_lark, to_lark
 from lora_serve.text.grammars.lark import with_schemas
@@ -52,9 +52,10 @@ def schema_grammar(schema: Mapping[str, Any], style: JsonStyle) -> str:
 
 def styled(schema: Mapping[str, Any], style: JsonStyle) -> str:
     """The text of a schema with the options of `llguidance` in it."""
+    usual = BLANKS if style.any_whitespace else None
     options = {
         "whitespace_flexible": style.any_whitespace,
-        "whitespace_pattern": style.whitespace_pattern,
+        "whitespace_pattern": usual if style.whitespace_pattern is None else style.whitespace_pattern,
         "lenient": False,
         "coerce_one_of": False,
         "json_allowed_escapes": _ESCAPES,

@@ -118,6 +118,17 @@ def test_schemas_mean_what_json_schema_says(schema: dict[str, Any], right: str, 
     assert not allows(grammar, wrong)
 
 
+def test_blanks_come_to_an_end() -> None:
+    """A small model may go on with blanks until `max_tokens`; every usual layout is allowed all the same."""
+    value = {"a": [1, {"b": "c"}], "d": {}}
+    grammar = checked(ConstraintKind.JSON_OBJECT, True)
+    for indent in (None, 0, 2, 4, "\t"):
+        assert allows(grammar, json.dumps(value, indent=indent))
+    assert allows(grammar, json.dumps(value, separators=(",", ":")))
+    assert not allows(grammar, '{"a":  1}')
+    assert not allows(grammar, '{"a":\n\n1}')
+
+
 def test_style_of_json() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     spaced, other = '{ "a":\n1 }', '{"a":1,"b":2}'
