@@ -18,11 +18,11 @@ from lora_serve.adapters.dummy import dummy_adapter_ref
 from lora_serve.app.warm_set import WarmSetKeeper
 from lora_serve.client.base import EngineClient
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.errors import ConfigError, LoraServeError, StoreUnwritableError
+from lora_serve.core.errors import ConfigError, InternalError, InvalidRequestError, LoraServeError, StoreUnwritableError
 from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.request import InferenceRequest
 from lora_serve.core.settings import Settings
-from lora_serve.engine.warmup import warmup_stages
+from lora_serve.engine.warmup import WarmupStage, grammar_stage, warmup_stages
 from lora_serve.logs import timed
 from lora_serve.model.system.process import return_freed_memory
 from lora_serve.server.openai.warm_up import answer_warm_up_text
@@ -142,9 +142,21 @@ async def warm_up(services: Services, settings: Settings) -> None:
                 await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
             progress.advance(task)
         if stages:
+            if spec.pooling is None:
+                await _try_grammar(client, grammar_stage(spec, dummy))
             with timed("warm-up: a text"):
                 await answer_warm_up_text(services)
             await client.adapters(Evict(dummy.digest, forget=True))
+
+
+async def _try_grammar(client: EngineClient, stage: WarmupStage) -> None:
+    """A tokenizer that cannot be read for grammars takes only structured output away."""
+    with timed(f"warm-up: {stage.name}"):
+        client.gate.enter(stage.requests, limited=False)
+        try:
+            await asyncio.gather(*(_exhaust(client, request) for request in stage.requests))
+        except (InvalidRequestError, InternalError) as error:
+            _log.warning("there is no structured output: %s", error)
 
 
 async def load_pinned(services: Services) -> None:

@@ -7,13 +7,14 @@ decoding rows, every way of sampling, and for pooling models their rows and leng
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
-from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task
+from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams, SamplingParams, Task, TokenGrammar
 
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once
@@ -28,6 +29,7 @@ _WAYS_OF_SAMPLING = (
     SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=3),
     SamplingParams(temperature=0.0, allowed_token_ids=(0, 1), bad_words=((1,),)),
 )
+ANY_TEXT = TokenGrammar(json.dumps({"grammars": [{"lark_grammar": "start: /(.|\\n)*/"}]}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,16 @@ def _sampling_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
     shape = WarmupShape(len(_WAYS_OF_SAMPLING), num_tokens, True)
     ways = [replace(way, max_tokens=_NEW_TOKENS) for way in _WAYS_OF_SAMPLING]
     return replace(_rows(shape, spec, adapter, ways, None), name="ways of sampling")
+
+
+def grammar_stage(spec: ModelSpec, adapter: AdapterRef) -> WarmupStage:
+    """One row that obeys a grammar, which lets any text come. It waits until the tokenizer was read for grammars, which
+    lets no other thread of the process run meanwhile: better now than beside somebody's request.
+    """
+    shape = WarmupShape(1, max(1, min(8, spec.max_model_len - _NEW_TOKENS - 1)), False)
+    stage = _rows(shape, spec, adapter, [SamplingParams(max_tokens=_NEW_TOKENS)], None)
+    requests = (replace(request, request_id="warm-up-grammar", grammar=ANY_TEXT) for request in stage.requests)
+    return WarmupStage("a grammar", tuple(requests))
 
 
 def _pooling_stage(shape: WarmupShape, spec: ModelSpec, pooling: PoolingSpec, adapter: AdapterRef) -> WarmupStage:

@@ -14,7 +14,7 @@ from lora_serve.app import warm_up
 from lora_serve.client.mock import MockEngineClient, MockReply
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import QueueLimits
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, InternalError
 from lora_serve.core.messages import Evict, Pin
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import Task
@@ -52,7 +52,7 @@ async def warmed(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, **fi
 async def test_the_plan_runs_then_a_text_and_the_dummy_adapter_leaves(
     engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    assert await warmed(engine, monkeypatch, warmup=mode) == ["warm-up-text"]
+    assert await warmed(engine, monkeypatch, warmup=mode) == ["warm-up-grammar", "warm-up-text"]
     text = TextModel(byte_level_tokenizer())
     assert "Dear customer" in text.decode(engine.requests[-1].prompt_token_ids)
     assert isinstance(engine.commands[-1], Evict)
@@ -68,14 +68,23 @@ async def test_queue_smaller_than_a_stage_does_not_refuse_it(
     engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.gate = QueueGate(QueueLimits(1))
-    assert await warmed(engine, monkeypatch, warmup="full") == ["warm-up-text"]
+    assert await warmed(engine, monkeypatch, warmup="full") == ["warm-up-grammar", "warm-up-text"]
 
 
 async def test_stop_string_in_the_text_ends_it_early(engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     newline = TextModel(byte_level_tokenizer()).encode("\n", False)[0]
     engine.script = lambda request: MockReply(token_ids=[newline] * 8)
-    assert await warmed(engine, monkeypatch) == ["warm-up-text"]
+    assert await warmed(engine, monkeypatch) == ["warm-up-grammar", "warm-up-text"]
     assert engine.aborted == ["warm-up-text"]
+
+
+async def test_tokenizer_that_grammars_cannot_use_does_not_end_the_start(
+    engine: MockEngineClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = MockReply(error=InternalError("The grammar could not be compiled."))
+    engine.script = lambda request: failed if request.grammar else MockReply(token_ids=[5] * 8)
+    assert await warmed(engine, monkeypatch) == ["warm-up-grammar", "warm-up-text"]
+    assert "there is no structured output" in caplog.text
 
 
 async def test_pooling_model_is_asked_for_vectors_only(

@@ -11,7 +11,15 @@ from lora_serve.core.batch import Batch, Row
 from lora_serve.core.config import EngineConfig
 from lora_serve.core.model_spec import ModelSpec, PoolingSpec
 from lora_serve.core.request import PoolingParams, SamplingParams, Task
-from lora_serve.engine.warmup import WarmupStage, generating_shapes, pooling_shapes, warmup_stages
+from lora_serve.engine.warmup import (
+    ANY_TEXT,
+    WarmupStage,
+    generating_shapes,
+    grammar_stage,
+    pooling_shapes,
+    warmup_stages,
+)
+from tests.engine.fake_constraints import FakeConstraints
 from tests.engine.world import EOS, World, adapter
 
 DUMMY = adapter("warm-up")
@@ -152,3 +160,11 @@ def test_classifier_without_labels_of_its_own_is_not_run() -> None:
     model = spec(100, PoolingSpec(Task.CLASSIFY, 0))
     assert warmup_stages("full", model, config(), DUMMY) == []
     assert warmup_stages("full", spec(100, PoolingSpec(Task.CLASSIFY, 0, ("yes", "no"))), config(), DUMMY)
+
+
+def test_grammar_s_row_is_an_ordinary_one() -> None:
+    world = World(constraints=FakeConstraints())
+    (request,) = grammar_stage(spec(), DUMMY).requests
+    assert request.grammar == ANY_TEXT
+    world.take(world.scheduler.add(request))
+    assert list(world.constraints.compiling) == [request.request_id]

@@ -12,6 +12,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 import lora_serve
@@ -155,3 +157,65 @@ def test_regex_and_log_probabilities_of_what_was_allowed(engine: LocalEngine, te
     assert first is not None
     assert all("yes no perhaps".find(text.token_text(token)) >= 0 for token, _ in first.top)
     assert all(logprob > -1e30 for _, logprob in first.top)
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas whose answers come to an end also if they are written at random."""
+    words = st.text("abcxyz _-", min_size=1, max_size=8)
+    bounds = st.tuples(st.integers(-50, 50), st.integers(0, 60))
+    plain = st.one_of(
+        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "string", "format": "date"}]),
+        st.lists(st.one_of(words, st.integers(-99, 99), st.none(), st.booleans()), min_size=1, max_size=5).map(
+            lambda values: {"enum": values}
+        ),
+        words.map(lambda word: {"const": word}),
+        st.integers(0, 6).map(lambda most: {"type": "string", "maxLength": most}),
+        st.sampled_from(["^[a-c]{1,4}$", "^(x|yz)-[0-9]{2}$"]).map(lambda p: {"type": "string", "pattern": p}),
+        bounds.map(lambda b: {"type": "integer", "minimum": b[0], "maximum": b[0] + b[1]}),
+    )
+    return st.recursive(
+        plain, lambda inner: st.one_of(_arrays(inner), _objects(words, inner), _choices(inner)), max_leaves=5
+    )
+
+
+def _arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    sizes = st.tuples(st.integers(0, 2), st.integers(0, 1))
+    return st.builds(
+        lambda items, size: {"type": "array", "items": items, "minItems": size[0], "maxItems": sum(size)}, inner, sizes
+    )
+
+
+def _objects(words: st.SearchStrategy[str], inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    def schema(properties: dict[str, Any], num_required: int) -> dict[str, Any]:
+        required = list(properties)[:num_required]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    return st.builds(schema, st.dictionaries(words, inner, min_size=1, max_size=3), st.integers(0, 3))
+
+
+def _choices(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options})
+
+
+@given(wanted=st.lists(schemas(), min_size=3, max_size=8), seed=st.integers(0, 2**31))
+def test_any_schemas_are_obeyed_side_by_side(
+    engine: LocalEngine, text: TextModel, wanted: list[dict[str, Any]], seed: int
+) -> None:
+    """Every finished answer validates, and the rows beside them write what they write alone."""
+    ways = {"temperature": 1.0, "max_tokens": 120}
+    plain = [engine.request([9, 10 + i], seed=seed, **{**ways, "max_tokens": 12}) for i in range(2)]
+    alone = engine.run([replace(request, request_id=f"{request.request_id} alone") for request in plain])
+    held = [
+        replace(
+            engine.request([8, 20 + i], "a" if i % 2 else None, seed=seed + i, **ways), grammar=schema_grammar(schema)
+        )
+        for i, schema in enumerate(wanted)
+    ]
+    answers = engine.run([plain[0], *held, plain[1]])
+    assert [answers[0].token_ids, answers[-1].token_ids] == [answer.token_ids for answer in alone]
+    for schema, answer in zip(wanted, answers[1:-1], strict=True):
+        assert answer.error is None, (schema, answer.error)
+        if answer.reason is FinishReason.STOP:
+            written = text.decode([t for t in answer.token_ids if t != answer.stop_token_id], skip_special_tokens=False)
+            jsonschema.validate(json.loads(written), schema)
+    assert sum(answer.reason is FinishReason.STOP for answer in answers[1:-1]) > len(wanted) // 2

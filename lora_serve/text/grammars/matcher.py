@@ -29,7 +29,8 @@ from lora_serve.engine.constraints.base import GrammarCompiled
 from lora_serve.text.grammars.compiling import parser_limits
 from lora_serve.text.grammars.vocabulary import Vocabularies
 
-MAX_COMPILED = 256  # grammars that are remembered
+MAX_COMPILED = 64  # grammars that are remembered
+MAX_USES = 256  # requests that copy one compilation: what these learn of its regexes stays with it, and takes memory
 _MAX_MASK_THREADS = 8
 _log = logging.getLogger(__name__)
 
@@ -48,12 +49,13 @@ class _Figures:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Compiled:
     """A grammar at its beginning, which every request copies."""
 
     matcher: LLMatcher
     vocab_size: int
+    num_uses: int = 0
 
 
 class GrammarConstraint:
@@ -61,6 +63,7 @@ class GrammarConstraint:
 
     def __init__(self, compiled: _Compiled, figures: _Figures) -> None:
         self.matcher = compiled.matcher.deep_copy()
+        compiled.num_uses += 1
         self.num_words = -(-compiled.vocab_size // 32)
         self.begun: tuple[Future[list[bytes]], int] | None = None  # the masks of a step, and this one's place
         self._figures = figures
@@ -129,12 +132,17 @@ class GrammarConstraints:
         """See `Constraints.compile`."""
         key = (tenant, hashlib.sha256(grammar.text.encode()).hexdigest(), grammar.added_tokens)
         future = self._compiled.get(key)
-        if future is None or (future.done() and future.exception() is not None):
+        if future is None or self._is_spent(future):
             future = self._compiled[key] = self._compiling.submit(self._compile, grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
         future.add_done_callback(lambda done: self._post(self._ended(request_id, done)))
+
+    def _is_spent(self, future: Future[_Compiled]) -> bool:
+        if not future.done():
+            return False
+        return future.cancelled() or future.exception() is not None or future.result().num_uses >= MAX_USES
 
     def start(self, waited_for: Sequence[AllowedTokens]) -> None:
         """See `Constraints.start`."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.errors import InternalError, InvalidRequestError, RequestTimeoutError
 from lora_serve.core.messages import ErrorEvent, FinishEvent, TokenEvent, TokenLogprobs
 from lora_serve.core.request import FinishReason
+from lora_serve.engine.batching.batcher import running_of
 from tests.engine.fake_constraints import TOO_COMPLEX, FakeConstraints, grammar
 from tests.engine.world import EOS, VirtualClock, World, adapter
 
@@ -256,3 +257,37 @@ def test_any_traffic_with_and_without_grammars_is_answered_right(data: st.DataOb
     assert set(world.ends) == set(world.tokens) - aborted
     assert all(isinstance(end, FinishEvent) for end in world.ends.values())
     world.check_nothing_held()
+
+
+def test_row_with_forced_tokens_counts_as_one_that_decodes() -> None:
+    """Until it is preempted: what is computed again is like a prompt."""
+    world = world_of()
+    world.add("a", [1] * 10, grammar=grammar(FREE, *[[7]] * 9, FREE, FREE), max_tokens=50)
+    world.add("b", [2] * 3, max_tokens=50)
+    world.add("c", [3] * 40, max_tokens=50)
+    world.step()
+    by_name = {sequence.request.request_id: sequence for sequence in world.scheduler.running}
+    assert {name: sequence.num_remaining for name, sequence in by_name.items()} == {"a": 10, "b": 1, "c": 21}
+    load = running_of(world.scheduler.running)
+    assert (load.num_rows, load.num_decoding, load.num_started) == (3, 2, 19)
+    order = sorted(by_name, key=lambda name: by_name[name].turn)
+    assert order == ["b", "a", "c"]
+    by_name["a"].num_computed = 0
+    assert not by_name["a"].is_decoding
+
+
+def test_compilation_is_neither_queueing_nor_the_time_to_the_first_token() -> None:
+    """It opens no window of the batcher, and targets of latency do not see it."""
+    clock = VirtualClock()
+    world = world_of(auto_load=False, clock=clock, batch_wait_ms=1000)
+    world.add("a", [1], grammar=grammar(FREE, FREE), max_tokens=9)
+    assert world.scheduler.next_deadline(clock.now) is None
+    clock.now += 100
+    world.finish_grammar("a")
+    assert world.scheduler.next_deadline(clock.now) == clock.now + 1
+    assert not world.step()
+    clock.now += 1
+    world.run_until("a")
+    ttft = world.scheduler.batcher.stats([]).ttft_p95
+    assert ttft is not None
+    assert ttft <= 1.001

@@ -21,6 +21,7 @@ from lora_serve.core.config import GrammarConfig
 from lora_serve.core.errors import InternalError, InvalidRequestError
 from lora_serve.core.request import TokenGrammar
 from lora_serve.engine.constraints.base import GrammarCompiled
+from lora_serve.engine.warmup import ANY_TEXT
 from lora_serve.text.grammars import matcher
 from lora_serve.text.grammars.matcher import GrammarConstraint, GrammarConstraints
 from lora_serve.text.grammars.vocabulary import Vocabularies
@@ -183,6 +184,14 @@ def test_oldest_grammar_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert bench.constraints.stats().num_compiled == 4
 
 
+def test_compilation_is_not_used_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps what all of its copies learn."""
+    monkeypatch.setattr(matcher, "MAX_USES", 3)
+    for _ in range(7):
+        bench.compiled(regex("a"))
+    assert bench.constraints.stats().num_compiled == 3
+
+
 @pytest.mark.parametrize("grammar", ["what", "{}", regex("[a"), '{"grammars": [{"json_schema": {"type": "nothing"}}]}'])
 def test_bad_grammar_is_refused_in_one_line(bench: Bench, grammar: str, capfd: pytest.CaptureFixture[str]) -> None:
     error = bench.ended(grammar).error
@@ -206,6 +215,13 @@ def test_token_that_may_not_come_is_an_error_in_words(bench: Bench, text: TextMo
     constraint = bench.compiled(regex("a"))
     with pytest.raises(InvalidRequestError, match="cannot be held to the grammar"):
         constraint.advance(text.encode("b", add_special_tokens=False))
+
+
+def test_warm_up_s_grammar_lets_any_text_come(bench: Bench, text: TextModel) -> None:
+    constraint = bench.compiled(ANY_TEXT)
+    for part in ("Grüße,\n{", " <|end", "x"):
+        write(bench, constraint, text.encode(part, add_special_tokens=False))
+    assert set(EOS) <= set(bench.allowed(constraint))
 
 
 def test_vocabulary_is_built_once_and_before_it_is_needed(text: TextModel) -> None:
