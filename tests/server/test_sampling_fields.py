@@ -159,6 +159,22 @@ async def test_streamed_token_ids_add_up(openai: AsyncOpenAI, house: Any, ids: I
     assert [part.get("prompt_token_ids") for part in parts] == [[5], *[None] * (len(parts) - 1)]
 
 
+async def test_token_ids_come_with_a_chat(openai: AsyncOpenAI, house: Any, ids: Ids) -> None:
+    house.engine.script = lambda request: MockReply(token_ids=ids("Hello wörld 😀"))
+    asked: Any = {"model": BASE, **CHAT, "n": 2, "max_tokens": 50, "extra_body": {"return_token_ids": True}}
+    answer = (await openai.chat.completions.create(**asked)).to_dict()
+    prompt = list(house.engine.requests[0].prompt_token_ids)
+    assert answer["prompt_token_ids"] == prompt
+    assert [choice["token_ids"] for choice in answer["choices"]] == [list(ids("Hello wörld 😀"))] * 2  # type: ignore[attr-defined]
+    chunks = [chunk.to_dict() async for chunk in await openai.chat.completions.create(**asked, stream=True)]
+    found: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        for choice in chunk["choices"]:  # type: ignore[attr-defined]
+            found[choice["index"]] += choice["token_ids"]
+    assert list(found.values()) == [list(ids("Hello wörld 😀"))] * 2
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [prompt] * 2
+
+
 async def test_prompt_logprobs_in_a_stream_are_refused(http: aiohttp.ClientSession) -> None:
     assert "stream" in await refusal(http, prompt_logprobs=1, stream=True)
 

@@ -19,7 +19,7 @@ from lora_serve.server.inference.resolve import ResolvedModel, resolve
 from lora_serve.server.inference.rows import Rows
 from lora_serve.server.openai.answering import AnswerBody, answer
 from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
-from lora_serve.server.openai.turn import Turn
+from lora_serve.server.openai.turn import Delta, Turn
 from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.tools import NO_TOOLS
 from lora_serve.server.services import SERVICES, Services
@@ -65,6 +65,7 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
         speller=TokenSpeller(model.text, fields.return_tokens_as_token_ids),
         use=rows.use,
         prefix=_echoed(fields, messages),
+        prompt_ids=prompt if fields.return_token_ids else (),
         shown_tokens=() if reading is None else reading.markers,
         choices=[ChatChoice(None if reading is None else Turn(reading)) for _ in requests],
     )
@@ -80,15 +81,25 @@ class ChatChoice:
     entries: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] = field(default_factory=list)  # that are not given out yet
+    num_reasoning_tokens: int = 0
+
+    def read(self, turn: Turn, piece: Piece) -> list[Delta]:
+        """The deltas of a piece of the choice's turn."""
+        deltas = turn.take(piece.text, is_last=piece.finish_reason is not None)
+        if any("reasoning_content" in delta for delta in deltas):
+            self.num_reasoning_tokens += len(piece.token_ids)
+        return deltas
 
     def add(self, piece: Piece) -> None:
         """Keep a piece of the choice for the whole answer."""
+        self.token_ids.extend(piece.token_ids)
         self.entries.extend(piece.logprobs)
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
         if self.turn is None:
             self.text.append(piece.text)
             return
-        self.turn.take(piece.text, is_last=piece.finish_reason is not None)
+        self.read(self.turn, piece)
         self.finish_reason = self.turn.finish_reason(piece.finish_reason)
 
     @property
@@ -105,6 +116,7 @@ class ChatBody(AnswerBody):
     speller: TokenSpeller
     prefix: str  # with `echo`: the last message, where it is the assistant's
     choices: list[ChatChoice]
+    prompt_ids: tuple[int, ...] = ()  # with `return_token_ids`
     prompt_entries: list[TokenLogprobs | None] | None = None
 
     def add(self, number: int, event: PromptEvent | Piece) -> None:
@@ -119,22 +131,36 @@ class ChatBody(AnswerBody):
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
         prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
         head = self.head("chat.completion", choices)
-        return {**head, "usage": self.usage(), "prompt_logprobs": prompt}
+        ids = {"prompt_token_ids": list(self.prompt_ids)} if self.fields.return_token_ids else {}
+        return {**head, "usage": self.usage(), "prompt_logprobs": prompt, **ids}
+
+    def usage(self, number: int | None = None) -> dict[str, Any]:
+        """`usage`, with the tokens of reasoning where an answer's text is read."""
+        usage = AnswerBody.usage(self, number)
+        choices = self.choices if number is None else self.choices[number : number + 1]
+        if self.fields.include_reasoning and any(choice.turn is not None for choice in choices):
+            num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return usage
 
     @property
     def num_values(self) -> int:
         """See `AnswerBody.num_values`."""
         num_characters = sum(len(self.prefix) + choice.num_characters for choice in self.choices)
         num_entries = num_values(self.prompt_entries) + sum(num_values(choice.entries) for choice in self.choices)
-        return num_entries + num_characters // 8
+        num_ids = sum(len(choice.token_ids) for choice in self.choices) if self.fields.return_token_ids else 0
+        return num_entries + num_characters // 8 + num_ids + len(self.prompt_ids)
 
     def chunks(self, choice: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
         if isinstance(event, PromptEvent):
-            yield self._chunk(choice, {"role": "assistant", "content": ""}, Piece())
+            first = self._chunk(choice, {"role": "assistant", "content": ""}, Piece())
+            yield {**first, "prompt_token_ids": list(self.prompt_ids)} if self.fields.return_token_ids else first
             if self.prefix:
                 yield self._chunk(choice, {"content": self.prefix}, Piece())
             return
         turn = self.choices[choice].turn
+        if self.fields.return_token_ids:
+            self.choices[choice].token_ids.extend(event.token_ids)
         if turn is not None:
             yield from self._turn_chunks(choice, turn, event)
         elif event.text or event.finish_reason or (self.fields.logprobs and event.logprobs):
@@ -143,7 +169,7 @@ class ChatBody(AnswerBody):
     def _turn_chunks(self, choice: int, turn: Turn, piece: Piece) -> Iterator[dict[str, Any]]:
         """A piece may give several deltas; its log-probabilities come with the first, the end in a chunk of its own."""
         logprobs = piece.logprobs if self.fields.logprobs else ()
-        for delta in turn.take(piece.text, is_last=piece.finish_reason is not None):
+        for delta in self.choices[choice].read(turn, piece):
             yield self._chunk(choice, delta, Piece(logprobs=logprobs))
             logprobs = ()
         if logprobs or piece.finish_reason is not None:
@@ -152,7 +178,9 @@ class ChatBody(AnswerBody):
 
     def _whole_choice(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.prefix + "".join(choice.text)}
+        ids = {"token_ids": choice.token_ids} if self.fields.return_token_ids else {}
         return {
+            **ids,
             "index": index,
             "message": {**(message if choice.turn is None else choice.turn.message(self.prefix)), "refusal": None},
             "logprobs": self._logprobs(choice.entries),
@@ -169,6 +197,8 @@ class ChatBody(AnswerBody):
         }
         if piece.finish_reason is not None:
             part["stop_reason"] = piece.stop_reason
+        if self.fields.return_token_ids:
+            part["token_ids"], self.choices[choice].token_ids = self.choices[choice].token_ids, []
         return self.chunk(choice, part)
 
     def _logprobs(self, entries: list[TokenLogprobs]) -> dict[str, Any] | None:

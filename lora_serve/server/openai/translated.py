@@ -40,7 +40,6 @@ class TranslatedBody(AnswerBody):
     items: list[Item] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    num_reasoning_tokens: int = 0
     ending: ClassVar[bytes] = b""
     _held: str = ""  # white space that is shown only if a text follows, not a call
     _is_open: bool = False  # the last item may grow
@@ -96,12 +95,8 @@ class TranslatedBody(AnswerBody):
         if isinstance(event, PromptEvent):
             yield from self.begun()
             return
-        is_reasoning = False
         for chunk in self.chat.chunks(number, event):
-            (choice,) = chunk["choices"]
-            is_reasoning = is_reasoning or bool(choice["delta"].get("reasoning_content"))
-            yield from self._read(choice)
-        self.num_reasoning_tokens += len(event.token_ids) if is_reasoning else 0
+            yield from self._read(*chunk["choices"])
 
     def last_chunks(self) -> Iterator[Event]:
         if self._held and not any(item.kind == "call" for item in self.items):

@@ -132,7 +132,7 @@ class ResponseBody(TranslatedBody):
             "input_tokens": num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
             "output_tokens": num_generated,
-            "output_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.chat.choices[0].num_reasoning_tokens},
             "total_tokens": num_prompt_tokens + num_generated,
         }
 

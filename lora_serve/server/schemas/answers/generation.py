@@ -11,11 +11,16 @@ class CachedTokens(Answer):
     cached_tokens: int
 
 
+class ReasoningTokens(Answer):
+    reasoning_tokens: int
+
+
 class Usage(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class PromptLogprob(Answer):
@@ -106,6 +111,7 @@ class Message(Answer):
 
 class ChatChoice(Answer):
     index: int
+    token_ids: list[int] | None = None  # with `return_token_ids`
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: str
@@ -120,6 +126,7 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None = None
 
 
 class FunctionDelta(Answer):
@@ -143,6 +150,7 @@ class Delta(Answer):
 
 class ChatPart(Answer):
     index: int
+    token_ids: list[int] | None = None  # with `return_token_ids`
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
@@ -157,6 +165,7 @@ class ChatChunk(Answer):
     created: int
     model: str
     choices: list[ChatPart]
+    prompt_token_ids: list[int] | None = None
     usage: Usage | None = None
 
 
