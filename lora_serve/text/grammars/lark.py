@@ -14,12 +14,15 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<json>
 _BLANKS = re.compile(r"\s*")
 
 
-def with_schemas(text: str, param: str, rewrite: Callable[[Any], str]) -> str:
-    """The grammar with the JSON schema behind each `%json` written anew. Raises InvalidRequestError, also for more
-    rules than the compiler can follow.
+def with_schemas(text: str, param: str, rewrite: Callable[[Any], str], max_rules: int | None) -> str:
+    """The grammar with the JSON schema behind each `%json` written anew.
+
+    `max_rules`: of a text that a caller wrote; None: the server did, so that its literals are what they seem to be.
+    Raises InvalidRequestError.
     """
     parts: list[str] = []
-    num_rules = at = 0
+    outside: list[str] = []
+    at = 0
     found = _TOKEN.search(text)
     while found is not None:
         if found["json"] is None:
@@ -32,18 +35,19 @@ def with_schemas(text: str, param: str, rewrite: Callable[[Any], str]) -> str:
         except (ValueError, RecursionError):
             line = text.count("\n", 0, found.start()) + 1
             raise refused(param, f"line {line}: no JSON schema stands behind %json") from None
-        num_rules += _check_outside(text[at : found.start()], param)
+        outside.append(text[at : found.start()])
         parts += [text[at : found.start()], "%json ", rewrite(schema)]
         at = end
         found = _TOKEN.search(text, end)
-    num_rules += _check_outside(text[at:], param)
-    if num_rules > MAX_RULES:
-        raise refused(param, f"more than {MAX_RULES} rules")
+    outside.append(text[at:])
+    if max_rules is not None:
+        _check_outside("".join(outside), param, max_rules)
     return "".join(parts) + text[at:]
 
 
-def _check_outside(text: str, param: str) -> int:
-    """No less than the number of rules in a part of the grammar without schemas. Raises InvalidRequestError."""
+def _check_outside(text: str, param: str, max_rules: int) -> None:
+    """Check the grammar without its schemas; each rule has a colon. Raises InvalidRequestError."""
     if "%json" in text:
         raise refused(param, "`%json` stands in a text, a regex or a comment")
-    return text.count(":")
+    if text.count(":") > max_rules:
+        raise refused(param, f"more than {max_rules} rules")

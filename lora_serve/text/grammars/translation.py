@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple
+from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher
@@ -14,14 +15,19 @@ from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.text.grammars.constraint import BLANKS, Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.faults import refused
 from lora_serve.text.grammars.gbnf import is_lark, to_lark
-from lora_serve.text.grammars.lark import with_schemas
+from lora_serve.text.grammars.lark import MAX_RULES, with_schemas
 from lora_serve.text.grammars.schema import SchemaWriter
 from lora_serve.text.grammars.tags import TagWriter
 
 MAX_DEPTH = 100  # of values inside one another; the parser's own limit is a little higher
 _ESCAPES = '"\\bfnrt'  # not \u: with it a property could be given under a spelling that the schema does not see
 LARK_FACTOR = 2  # a grammar may be so many times as long as a regex
+_OPTIONS = "x-guidance"  # the keyword in a schema under which `llguidance` finds its options
+_SPACING = frozenset(("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"))
 _DEFAULT_STYLE = JsonStyle()
+_FIXED: Mapping[str, Any] = MappingProxyType(
+    {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": _ESCAPES}
+)
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -50,17 +56,13 @@ def schema_grammar(schema: Mapping[str, Any], style: JsonStyle) -> str:
     return '{"grammars":[{"json_schema":%s}]}' % styled(schema, style)  # noqa: UP031 (braces)
 
 
-def styled(schema: Mapping[str, Any], style: JsonStyle) -> str:
-    """The text of a schema with the options of `llguidance` in it."""
+def styled(schema: Mapping[str, Any], style: JsonStyle, spacing: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The text of a schema with the options of `llguidance` in it. `spacing`: options that win over the style's."""
     usual = BLANKS if style.any_whitespace else None
-    options = {
-        "whitespace_flexible": style.any_whitespace,
-        "whitespace_pattern": usual if style.whitespace_pattern is None else style.whitespace_pattern,
-        "lenient": False,
-        "coerce_one_of": False,
-        "json_allowed_escapes": _ESCAPES,
-    }
-    return written({**schema, "x-guidance": options})
+    pattern = usual if style.whitespace_pattern is None else style.whitespace_pattern
+    blanks = {"whitespace_flexible": style.any_whitespace, "whitespace_pattern": pattern}
+    options = {**blanks, **_FIXED, **spacing}
+    return written({**schema, _OPTIONS: options})
 
 
 def content(constraint: Constraint) -> bytes:
@@ -98,22 +100,24 @@ def json_schema_of(constraint: Constraint, config: GrammarConfig) -> dict[str, A
     return _own_schema(constraint.source, constraint.param, constraint.style, config)
 
 
-def safe_text(text: str, param: str, config: GrammarConfig) -> str:
-    """A grammar in the form of `llguidance` that the server made around schemas of a caller: the same, in which the
-    schemas are as those of `json_schema_of`. Raises InvalidRequestError.
+def safe_text(text: str, param: str, config: GrammarConfig, max_rules: int | None = None) -> str:
+    """A grammar in the form of `llguidance` around schemas of a caller: the same, in which the schemas are as those of
+    `json_schema_of`. `max_rules`: of a text that the caller wrote. Raises InvalidRequestError.
     """
 
     def schema(value: Any) -> str:
-        return styled(_own_schema(value, param, _DEFAULT_STYLE, config), _DEFAULT_STYLE)
+        style = _given_style(value, param)
+        plain = {key: item for key, item in value.items() if key != _OPTIONS} if style else value
+        return styled(_own_schema(plain, param, _DEFAULT_STYLE, config), _DEFAULT_STYLE, style)
 
     if not text.lstrip().startswith("{"):
-        return with_schemas(text, param, schema)
+        return with_schemas(text, param, schema, max_rules)
     grammars = json.loads(text)["grammars"]
     for grammar in grammars:
         if grammar.get("json_schema") is not None:
             grammar["json_schema"] = json.loads(schema(grammar["json_schema"]))
         if grammar.get("lark_grammar") is not None:
-            grammar["lark_grammar"] = with_schemas(grammar["lark_grammar"], param, schema)
+            grammar["lark_grammar"] = with_schemas(grammar["lark_grammar"], param, schema, max_rules)
     return written({"grammars": grammars})
 
 
@@ -125,6 +129,18 @@ def written(value: Any) -> str:
 def _own_schema(source: Any, param: str, style: JsonStyle, config: GrammarConfig) -> dict[str, Any]:
     schema = read_schema(source, param, config.max_bytes)
     return SchemaWriter(param, config.max_regex, named_only=style.named_properties_only).write(schema)
+
+
+def _given_style(schema: Any, param: str) -> Mapping[str, Any]:
+    """The options that a schema in Lark brings itself: of blanks, and no others. Raises InvalidRequestError."""
+    given = schema.get(_OPTIONS) if isinstance(schema, dict) else None
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or any(given[name] != value for name, value in _FIXED.items() if name in given):
+        raise refused(param, f"`{_OPTIONS}` must be an object that leaves {', '.join(_FIXED)} as they are")
+    if not given.keys() <= _SPACING | _FIXED.keys():
+        raise refused(param, f"`{_OPTIONS}` may hold {', '.join(sorted(_SPACING))} only")
+    return given
 
 
 def _choice(constraint: Constraint, max_bytes: int) -> str:
@@ -141,7 +157,7 @@ def _grammar(constraint: Constraint, config: GrammarConfig) -> str:
         text = text if is_lark(text) else to_lark(text)
     except ValueError as error:
         raise refused(param, str(error)) from None
-    found = safe_text(text, param, config)
+    found = safe_text(text, param, config, MAX_RULES)
     check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex, "twice --max-regex-size")
     return found
 
@@ -170,7 +186,7 @@ def read_schema(source: Any, param: str, max_bytes: int) -> dict[str, Any]:
         raise refused(param, "expected a JSON schema, which is an object.")
     if depth_of(source, MAX_DEPTH) > MAX_DEPTH:
         raise refused(param, f"nested more than {MAX_DEPTH} deep.")
-    if "x-guidance" in source:
+    if _OPTIONS in source:
         raise refused(param, "`x-guidance` is not taken from a request.")
     return source
 

@@ -54,5 +54,12 @@ def test_schemas_in_the_servers_own_grammars_are_held_to_the_same() -> None:
     assert '"format"' not in text
     whole = '{"grammars": [{"json_schema": {"type": "string", "format": "date"}}]}'
     assert '"format"' not in checked_own_text(whole, "tools", COMPILER, CONFIG)
+    spaced = checked_own_text(
+        'start: %json {"type": "object", "x-guidance": {"key_separator": ": "}}', "tools", COMPILER, CONFIG
+    )
+    assert '"key_separator":": "' in spaced
+    assert checked_own_text(spaced, "tools", COMPILER, CONFIG) == spaced
+    with pytest.raises(InvalidRequestError):
+        checked_own_text('start: %json {"x-guidance": {"lenient": true}}', "tools", COMPILER, CONFIG)
     with pytest.raises(InvalidRequestError):
         checked_own_text('start: %json {"not": {}}', "tools", COMPILER, CONFIG)
