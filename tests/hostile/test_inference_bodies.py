@@ -5,6 +5,7 @@ Each is a 4xx, or is answered as what it says on its face.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import zlib
@@ -18,6 +19,7 @@ from tests.hostile.sending import assert_refused, assert_tells_nothing, post
 OK = 200
 PATHS = {"completion": "/v1/completions", "chat": "/v1/chat/completions"}
 HI = [{"role": "user", "content": "Hi"}]
+NESTED: Any = functools.reduce(lambda inner, _: {"a": [inner]}, range(100), 1)
 
 RAW: dict[str, tuple[bytes, int]] = {
     "many_brackets": (b"[" * 200_000 + b"]" * 200_000, 400),
@@ -187,8 +189,18 @@ CHATS: dict[str, dict[str, Any]] = {
     "template": {"chat_template": "{{ 7 * 7 }}"},
     "template_by_name": {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
     "tokenizer_setting": {"chat_template_kwargs": {"tokenize": True}},
-    "template_values_deep": {"chat_template_kwargs": {"x": json.loads("[" * 40 + "]" * 40)}},
+    "template_value_deep": {"chat_template_kwargs": {"x": NESTED}},
     "template_values_many": {"chat_template_kwargs": {"x": [0] * 20_000}},
+    "tools_deep": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": NESTED}}}]},
+    "tools_many": {"tools": [{"type": "function", "function": {"name": "f"}}] * 20_000},
+    "tool_names_the_same": {"tools": [{"type": "function", "function": {"name": "f"}}] * 2},
+    "tool_name_giant": {"tools": [{"type": "function", "function": {"name": "f" * 50_000}}]},
+    "tool_without_a_place": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "tool_choice_giant": {"tools": [], "tool_choice": {"type": "function", "function": {"name": "f" * 50_000}}},
+    "arguments_giant": {
+        "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 500_000}}]}]
+    },
+    "result_without_a_place": {"messages": [*HI, {"role": "tool", "content": "x"}]},
     "template_values_giant": {"chat_template_kwargs": {"tools": "x"}},
     "role_from_elsewhere": {"messages": [{"role": "root", "content": "x"}]},
     "role_template": {"messages": [{"role": "{{ 1 }}", "content": "x"}]},

@@ -132,6 +132,8 @@ async def chat_prompt(
 
 def _tools_for(text: TextModel, tools: ToolUse) -> list[dict[str, Any]]:
     """The tools in the prompt; also those that may not be called, as vLLM has it, if the template knows tools."""
+    if tools.mode != "none":
+        _ = text.template.call_format  # found here, on a thread
     is_left_out = not tools.tools or (tools.mode == "none" and not text.template.tool_forms.has_tools)
     return [] if is_left_out else tools.for_template()
 

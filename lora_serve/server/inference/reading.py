@@ -103,12 +103,12 @@ def amount_of(value: Any) -> int:
     amount, waiting = 0, [value]
     while waiting and amount <= LONG:
         item = waiting.pop()
-        amount += len(item) if isinstance(item, str) else 10
-        if isinstance(item, Mapping):
-            amount += 10 * len(item)
-            waiting.extend(item.values())
-        elif isinstance(item, list | tuple):
-            waiting.extend(item)
+        if isinstance(item, str):
+            amount += len(item)
+        elif isinstance(item, Mapping | list | tuple):
+            amount += 10 + 10 * len(item)
+            if amount <= LONG:
+                waiting.extend(item.values() if isinstance(item, Mapping) else item)
     return amount
 
 

@@ -47,6 +47,7 @@ async def answer_warm_up_text(services: Services) -> None:
 def _rendered(services: Services) -> str:
     """The text, in the model's chat template if that takes a user's message."""
     if services.spec.pooling is None:
+        _ = services.text.template.reasoning_format  # the formats' files are read once
         with suppress(InvalidRequestError):
             return render_chat(services.text, (ChatMessage("user", _TEXT),)).text
     return _TEXT

@@ -139,11 +139,11 @@ def _is_small(value: Any) -> bool:
     for _ in range(MAX_TEMPLATE_NESTING):
         inner: list[Any] = []
         for item in level:
-            children = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
-            num_values += len(children)
-            if num_values > MAX_TEMPLATE_VALUES:
-                return False
-            inner += children
+            if isinstance(item, dict | list):
+                num_values += len(item)
+                if num_values > MAX_TEMPLATE_VALUES:
+                    return False
+                inner += item.values() if isinstance(item, dict) else item
         level = inner
     return not any(isinstance(item, dict | list) for item in level)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from lora_serve.client.mock import MockReply
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.request import TokenGrammar
 from lora_serve.text.tokenizer import TextModel
-from tests.server.conftest import BASE
 from tests.text.tool_templates import tool_model
 
 Says = Callable[..., None]
@@ -24,10 +24,10 @@ def text_model() -> TextModel:
 
 
 @pytest.fixture
-def spec(text_model: TextModel) -> ModelSpec:
+def spec(spec: ModelSpec, text_model: TextModel) -> ModelSpec:
     end = text_model.token_id(text_model.wrapper.eos_token)
     assert end is not None
-    return ModelSpec(BASE, "LlamaForCausalLM", text_model.vocab_size, 4096, (end,), 2, {}, 0, "float32", "cpu")
+    return replace(spec, eos_token_ids=(end,), max_model_len=4096)
 
 
 @pytest.fixture
