@@ -37,6 +37,7 @@ from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.redaction import redaction_for
 from lora_serve.logs.streams import divert_streams
 from lora_serve.model.system.process import return_freed_memory
+from lora_serve.server.operation.metrics import names_note
 from lora_serve.server.services import Services
 from lora_serve.server.sockets.client_faults import on_loop_error
 from lora_serve.server.sockets.listener import bound_socket, check_exposure, warn_of_exposure
@@ -179,6 +180,8 @@ async def _run(
         services.lifecycle.ready()
         _log.info("ready: %s (base model `%s`)", url_of(listener, tls), services.base_name)
 
+    if note := names_note(services):
+        _log.info("%s", note)
     async with listening(services, listener, tls):
         life = asyncio.ensure_future(supervisor.run(services.client.start, preparation.run, ready))
         stopped = asyncio.ensure_future(stop.wait())

@@ -19,6 +19,9 @@ class EvictionReason(enum.StrEnum):
     CORRUPT = "corrupt"  # its bytes were not what its digest says
 
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)  # as vLLM groups steps
+
+
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
     """One device slot that holds an adapter."""
@@ -165,3 +168,5 @@ class EngineStats:
     num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
     constraints: ConstraintStats = field(default_factory=ConstraintStats)
     num_hung_loads: int = 0  # that ended with LoadHangsError, since start
+    steps_by_tokens: tuple[int, ...] = ()  # steps since start: up to each of STEP_TOKENS, then larger ones
+    num_step_tokens: int = 0  # in all of them

@@ -20,9 +20,12 @@ class Role(enum.StrEnum):
     ADMIN = "admin"  # everything, of every tenant
     TENANT_ADMIN = "tenant-admin"  # its own tenant's adapters and keys, and inference
     INFERENCE = "inference"
+    METRICS = "metrics"  # reads /metrics with all names, and nothing else
 
     def includes(self, other: Role) -> bool:
         """True if a key of this role may do all that the other role may, and make keys of that role."""
+        if Role.METRICS in (self, other):
+            return self in (other, Role.ADMIN)
         return _ORDER.index(self) >= _ORDER.index(other)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from lora_serve.core.messages import (
     Tune,
     Unpin,
 )
-from lora_serve.core.stats import BatchInfo, ConstraintStats, EngineStats
+from lora_serve.core.stats import STEP_TOKENS, BatchInfo, ConstraintStats, EngineStats
 from lora_serve.engine.adapters.residency import AdapterResidency
 from lora_serve.engine.adapters.slots import SMOKE_TEST_SLOT
 from lora_serve.engine.constraints.base import Constraints, GrammarCompiled
@@ -88,6 +89,8 @@ class Engine:
     _num_smoke_tests: int = 0
     _num_steps: int = 0
     _step_seconds: float = 0.0
+    _steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
+    _num_step_tokens: int = 0
 
     @property
     def is_busy(self) -> bool:
@@ -182,6 +185,8 @@ class Engine:
             recent_batches=tuple(self._recent),
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
+            steps_by_tokens=tuple(self._steps_by_tokens),
+            num_step_tokens=self._num_step_tokens,
             batcher=self.scheduler.batcher.stats(self.scheduler.running),
             memory=self._memory.stats(),
             swap=self.scheduler.swapping.stats(),
@@ -333,4 +338,6 @@ class Engine:
         self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))
         self.scheduler.batcher.observe_step(batch.load, seconds)
         self._num_steps += 1
+        self._steps_by_tokens[bisect_left(STEP_TOKENS, batch.num_tokens)] += 1
+        self._num_step_tokens += batch.num_tokens
         self._step_seconds += seconds

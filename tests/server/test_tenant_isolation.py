@@ -194,6 +194,20 @@ async def test_wrong_sharing_is_refused(tenancy: Tenancy, shared_with: Any) -> N
     assert (await tenancy.call("admin", "PUT", f"/admin/adapters/{FOREIGN}/sharing", body)).status == 400
 
 
+async def test_key_of_the_role_metrics_reads_all_names_there_and_nothing_else(tenancy: Tenancy) -> None:
+    """What an endpoint picker that routes by adapter needs; vllm:lora_requests_info is empty for others."""
+    tenancy.secrets["scraper"] = await tenancy.key("acme", role="metrics")
+    assert (await tenancy.ask("globex", "secret")).status == 200  # it is on the device now
+    seen = {key: (await tenancy.call(key, "GET", "/metrics")).body for key in ("scraper", "admin", "acme+", None)}
+    assert [b'running_lora_adapters="globex/secret"' in seen[key] for key in seen] == [True, True, False, False]
+    assert (await tenancy.ask("scraper", "own")).status == 403
+    for path in ("/v1/models", "/admin/adapters", "/admin/usage", "/admin/engine"):
+        assert (await tenancy.call("scraper", "GET", path)).status == 403
+    made = await tenancy.call("acme+", "POST", "/admin/tenants/acme/keys", {"role": "metrics"})
+    assert made.status == 403, "a tenant's own admin would read all tenants' names"
+    assert (await tenancy.call("scraper", "GET", "/admin/whoami")).data["role"] == "metrics"
+
+
 async def test_sharing_with_nobody_known_is_refused(tenancy: Tenancy) -> None:
     path = f"/admin/adapters/{FOREIGN}/sharing"
     refused = await tenancy.call("admin", "PUT", path, {"shared_with": ["acme", "acmee"]})

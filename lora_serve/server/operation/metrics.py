@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from aiohttp import web
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
-from lora_serve.core.stats import EngineStats, EvictionReason, TierStats
+from lora_serve.core.stats import STEP_TOKENS, EngineStats, EvictionReason, TierStats
 from lora_serve.server.guards.access import authenticated
-from lora_serve.server.services import SERVICES
+from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
 from lora_serve.tenancy.authentication.authenticator import Authenticator
 
@@ -49,7 +56,8 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 
 
 def may_read_names(request: web.Request) -> bool:
-    """True if the answer may name tenants and adapters, by --metrics-names: to everybody, or to the admin key.
+    """True if the answer may name tenants and adapters, by --metrics-names: to everybody, or to the admin key and
+    keys of the role metrics.
 
     A wrong key is no error, as probes send none, but too many of them are: WrongKeysError.
     """
@@ -58,9 +66,22 @@ def may_read_names(request: web.Request) -> bool:
     if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
         return True
     try:
-        return authenticated(request, Authenticator.admin).sees_all
+        authenticated(request, Authenticator.metrics)
     except (AuthenticationError, ForbiddenError):
         return False
+    return True
+
+
+def names_note(services: Services) -> str | None:
+    """A line for the log where scrapers without a key read no names: routers that know LoRA would quietly go blind."""
+    wanted = services.config.metrics_names
+    if wanted == "open" or (wanted == "auto" and not services.authenticator.required):
+        return None
+    return (
+        "/metrics names adapters only for a key: without one vllm:lora_requests_info shows none, and a router that "
+        "picks servers by adapter sees nothing. Give it a key of the role metrics (lora-serve keys create TENANT "
+        "--role metrics), or start with --metrics-names open"
+    )
 
 
 class Scrape(Collector):
@@ -120,6 +141,7 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     yield _counter("vllm:num_preemptions", "Sequences set back to make room.", stats.num_preemptions, labels)
     yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.num_prefix_queries, labels)
     yield _counter("vllm:prefix_cache_hits", "Prompt tokens found.", stats.num_prefix_hits, labels)
+    yield _step_tokens(stats, labels)
     cache = {**labels, "block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", 1, cache)
     yield lora_requests_info(stats)
@@ -146,6 +168,14 @@ def grammar_families(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("lora_serve_grammar_wait_seconds", text, found.wait_seconds)
     yield _counter("lora_serve_grammar_compilations", "Grammars compiled.", found.num_compiled)
     yield _counter("lora_serve_grammar_compile_seconds", "Seconds of compiling grammars.", found.compile_seconds)
+
+
+def _step_tokens(stats: EngineStats, labels: Mapping[str, str]) -> Metric:
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=list(labels))
+    sums = list(accumulate(stats.steps_by_tokens)) or [0] * (len(STEP_TOKENS) + 1)
+    bounds = [*(f"{float(bound)}" for bound in STEP_TOKENS), "+Inf"]
+    family.add_metric(list(labels.values()), list(zip(bounds, sums, strict=True)), stats.num_step_tokens)
+    return family
 
 
 def lora_requests_info(stats: EngineStats) -> Metric:

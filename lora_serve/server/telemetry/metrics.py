@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,7 @@ REFUSAL_REASONS = ("queue_requests", "queue_tokens", "tenant_requests", "tenant_
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+TOKEN_BUCKETS = tuple(count * 10**power for power in range(6) for count in (1, 2, 5))
 REQUEST_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
@@ -42,6 +43,17 @@ class Metrics:
         self.inter_token = self._histogram("vllm:inter_token_latency_seconds", "Token to next token.", ITL_BUCKETS)
         self.latency = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", REQUEST_BUCKETS)
         self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Time in the queue.", REQUEST_BUCKETS)
+        self.prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "From the first step to the first token.", REQUEST_BUCKETS
+        )
+        self.decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "First token to last token.", REQUEST_BUCKETS
+        )
+        self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", TOKEN_BUCKETS)
+        self.answer_length = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated per request.", TOKEN_BUCKETS
+        )
+        ProcessCollector(registry=self.registry)
         self._tenant_tokens = self._tenant_counter("lora_serve_tenant_tokens", "Prompt and generated tokens.")
         self._tenant_requests = self._tenant_counter("lora_serve_tenant_requests", "Sequences asked for.")
         self._refused = Counter(
@@ -109,6 +121,7 @@ class SequenceTimer:
         self._arrival = arrival
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens = 0  # prompt and answer
+        self._first_token = 0.0
         self._last_token: float | None = None
         self._is_over = False
 
@@ -121,6 +134,8 @@ class SequenceTimer:
         self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
         self._num_tokens = self._num_prompt_tokens
         self._metrics.queue_time.observe(timings.queue)
+        self._metrics.prefill_time.observe(timings.prefill)
+        self._metrics.prompt_length.observe(self._num_prompt_tokens)
 
     def pooled(self) -> None:
         """The answer came: one vector, and no token."""
@@ -132,6 +147,7 @@ class SequenceTimer:
         self._metrics.generation_tokens.inc()
         self._num_tokens += 1
         if self._last_token is None:
+            self._first_token = now
             self._metrics.first_token.observe(now - self._arrival)
         else:
             self._metrics.inter_token.observe(now - self._last_token)
@@ -143,6 +159,9 @@ class SequenceTimer:
             self._is_over = True
             self._metrics.count_end(self._tenant_label, self._num_tokens, reason)
             self._metrics.latency.observe(time.monotonic() - self._arrival)
+            if self._last_token is not None:
+                self._metrics.decode_time.observe(self._last_token - self._first_token)
+                self._metrics.answer_length.observe(self._num_tokens - self._num_prompt_tokens)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -51,7 +51,7 @@ class RefusedActs:
 
         An admin's refused act counts only if it was refused for coming too often.
         """
-        was_refused = act.role == Role.INFERENCE or 400 <= act.outcome < _CLIENT_LEFT
+        was_refused = act.role in (Role.INFERENCE, Role.METRICS) or 400 <= act.outcome < _CLIENT_LEFT
         is_exempt = act.role == Role.ADMIN and act.outcome != _TOO_MANY
         if is_exempt or not was_refused:
             return False

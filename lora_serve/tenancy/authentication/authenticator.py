@@ -68,8 +68,12 @@ class Authenticator:
     client_keys: tuple[AdminKey, ...] = ()
 
     def inference(self, authorization: str | None) -> Caller:
-        """The caller of an inference request. Raises AuthenticationError."""
-        return self.anybody(authorization) if self.required else LOCAL_CALLER
+        """The caller of an inference request. Raises AuthenticationError, ForbiddenError."""
+        return _at_least(Role.INFERENCE, self.anybody(authorization)) if self.required else LOCAL_CALLER
+
+    def metrics(self, authorization: str | None) -> Caller:
+        """A caller that may read all names in /metrics. Raises AuthenticationError, ForbiddenError."""
+        return _at_least(Role.METRICS, self.anybody(authorization))
 
     def anybody(self, authorization: str | None) -> Caller:
         """The caller that the key belongs to. Raises AuthenticationError."""

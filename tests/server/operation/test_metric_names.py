@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.client.mock import MockReply
 from lora_serve.core.config import ServerConfig
+from lora_serve.server.operation.metrics import names_note
 
 KEY = "admin-key-of-the-tests"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
@@ -33,6 +34,13 @@ def auth_required(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+async def test_log_says_at_start_that_routers_need_a_key(house: Any, metrics_names: str, auth_required: bool) -> None:
+    note = names_note(house.services)
+    is_open = metrics_names == "open" or (metrics_names == "auto" and not auth_required)
+    assert (note is None) == is_open
+    assert note is None or "--role metrics" in note
+
+
 async def text_of(http: aiohttp.ClientSession, headers: dict[str, str] | None = None) -> str:
     async with http.get("/metrics", headers=headers) as answer:
         assert answer.status == 200
@@ -44,7 +52,7 @@ def figures(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if not sample.name.startswith(("vllm:lora_requests_info", "lora_serve_event_loop_lag_seconds")):
+            if not sample.name.startswith(("vllm:lora_requests_info", "process_", "lora_serve_event_loop_lag_seconds")):
                 found[sample.name] = found.get(sample.name, 0) + sample.value
     return found
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NotReadyError, NumericalError
 from lora_serve.core.messages import Timings
-from lora_serve.core.stats import BatchInfo, EngineStats, EvictionReason, TierStats
+from lora_serve.core.stats import STEP_TOKENS, BatchInfo, EngineStats, EvictionReason, TierStats
 from lora_serve.server.operation.metrics import engine_families, tier_families
 from lora_serve.server.telemetry.metrics import Metrics
 from tests.server.conftest import leave_in_the_middle
@@ -23,6 +23,9 @@ PROMISED = {
     "vllm:cache_config_info", "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total",
     "vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count",
     "vllm:e2e_request_latency_seconds_count", "vllm:request_queue_time_seconds_count",
+    "vllm:request_prompt_tokens_count", "vllm:request_generation_tokens_count",
+    "vllm:request_prefill_time_seconds_count", "vllm:request_decode_time_seconds_count",
+    "vllm:iteration_tokens_total_count", "process_resident_memory_bytes", "process_cpu_seconds_total",
     "lora_serve_batch_rows", "lora_serve_batch_adapters", "lora_serve_step_seconds",
     "lora_serve_tenant_tokens_total", "lora_serve_tenant_requests_total",
 }  # fmt: skip
@@ -69,6 +72,10 @@ async def test_requests_and_tokens_are_counted(http: aiohttp.ClientSession) -> N
     assert found["vllm:time_to_first_token_seconds_count"][0].value == 3
     assert found["vllm:inter_token_latency_seconds_count"][0].value == 9
     assert found["vllm:e2e_request_latency_seconds_count"][0].value == 3
+    assert found["vllm:request_prompt_tokens_sum"][0].value == 9
+    assert found["vllm:request_generation_tokens_sum"][0].value == 12
+    for name in ("request_prefill_time_seconds", "request_decode_time_seconds", "request_generation_tokens"):
+        assert found[f"vllm:{name}_count"][0].value == 3
     reasons = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success_total"]}
     assert reasons == {"length": 3, "stop": 0, "abort": 0}
     assert [(sample.labels["tenant"], sample.value) for sample in found["lora_serve_tenant_tokens_total"]] == [
@@ -137,6 +144,8 @@ def test_engine_figures_are_translated() -> None:
         recent_batches=batches,
         num_prefix_queries=90,
         num_prefix_hits=64,
+        steps_by_tokens=(2, 1, *[0] * (len(STEP_TOKENS) - 2), 1),
+        num_step_tokens=20_010,
     )
     samples = {sample.name: sample for family in engine_families(stats, {}) for sample in family.samples}
     assert samples["vllm:kv_cache_usage_perc"].value == pytest.approx(0.6)
@@ -144,6 +153,12 @@ def test_engine_figures_are_translated() -> None:
     assert samples["vllm:num_preemptions_total"].value == 5
     assert samples["vllm:prefix_cache_queries_total"].value == 90
     assert samples["vllm:prefix_cache_hits_total"].value == 64
+    assert samples["vllm:iteration_tokens_total_sum"].value == 20_010
+    assert samples["vllm:iteration_tokens_total_count"].value == 4
+    steps = [sample for family in engine_families(stats, {}) for sample in family.samples if sample.name.endswith("et")]
+    assert [(steps[at].labels["le"], steps[at].value) for at in (0, 1, -2, -1)] == [
+        ("1.0", 2), ("8.0", 3), ("16384.0", 3), ("+Inf", 4),
+    ]  # fmt: skip
     assert samples["lora_serve_batch_rows"].value == 3
     assert samples["lora_serve_batch_adapters"].value == 2
     assert samples["lora_serve_step_seconds"].value == pytest.approx(0.2)
