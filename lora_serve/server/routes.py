@@ -24,6 +24,7 @@ from lora_serve.server.anthropic.create import count_tokens, create_message
 from lora_serve.server.openai.chat import create_chat_completion
 from lora_serve.server.openai.completions import create_completion
 from lora_serve.server.openai.responses.create import create_response
+from lora_serve.server.openai.tokens import generate_tokens
 from lora_serve.server.operation import docs_page, health, metrics, openapi
 from lora_serve.server.pooling.classify import create_classification
 from lora_serve.server.pooling.embeddings import create_embedding
@@ -61,6 +62,7 @@ from lora_serve.server.schemas.queries import (
 )
 from lora_serve.server.schemas.responses import ResponseFields
 from lora_serve.server.schemas.tokenize import DetokenizeFields, TokenizeChatFields, TokenizeTextFields
+from lora_serve.server.schemas.tokens import GenerateFields
 
 _PUBLIC, _KEY, _MODELS, _INFERENCE = Access.PUBLIC, Access.ANY_KEY, Access.MODELS, Access.INFERENCE
 _OWN, _ADMIN = Access.TENANT_ADMIN, Access.ADMIN
@@ -110,6 +112,17 @@ TABLE = RouteTable(
         tasks=_GENERATE,
         answer=response_answers.Response,
         event=response_answers.ResponseEvent,
+    ),
+    Route(
+        "POST",
+        "/inference/v1/generate",
+        _INFERENCE,
+        generate_tokens,
+        GenerateFields,
+        answers=_STREAMED,
+        tasks=_GENERATE,
+        answer=generated.GeneratedTokens,
+        event=generated.TokensChunk,
     ),
     Route(
         "POST",

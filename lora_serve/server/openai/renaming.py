@@ -22,6 +22,7 @@ def _renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidReq
     """In the name of the field, and in the message where it stands in backquotes or is advised to be lowered."""
     message, param = str(error), error.param or ""
     for old, new in names.items():
-        message = re.sub(rf"(?<=[`\]]){re.escape(old)}|(?<=lower ){re.escape(old)}", new, message)
-        param = param.replace(old, new) if old.startswith(".") or param.startswith(old) else param
+        whole = re.escape(old) + ("" if old.endswith(".") else r"(?!\w)")
+        message = re.sub(rf"(?<=[`\]]){whole}|(?<=lower ){whole}", new, message)
+        param = re.sub(whole if old.startswith(".") else f"^{whole}", new, param)
     return InvalidRequestError(message, param=param or None, code=error.code)

@@ -7,7 +7,9 @@ import functools
 from lora_serve.server.schemas.fields import Fields
 from lora_serve.server.schemas.markers import Ignored, standing
 
-TOKEN_ID_NAMES = frozenset(("prompt", "input", "tokens"))  # fields that may hold as many integers as a body can
+TOKEN_ID_NAMES = frozenset(
+    ("prompt", "input", "tokens", "token_ids")
+)  # fields that may hold as many integers as a body can
 
 
 @functools.cache

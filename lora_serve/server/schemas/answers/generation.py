@@ -169,6 +169,33 @@ class ChatChunk(Answer):
     usage: Usage | None = None
 
 
+class TokensPart(Answer):
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class GeneratedTokens(Answer):
+    """POST /inference/v1/generate"""
+
+    request_id: str
+    model: str
+    choices: list[TokensPart]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+
+
+class TokensChunk(Answer):
+    """One event of a stream; the last one with `usage` has no choices."""
+
+    request_id: str
+    model: str
+    choices: list[TokensPart]
+    usage: Usage | None = None
+
+
 class ModelCard(Answer):
     id: str
     object: Literal["model"]

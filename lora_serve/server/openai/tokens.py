@@ -1,0 +1,134 @@
+"""POST /inference/v1/generate: token ids in, token ids out, as vLLM has it for trainers"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.core.messages import PromptEvent, TokenLogprobs
+from lora_serve.server.bodies.json_body import check_fields, read_json
+from lora_serve.server.context import CONTEXT
+from lora_serve.server.inference.constraints import requested_grammar
+from lora_serve.server.inference.prompts import completion_prompts
+from lora_serve.server.inference.requests import TokenLimits, generation_requests
+from lora_serve.server.inference.resolve import resolve
+from lora_serve.server.inference.rows import Rows
+from lora_serve.server.openai.answering import AnswerBody, answer
+from lora_serve.server.openai.logprobs import TokenSpeller, chat_logprobs, num_values, prompt_logprobs
+from lora_serve.server.openai.renaming import with_names
+from lora_serve.server.schemas.generation import CompletionFields
+from lora_serve.server.schemas.tokens import GenerateFields
+from lora_serve.server.services import SERVICES
+from lora_serve.text.output import Piece
+
+# Those of a completion's fields that say more than how tokens are chosen; no part of vLLM's SamplingParams.
+_NOT_SAMPLING = ("prompt", "echo", "best_of", "suffix", "stream", "stream_options", "cache_salt", "add_special_tokens")
+_SAME = (
+    "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
+    "stream_options", "cache_salt",
+)  # fmt: skip
+
+
+async def generate_tokens(request: web.Request) -> web.StreamResponse:
+    """The handler."""
+    services, context = request.app[SERVICES], request[CONTEXT]
+    given = await read_json(request)
+    asked = check_fields(GenerateFields, given)
+    with with_names({"prompt": "token_ids"}):
+        fields = check_fields(CompletionFields, completion_fields(asked, given), services.config.requests)
+        model = resolve(request, fields)
+        fields = model.with_defaults(fields)
+        grammar = await requested_grammar(services, context, model, fields)
+        (prompt,) = await completion_prompts(model.text, model.spec, fields)
+        has_end = {"max_tokens", "max_completion_tokens"} & fields.model_fields_set
+        limits = TokenLimits(fields.answer_tokens if has_end else None, fields.logprobs, fields.prompt_logprobs)
+        requests = generation_requests(request, model, fields, limits, [prompt.token_ids], grammar)
+    rows = Rows(services, context, model, requests, choices_per_prompt=fields.n)
+    body = TokensBody(
+        id=context.request_id,
+        chunk_kind="generate.tokens.chunk",
+        context=context,
+        fields=fields,
+        use=rows.use,
+        speller=TokenSpeller(model.text, as_ids=True),
+        num_top=fields.logprobs,
+        choices=[TokensChoice() for _ in requests],
+    )
+    return await answer(request, fields, rows, body)
+
+
+def completion_fields(asked: GenerateFields, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a completion of the same tokens. `given`: the body as it came. Raises InvalidRequestError."""
+    token_ids = asked.token_ids
+    if not isinstance(token_ids, array) and not (isinstance(token_ids, list) and {*map(type, token_ids)} == {int}):
+        raise InvalidRequestError("`token_ids` must be a list of at least one token id.", param="token_ids")
+    sampling = {
+        name: value
+        for name, value in asked.sampling_params.items()
+        if name in CompletionFields.model_fields and name not in _NOT_SAMPLING and value is not None
+    }
+    return {**sampling, **{name: given[name] for name in _SAME if name in given}, "prompt": token_ids}
+
+
+@dataclass(slots=True)
+class TokensChoice:
+    """One choice as it grows."""
+
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class TokensBody(AnswerBody):
+    """The answer, whole or in chunks. The token that ended it is its last, whether text would show it or not."""
+
+    speller: TokenSpeller
+    num_top: int | None  # alternatives for each token; None: no log-probabilities
+    choices: list[TokensChoice]
+    prompt_entries: list[TokenLogprobs | None] | None = None
+
+    @property
+    def num_values(self) -> int:
+        """See `AnswerBody.num_values`."""
+        num_entries = num_values(self.prompt_entries) + sum(num_values(choice.entries) for choice in self.choices)
+        return num_entries + sum(len(choice.token_ids) for choice in self.choices)
+
+    def add(self, number: int, event: PromptEvent | Piece) -> None:
+        if isinstance(event, PromptEvent):
+            self.prompt_entries = None if event.prompt_logprobs is None else list(event.prompt_logprobs)
+            return
+        choice = self.choices[number]
+        choice.token_ids.extend(event.token_ids)
+        choice.entries.extend(event.logprobs)
+        choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._shown(index, choice) for index, choice in enumerate(self.choices)]
+        prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)
+        head = self.head("generate.tokens", choices)
+        return {**head, "usage": self.usage(), "prompt_logprobs": prompt, "kv_transfer_params": None}
+
+    def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
+        if isinstance(event, Piece) and (event.token_ids or event.finish_reason is not None):
+            choice = TokensChoice(list(event.token_ids), list(event.logprobs), event.finish_reason, event.stop_reason)
+            yield self.chunk(number, self._shown(number, choice))
+
+    def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"request_id": self.id, **AnswerBody.head(self, kind, choices)}
+
+    def _shown(self, index: int, choice: TokensChoice) -> dict[str, Any]:
+        logprobs = None if self.num_top is None else chat_logprobs(self.speller, choice.entries, self.num_top)
+        return {
+            "index": index,
+            "token_ids": choice.token_ids,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
