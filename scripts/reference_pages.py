@@ -1,5 +1,4 @@
-"""Writes docs/reference/{flags,vllm-flags,api,http,metrics}.md: flags from the settings, api from the schemas of
-requests and clients.yaml, the rest from a running server.
+"""Writes pages of docs/reference: flags from the settings, api from the schemas of requests, the rest from a server.
 
 The server is the demo's: what it tells under /openapi.json and /metrics is what clients see. Meanings of the fields of
 requests are in docs/reference/fields.yaml, one line each; a field without one, and one that no route has, is an error.
