@@ -34,23 +34,25 @@ def only_allowed(logits: Tensor, rows: Sequence[SampleInput]) -> tuple[Tensor, d
                 errors[i] = error
     if not masks:
         return logits, errors
-    allowed = _unpacked(list(masks.values()), logits.shape[1])
-    is_empty: npt.NDArray[np.bool_] = ~np.any(allowed, axis=1)
-    for line, i in enumerate(masks):
-        if is_empty[line]:
+    packed = _packed(list(masks.values()), logits.shape[1])
+    for line, i in zip(packed, masks, strict=True):
+        if not line.any():
             errors[i] = InvalidRequestError("The grammar allows no token of this model's vocabulary at this place.")
-    allowed[is_empty] = True
-    excluded = to_device(torch.from_numpy(~allowed), torch.bool, logits.device)
+            line.fill(255)
+    bits = np.unpackbits(~packed, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+    excluded = to_device(torch.from_numpy(bits), torch.bool, logits.device)
     if len(masks) == len(rows):
         return logits.masked_fill(excluded, float("-inf")), errors
     index = to_device(list(masks), torch.int64, logits.device)
     return logits.index_copy(0, index, logits[index].masked_fill_(excluded, float("-inf"))), errors
 
 
-def _unpacked(masks: Sequence[bytes], width: int) -> npt.NDArray[np.bool_]:
-    """[rows, width] bool of masks that may be of other lengths, as adapters have vocabularies of their own."""
+def _packed(masks: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:
+    """[rows, width / 8] of masks that may be of other lengths, as adapters have vocabularies of their own."""
     packed = np.zeros((len(masks), -(-width // 8)), dtype=np.uint8)
     for line, mask in zip(packed, masks, strict=True):
         known = np.frombuffer(mask, dtype=np.uint8)[: len(line)]
         line[: len(known)] = known
-    return np.unpackbits(packed, axis=1, count=width, bitorder="little").view(np.bool_)
+    if width % 8:
+        packed[:, -1] &= (1 << width % 8) - 1
+    return packed

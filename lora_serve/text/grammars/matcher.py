@@ -31,7 +31,9 @@ from lora_serve.text.grammars.vocabulary import Vocabularies
 
 MAX_COMPILED = 64  # grammars that are remembered
 MAX_USES = 256  # requests that copy one compilation: what these learn of its regexes stays with it, and takes memory
+MASK_SECONDS = 0.1  # of the processor for one mask; whatever takes longer would hold up all rows of its step
 _MAX_MASK_THREADS = 8
+_TOO_SLOW = "it takes too long to find the tokens that may come next"
 _log = logging.getLogger(__name__)
 
 Key = tuple[str, str, tuple[AddedToken, ...]]  # tenant, digest of the text, tokens beyond the base's
@@ -66,6 +68,8 @@ class GrammarConstraint:
         compiled.num_uses += 1
         self.num_words = -(-compiled.vocab_size // 32)
         self.begun: tuple[Future[list[bytes]], int] | None = None  # the masks of a step, and this one's place
+        self.is_suspect = False  # it was among masks that took too long together
+        self.is_slow = False
         self._figures = figures
 
     def wait(self) -> bytes:
@@ -94,8 +98,8 @@ class GrammarConstraint:
         return tuple(self.matcher.compute_ff_tokens())
 
     def _check(self) -> None:
-        if self.matcher.is_error():
-            reason = _first_line(self.matcher.get_error())
+        if self.is_slow or self.matcher.is_error():
+            reason = _TOO_SLOW if self.is_slow else _first_line(self.matcher.get_error())
             raise InvalidRequestError(f"The answer cannot be held to the grammar any further: {reason}")
 
 
@@ -174,13 +178,14 @@ class GrammarConstraints:
         tokenizer = self._vocabularies.get(grammar.added_tokens)
         start = time.perf_counter()
         matcher = LLMatcher(tokenizer, grammar.text, log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        mask_seconds = 0.0 if matcher.is_error() else _timed_mask(matcher)
         with self._figures.lock:
             self._figures.num_compiled += 1
             self._figures.compile_seconds += time.perf_counter() - start
         if matcher.is_error():
             raise InvalidRequestError(f"The grammar cannot be used: {_first_line(matcher.get_error())}")
+        if mask_seconds > MASK_SECONDS:
+            raise InvalidRequestError(f"The grammar cannot be used: {_TOO_SLOW}")
         return _Compiled(matcher, tokenizer.vocab_size)
 
     def _ended(self, request_id: str, done: Future[_Compiled]) -> GrammarCompiled:
@@ -197,16 +202,31 @@ class GrammarConstraints:
     def _masks(self, constraints: Sequence[GrammarConstraint]) -> list[bytes]:
         """In their order. A matcher that fails is in an error state afterwards."""
         start = time.perf_counter()
-        found: dict[int, bytes] = {}
-        for num_words in {one.num_words for one in constraints}:
-            places = [place for place, one in enumerate(constraints) if one.num_words == num_words]
+        for one in constraints:
+            if one.is_suspect:
+                one.is_slow, one.is_suspect = _timed_mask(one.matcher) > MASK_SECONDS, False
+        found = {place: b"" for place, one in enumerate(constraints) if one.is_slow}
+        quick = [(place, one.num_words) for place, one in enumerate(constraints) if not one.is_slow]
+        for num_words in {words for _, words in quick}:
+            places = [place for place, words in quick if words == num_words]
             masks = np.zeros((len(places), num_words), dtype=np.int32)
             targets = [(constraints[place].matcher, row) for row, place in enumerate(places)]
             self._executor.unsafe_compute_mask_ptr(targets, masks.ctypes.data, 4 * num_words, len(places))
             found.update((place, masks[row].tobytes()) for row, place in enumerate(places))
+        seconds = time.perf_counter() - start
+        if seconds > MASK_SECONDS:
+            for one in constraints:
+                one.is_suspect = True
         self._figures.num_masks += len(constraints)
-        self._figures.mask_seconds += time.perf_counter() - start
+        self._figures.mask_seconds += seconds
         return [found[place] for place in range(len(constraints))]
+
+
+def _timed_mask(matcher: LLMatcher) -> float:
+    """The seconds of the processor that the next mask takes."""
+    start = time.thread_time()
+    matcher.compute_bitmask()
+    return time.thread_time() - start
 
 
 def _first_line(message: str) -> str:

@@ -69,7 +69,7 @@ class Vocabularies:
 
     def _build(self, added: tuple[AddedToken, ...]) -> LLTokenizer:
         text = self._base().with_added(added) if added else self._base()
-        size = max(self._vocab_size, text.vocab_size, max((token.id + 1 for token in added), default=0))
+        size = max(self._vocab_size, *(number + 1 for number in text.vocabulary().values()))
         eos = list(self._eos_token_ids) or None
         try:
             return LLTokenizer(text.serialized(), n_vocab=size, eos_token=eos)
@@ -83,5 +83,5 @@ class Vocabularies:
             return self._text
 
     def _spelled(self, text: TextModel, size: int) -> _SpelledTokens:
-        tokens = [text.token_bytes(number) if number < text.vocab_size else b"" for number in range(size)]
+        tokens = [text.token_bytes(number) for number in range(size)]
         return _SpelledTokens(tokens, sorted(text.special_ids), next(iter(self._eos_token_ids), 0), text)

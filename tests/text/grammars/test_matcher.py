@@ -211,6 +211,34 @@ def test_limits_hold_while_compiling_and_while_answering(text: TextModel) -> Non
     bench.constraints.close()
 
 
+def test_row_whose_masks_take_too_long_ends_and_those_beside_it_do_not(
+    bench: Bench, text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long way to the next choice: every mask looks at all of it."""
+    long_text = LLMatcher.grammar_from_json_schema({"anyOf": [{"const": 1}, {"const": "abcdefgh" * 10_000}]})
+    slow, quick = bench.compiled(long_text), bench.compiled(regex('"[ab]{9}'))
+    monkeypatch.setattr(matcher, "MASK_SECONDS", 0.01)
+    rows = [slow, quick]
+    for row in rows:
+        row.advance(text.encode('"', add_special_tokens=False))
+    bench.constraints.start(rows)
+    assert all(row.wait() for row in rows)
+    letter = text.encode("a", add_special_tokens=False)
+    for row in rows:
+        row.advance(letter)
+    bench.constraints.start(rows)
+    assert set(letter) <= set(bench.allowed(quick))
+    with pytest.raises(InvalidRequestError, match="takes too long"):
+        slow.wait()
+
+
+def test_grammar_whose_first_mask_takes_too_long_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matcher, "MASK_SECONDS", 0.01)
+    error = bench.ended(LLMatcher.grammar_from_json_schema({"const": "abcdefgh" * 10_000})).error
+    assert isinstance(error, InvalidRequestError)
+    assert "takes too long" in str(error)
+
+
 def test_token_that_may_not_come_is_an_error_in_words(bench: Bench, text: TextModel) -> None:
     constraint = bench.compiled(regex("a"))
     with pytest.raises(InvalidRequestError, match="cannot be held to the grammar"):
