@@ -13,9 +13,19 @@ from lora_serve.server.schemas.unserved import NO_TEMPLATE
 MAX_INT = 2**31 - 1
 
 
+_NO_TEXT = "the answer is numbers, which no schema or grammar holds: leave it out"
+
+
 class PoolingFields(RequestFields):
     """The fields of all pooling requests. Inputs are checked by hand, as a union's errors are unreadable."""
 
+    response_format: Annotated[Any, Refused(_NO_TEXT, ({"type": "text"},))] = None
+    structured_outputs: Annotated[Any, Refused(_NO_TEXT)] = None
+    guided_json: Annotated[Any, Refused(_NO_TEXT)] = None
+    guided_regex: Annotated[Any, Refused(_NO_TEXT)] = None
+    guided_choice: Annotated[Any, Refused(_NO_TEXT)] = None
+    guided_grammar: Annotated[Any, Refused(_NO_TEXT)] = None
+    structural_tag: Annotated[Any, Refused(_NO_TEXT)] = None
     chat_template: Annotated[Any, Refused(NO_TEMPLATE, ("",))] = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)  # -1: to the model's limit
 

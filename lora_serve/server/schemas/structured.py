@@ -6,10 +6,11 @@ They are looked at by hand, and only as deep as their own words go: a schema may
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields
+from lora_serve.server.schemas.markers import Ignored
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 
 MAX_DESCRIPTION = 4096  # characters
@@ -31,7 +32,7 @@ class StructuredFields(Fields):
     guided_grammar: Any = None
     structural_tag: Any = None
     guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: Any = None  # there is one, which does it all
+    guided_decoding_backend: Annotated[Any, Ignored("there is one backend, which does it all")] = None
 
 
 def constraint_of(fields: StructuredFields) -> Constraint | None:

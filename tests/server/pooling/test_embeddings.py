@@ -277,3 +277,10 @@ async def test_other_tasks_are_refused_in_words(http: aiohttp.ClientSession, pat
 async def test_error_names_openais_client_a_bad_request(openai: AsyncOpenAI) -> None:
     with pytest.raises(BadRequestError, match="dimensions"):
         await openai.embeddings.create(model=BASE, input="x", dimensions=1000)
+
+
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "guided_json", "guided_choice"])
+async def test_a_vector_cannot_be_held_to_a_schema(http: aiohttp.ClientSession, field: str) -> None:
+    async with http.post("/v1/embeddings", json={"input": "x", field: {"type": "json_object"}}) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["param"] == field
