@@ -70,7 +70,7 @@ def tool_use(tools: Any, choice: Any, parallel: bool) -> ToolUse:
         if name not in known:
             raise _wrong_choice(f"`tool_choice` names the tool {name[:64]!r}, which is not in `tools`.")
     if mode == "named":
-        return ToolUse(parsed, mode, parallel, names[0])
+        return ToolUse(parsed, mode, parallel=False, name=names[0])  # once, as in vLLM
     allowed = tuple(tool for tool in parsed if not names or tool.name in names)
     return ToolUse(allowed, mode if allowed else "none", parallel)
 

@@ -309,6 +309,7 @@ async def test_required_call_is_forced_by_a_grammar(
         (KOELN, (True, True, False)),
         (paid, (True, True, True)),
         (f"{KOELN}\n{paid}", (True, False, False)),
+        (f"{paid}\n{paid}", (True, False, False)),
         ("It rains.", (False, False, False)),
         (KOELN.replace('"Köln"', "5"), (False, False, False)),
     ):
