@@ -295,7 +295,10 @@ def test_models_name_is_its_folders_own_not_its_path(model: str, monkeypatch: py
     assert load_settings(["--model", "."]).base_name == "model"
     assert load_settings(["--model", "../model"]).base_name == "model"
     assert load_settings(["--model", "org/name"]).base_name == "org/name"
-    assert load_settings(["--model", model, "--served-model-name", "other"]).base_name == "other"
+    named = load_settings(["--model", model, "--served-model-name", "other"])
+    assert (named.base_name, named.server_slice().model_path) == ("other", "")
+    assert load_settings(["--model", model]).server_slice().model_path == model  # vLLM's name for it is taken too
+    assert load_settings(["--model", "org/name"]).server_slice().model_path == ""  # it could be an adapter's id
 
 
 def test_folder_whose_name_cannot_be_a_models_asks_for_one(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,7 @@ class ServerConfig:
 
     host: str
     served_model_name: str
+    model_path: str = ""  # also means the base model; empty: nothing else does
     auth: str  # "auto", "on" or "off"
     max_body_bytes: int
     tls: TlsConfig | None = None  # None: plain HTTP

@@ -17,6 +17,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from lora_serve.core.adapter import ADAPTER_ID
 from lora_serve.core.config import (
     AccountingConfig,
     AdapterConfig,
@@ -144,6 +145,7 @@ class Settings(
             ServerConfig,
             auth=self.auth_mode,
             served_model_name=self.base_name,
+            model_path=self._other_name(),
             max_body_bytes=self.max_body_size,
             tls=self.tls_slice(),
             requests=self._slice(RequestLimits),
@@ -165,6 +167,10 @@ class Settings(
                 origins=frozenset(origin for text in self.allowed_origins if (origin := parse_origin(text))),
             ),
         )
+
+    def _other_name(self) -> str:
+        """The model's path, which clients of vLLM send; empty where it is no path, or could be an adapter's id."""
+        return "" if self.served_model_name or ADAPTER_ID.match(self.model) else self.model
 
     def grammar_slice(self) -> GrammarConfig:
         return GrammarConfig(

@@ -9,9 +9,11 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
+from lora_serve.core.errors import AdapterNotFoundError
 from lora_serve.core.messages import Evict
 from lora_serve.core.tenant import ADMIN_CALLER, Caller, Role
 from lora_serve.server import models
+from lora_serve.server.inference.resolve import AdapterResolver
 
 BASE = "tiny-base"
 
@@ -64,6 +66,18 @@ async def test_one_version_is_deleted_by_its_name(admin: aiohttp.ClientSession, 
     async with admin.delete("/v1/models/acme/a@2") as answer:
         assert answer.status == 200
     assert house.services.catalog.resolve("acme/a").ref.version == 1
+
+
+async def test_path_of_the_model_means_the_base_where_vllms_clients_send_it(house: Any, openai: AsyncOpenAI) -> None:
+    caller, named = ADMIN_CALLER, {"limits": house.services.adapter_limits, "catalog": house.services.catalog}
+    resolver = AdapterResolver(base_name="tiny", caller=caller, base_path="/models/tiny", **named)
+    assert resolver.find("/models/tiny") is None
+    assert resolver.find("tiny") is None
+    for name in ("", "/models", "models/tiny"):
+        with pytest.raises(AdapterNotFoundError):
+            resolver.find(name)
+    with pytest.raises(AdapterNotFoundError):
+        AdapterResolver(base_name="tiny", caller=caller, **named).find("")
 
 
 async def test_root_is_the_path_as_it_was_given_to_the_operator_alone(

@@ -79,7 +79,8 @@ def resolver_for(request: web.Request) -> AdapterResolver:
     """A resolver of the names that the caller of this request may use."""
     services = request.app[SERVICES]
     caller = request[CONTEXT].known_caller
-    return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits)
+    path = services.config.model_path
+    return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits, path)
 
 
 def tokenizer_for(services: Services, adapter: AdapterRef | None) -> tuple[TextModel, ModelSpec]:
@@ -98,6 +99,7 @@ class AdapterResolver:
     base_name: str
     caller: Caller
     limits: AdapterConfig
+    base_path: str = ""  # the base's other name
 
     def resolve(self, fields: RequestFields, headers: Mapping[str, str]) -> AdapterSet:
         """The adapters of a request; without members the base model.
@@ -124,7 +126,7 @@ class AdapterResolver:
 
         `sticky_key` decides between a route's default version and its canary; None: the default version.
         """
-        if name == self.base_name:
+        if self._is_base(name):
             if not self.caller.may_use_base:
                 raise AdapterNotFoundError(name)
             return None
@@ -133,6 +135,9 @@ class AdapterResolver:
             return self.catalog.resolve(adapter_name, self.caller.scope, sticky_key)
         except AdapterNotFoundError:
             raise AdapterNotFoundError(name) from None
+
+    def _is_base(self, name: str) -> bool:
+        return name == self.base_name or name == self.base_path != ""
 
     def fallback(self, fields: RequestFields, adapters: AdapterSet) -> AdapterSet | None:
         """The adapters that answer if the named ones are cold: no adapter, or the version before (`on_cold`).
@@ -179,7 +184,7 @@ class AdapterResolver:
         self, model: str, given: list[tuple[str, float]], found: list[Resolution | None], sticky_key: str
     ) -> None:
         """`model` must be the base model or one of the adapters found for the names given."""
-        if model == self.base_name:
+        if self._is_base(model):
             return
         named = self.find(model, sticky_key)
         if any(_agree(named, other) for other in found):

@@ -52,7 +52,7 @@ def load_admin_key(configured: str | None, store: Path, monitor: StoreMonitor | 
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--admin-key: the key file {path} cannot be used: {words_of(error)}") from error
     if is_kept:
-        logger.info("the admin key is in %s", path)
+        logger.info("the admin key is in %s", path.absolute())
     else:
         logger.warning("a new admin key is written into %s once there is room; --admin-key names one meanwhile", path)
     return AdminKey.of(secret)
