@@ -333,9 +333,8 @@ def metrics_page(text: str) -> str:
 METRICS = """\
 `GET /metrics` speaks Prometheus' text format 0.0.4. Where vLLM has a metric, its name is vLLM's, so that dashboards,
 KEDA and the Kubernetes Gateway API Inference Extension work unchanged. Labels that name tenants or adapters are shown
-to the admin key and to keys of the role `metrics` only while authentication is on (`--metrics-names`), and at most
-`--metrics-tenants` tenants have series of their own. With `--redis-url` the tier `redis` joins `device`, `host` and
-`disk`."""
+to the admin key and keys of the role `metrics` only while authentication is on (`--metrics-names`); at most
+`--metrics-tenants` tenants have series of their own. With `--redis-url` the tier `redis` joins the others."""
 
 
 def _words(text: str) -> str:
