@@ -27,12 +27,12 @@ ASKED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": POINT}}, '"x":{"type":"integer"}'),
     ({"structured_outputs": {"json": json.dumps(POINT)}}, '"x":{"type":"integer"}'),
     ({"structured_outputs": {"regex": "[a-z]+"}}, "start: /[a-z]+/"),
-    ({"structured_outputs": {"choice": ["yes", "no"]}}, 'start: "yes" | "no"'),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, 'CHOICE: "yes" | "no"'),
     ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, "start:"),
     ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, '"whitespace_flexible":false'),
     ({"guided_json": POINT, "guided_decoding_backend": "outlines"}, '"x":{"type":"integer"}'),
     ({"guided_regex": "[a-z]+"}, "start: /[a-z]+/"),
-    ({"guided_choice": ["yes", "no"]}, 'start: "yes" | "no"'),
+    ({"guided_choice": ["yes", "no"]}, 'CHOICE: "yes" | "no"'),
     ({"guided_grammar": 'start: "a"'}, 'start: "a"'),
 ]
 UNSAID = {"type": "json_schema", "json_schema": {"name": "a"}}

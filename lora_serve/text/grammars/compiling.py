@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from lora_serve.core.config import GrammarConfig
 
 NUM_BYTES = 256
+NUM_STEPS = 5  # into a grammar, which are tried
+MAX_SECONDS = 2.0  # of the processor, for all of it
+MAX_STEP_SECONDS = 0.1  # of the processor, for one: other rows wait for it
+TOO_COSTLY = "too costly: make it shorter, or less ambiguous"
 UNSATISFIABLE = "no text satisfies it"
 
 
@@ -45,19 +50,34 @@ class GrammarCompiler:
         """`special_tokens`: by id, those that a grammar may name as `<name>`."""
         self.special_ids = {content: number for number, content in special_tokens.items()}
         self._limits = parser_limits(config)
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_vocabulary(special_tokens, vocab_size)), slices=[])
+        vocabulary = _vocabulary(special_tokens, vocab_size)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), slices=[])
+        # What a text begins with most often, then the rest: a few steps into a grammar show what is too large in it.
+        self._tried = [*(vocabulary.byte_ids[byte] for byte in b'{"['), *vocabulary.byte_ids[33:]]
 
     def fault(self, text: str) -> str:
         """The reason why a grammar cannot be used, in the words of `llguidance`; empty if it can.
 
         It runs without the GIL for most of its time.
         """
+        began = time.thread_time()
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_stopped() and not matcher.is_accepting():
-            error = matcher.get_error()
+        slowest, is_first = 0.0, True
+        for _ in range(NUM_STEPS):
+            if matcher.is_stopped():
+                break
+            step_began = time.thread_time()
+            allowed = matcher.compute_bitmask()
+            slowest = max(slowest, time.thread_time() - step_began)
+            number = next((i for i in self._tried if allowed[i // 8] >> (i % 8) & 1), None)
+            if matcher.is_stopped() or number is None or not matcher.consume_token(number):
+                break
+            is_first = False
+        if matcher.is_error() or (is_first and matcher.is_stopped() and not matcher.is_accepting()):
+            error: str = matcher.get_error()
             return UNSATISFIABLE if not error or error.startswith("NoExtension") else error
+        if slowest > MAX_STEP_SECONDS or time.thread_time() - began > MAX_SECONDS:
+            return TOO_COSTLY
         return ""
 
 

@@ -148,7 +148,12 @@ def _choice(constraint: Constraint, max_bytes: int) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise refused(param, "expected a list of one or more strings.")
     check_size(sum(len(choice.encode()) + 1 for choice in choices), param, max_bytes)
-    return "start: " + " | ".join(map(written, dict.fromkeys(choices)))
+    named = [written(choice) for choice in dict.fromkeys(choices) if choice]
+    if not named:
+        return 'start: ""'
+    # One terminal for all: as alternatives of a rule, each would be looked at for every token.
+    start = 'CHOICE | ""' if "" in choices else "CHOICE"
+    return f"start: {start}\nCHOICE: {' | '.join(named)}"
 
 
 def _grammar(constraint: Constraint, config: GrammarConfig) -> str:
