@@ -58,7 +58,15 @@ class FoundTemplate:
 
 
 def examine_template(folder: Path, base: BaseTemplates) -> FoundTemplate | None:
-    """Compare the template of a trainer's folder with the base's, and keep it if it differs; None if there is none.
+    """Compare as `compare_template` does, and keep a template that differs in the folder, which is our own."""
+    found = compare_template(folder, base)
+    if found is not None and found.kept is not None:
+        (folder / CHAT_TEMPLATE_NAME).write_bytes(kept_bytes(found.kept))
+    return found
+
+
+def compare_template(folder: Path, base: BaseTemplates) -> FoundTemplate | None:
+    """Compare the template of a trainer's folder with the base's; None if there is none.
 
     Raises InvalidAdapterError for one that is too large or no template, OSError.
     """
@@ -75,9 +83,7 @@ def examine_template(folder: Path, base: BaseTemplates) -> FoundTemplate | None:
     if not base.are_kept:
         return FoundTemplate(differs=True)
     _check(found, base)
-    kept = ChatTemplates(found.texts, _used_tokens(found, base.own))
-    (folder / CHAT_TEMPLATE_NAME).write_bytes(kept_bytes(kept))
-    return FoundTemplate(differs=True, kept=kept)
+    return FoundTemplate(differs=True, kept=ChatTemplates(found.texts, _used_tokens(found, base.own)))
 
 
 def find_templates(folder: Path) -> ChatTemplates | None:
@@ -164,7 +170,7 @@ def _jinja_file(path: Path) -> str:
 def _texts_of(value: Any) -> dict[str, str]:
     """One text, {name: text}, or [{"name": ..., "template": ...}] -> texts by name; none of another form."""
     if isinstance(value, str):
-        return {DEFAULT: value}
+        value = {DEFAULT: value}
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         value = {item.get("name"): item.get("template") for item in value}
     return {name: text for name, text in value.items() if text.strip()} if _are_texts(value) else {}

@@ -34,13 +34,16 @@ def file_sha256(path: Path) -> bytes:
     return content.digest()
 
 
-def adapter_digest(folder: Path) -> str:
+def adapter_digest(folder: Path, template: bytes | None = None) -> str:
     """`"sha256:" + hex(sha256(sha256(config file) || sha256(weights file)))`, each inner hash as its 32 raw bytes.
 
     A third is the file of added tokens, where there is one, and the last that of its own chat template, behind a mark
-    that tells the two apart. A README beside them changes nothing. Raises OSError.
+    that tells the two apart. A README beside them changes nothing. `template`: counts as if that file were there.
+    Raises OSError.
     """
     inner = b"".join(inner_hash(name, file_sha256(folder / name)) for name in content_names(folder))
+    if template is not None:
+        inner += inner_hash(CHAT_TEMPLATE_NAME, hashlib.sha256(template).digest())
     return "sha256:" + hashlib.sha256(inner).hexdigest()
 
 
