@@ -30,7 +30,13 @@ CALLS = {  # by the names that they are reached by
 METHODS = {"extractall", "unpack_archive", "from_string", "loads_pickle"}
 FLAGS = {"shell", "trust_remote_code", "allow_pickle"}  # may be given, but only as False
 ALLOWED = {"benchmarks/peers/vllm.py"}  # names flags of another program
-ALLOWED_CALLS = {("lora_serve/text/template.py", "environment.from_string")}  # the base's template, in the sandbox
+ALLOWED_CALLS = {
+    ("lora_serve/text/template.py", "environment.from_string"),  # the base's template, in the sandbox
+    (
+        "lora_serve/text/rendering/sandbox.py",
+        "environment.from_string",
+    ),  # adapters' templates, in processes of their own
+}
 
 
 def dangers(source: str) -> Iterator[str]:

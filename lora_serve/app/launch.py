@@ -202,3 +202,4 @@ async def _run(
             await services.client.stop()
             await asyncio.to_thread(services.registrations.close)
             await asyncio.to_thread(services.grammars.close)
+            await asyncio.to_thread(services.templates.close)

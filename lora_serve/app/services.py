@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
+from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.adapters.stores.monitor import StoreMonitor
+from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts.base import LoadedEngine
+from lora_serve.server.background.adapter_templates import NUM_PROCESSES, AdapterTemplates
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
@@ -21,6 +24,7 @@ from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
+from lora_serve.text.rendering.processes import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 
 
@@ -42,9 +46,10 @@ def build_services(
     admin_key = load_admin_key(settings.admin_key, settings.store, monitor)
     monitor.start()  # after everything was opened: from now on it tries again what could not be opened for writing
     base_tokens = BaseTokens(text.vocabulary())
-    quota_of = keys.directory.quota_of
+    quota_of, processes = keys.directory.quota_of, TemplateProcesses(NUM_PROCESSES)
+    templates = base_templates(text, model.spec, processes, adapter_config.chat_templates)
     registry = Registry(
-        adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of
+        adapter_config, model.spec, storage.catalog, storage.store, model.verifier, base_tokens, quota_of, templates
     )
     registry.sweep()
     return Services(
@@ -78,4 +83,13 @@ def build_services(
         quotas=accounting.quotas,
         meter=accounting.meter,
         audit=accounting.audit,
+        templates=AdapterTemplates(processes),
     )
+
+
+def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesses, rule: str) -> BaseTemplates | None:
+    """The base's chat template, with which adapters' own are compared; None for a model that has no chats."""
+    if spec.pooling is not None:
+        return None
+    own = ChatTemplates(text.template.texts, text.template.special_tokens)
+    return BaseTemplates(own, processes.fault_in, are_kept=rule != "off")

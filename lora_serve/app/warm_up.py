@@ -122,7 +122,7 @@ async def _register_module(services: Services, name: str, source: str) -> None:
     registry = services.registry
     if "://" in source:
         staged = await services.staging.stage(source)
-        call = functools.partial(registry.register_staged, name, staged.folder, staged.source)
+        call = functools.partial(registry.register_staged, name, staged.folder, staged.source, by_admin=True)
     else:
         call = functools.partial(registry.register_folder, name, source, trusted=True)
     await services.registrations.run(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,21 @@ from rich.table import Table
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens, find_added_tokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
 from lora_serve.adapters.checkpoint.binding.bound import BoundAdapter
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.chat_template import FoundTemplate, compare_template, kept_bytes
+from lora_serve.adapters.checkpoint.digest import (
+    CONFIG_NAME,
+    SIDE_NAMES,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    adapter_digest,
+)
 from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_lora
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import base_warnings, kinds_of, traits_of
 from lora_serve.adapters.regular_file import copy_regular
+from lora_serve.app.services import base_templates
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.batch import RowAdapter, SlotRef
 from lora_serve.core.errors import InvalidAdapterError
@@ -30,6 +38,7 @@ from lora_serve.core.messages import SmokeTestResult
 from lora_serve.core.settings import Settings
 from lora_serve.logs import configure_logging
 from lora_serve.model.build import ModelParts, build_model
+from lora_serve.text.rendering.processes import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 
 
@@ -49,7 +58,7 @@ def run(folder: Path, settings: Settings) -> int:
     """Prints verdict, modules and smoke test; returns the exit code. Raises ConfigError, ModelError."""
     configure_logging(settings.log_format, level=logging.WARNING)
     verdict = check_adapter(folder, settings, build_model(settings.model_slice(), settings.engine_slice(), num_slots=1))
-    _print(folder, verdict, Console(highlight=False, soft_wrap=True))
+    _print(folder, verdict, Console(highlight=False, soft_wrap=True), settings.adapter_chat_templates)
     return 1 if verdict.reasons else 0
 
 
@@ -58,7 +67,7 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
     folder = folder.resolve()
     artifact, origin = None, dict[str, Any]()
     try:
-        artifact = _with_tokens(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
+        artifact = _with_text(folder, read_artifact(folder, parts.spec, settings.max_lora_rank), settings, parts)
         check_values(folder, artifact)
         with _served(folder, artifact, parts, settings.max_lora_rank) as (stored, artifact, origin):
             tested, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
@@ -84,15 +93,26 @@ def _served(
         for file in (CONFIG_NAME, WEIGHTS_NAME):
             copy_regular(folder / file, copy / file)
         plain, origin = convert_to_plain_lora(copy, artifact, parts.spec, parts.undo, max_rank)
-        yield copy, replace(plain, added_tokens=artifact.added_tokens), origin
+        yield copy, replace(plain, added_tokens=artifact.added_tokens, template=artifact.template), origin
 
 
-def _with_tokens(folder: Path, artifact: Artifact, settings: Settings, parts: ModelParts) -> Artifact:
-    """The artifact with the tokens that its tokenizer adds to the base's. Raises InvalidAdapterError, OSError."""
-    if not (folder / TOKENIZER_NAME).is_file():
+def _with_text(folder: Path, artifact: Artifact, settings: Settings, parts: ModelParts) -> Artifact:
+    """The artifact with the tokens that its tokenizer adds to the base's, and with its own chat template.
+
+    Raises InvalidAdapterError, OSError.
+    """
+    if not any((folder / name).is_file() for name in SIDE_NAMES):
         return artifact
-    base = BaseTokens(TextModel.load(settings.model).vocabulary())
-    return replace(artifact, added_tokens=find_added_tokens(folder, artifact.bound, parts.spec, base))
+    text = TextModel.load(settings.model)
+    if (folder / TOKENIZER_NAME).is_file():
+        tokens = find_added_tokens(folder, artifact.bound, parts.spec, BaseTokens(text.vocabulary()))
+        artifact = replace(artifact, added_tokens=tokens)
+    with closing(TemplateProcesses(1)) as processes:
+        base = base_templates(text, parts.spec, processes, settings.adapter_chat_templates)
+        template = None if base is None else compare_template(folder, base)
+    if template is not None and template.kept is not None:
+        artifact = replace(artifact, digest=adapter_digest(folder, kept_bytes(template.kept)))
+    return replace(artifact, template=template)
 
 
 def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> tuple[SmokeTestResult, int]:
@@ -105,13 +125,15 @@ def _try(folder: Path, artifact: Artifact, parts: ModelParts, max_rank: int) -> 
     return parts.runner.smoke_test(RowAdapter(slot, start=ref.start_in(tokens) or 0), tokens), host.num_bytes
 
 
-def _print(folder: Path, verdict: Verdict, console: Console) -> None:
+def _print(folder: Path, verdict: Verdict, console: Console, rule: str) -> None:
     if verdict.artifact is not None:
         console.print(_modules(verdict.artifact.bound))
         console.print(f"kinds: {', '.join(kinds_of(verdict.artifact)) or 'plain LoRA'}", markup=False)
         if verdict.origin:
             init, rank = verdict.origin["init"], verdict.origin["r"]
             console.print(f"converted: from {init} of rank {rank} to plain LoRA of twice the rank", markup=False)
+        if verdict.artifact.template is not None:
+            console.print(f"chat template: {_template_text(verdict.artifact.template, rule)}", markup=False)
         console.print(f"digest: {verdict.artifact.digest}", markup=False)
     if verdict.smoke_test is not None:
         change, scale = verdict.smoke_test.logit_change, verdict.smoke_test.logit_scale
@@ -121,6 +143,13 @@ def _print(folder: Path, verdict: Verdict, console: Console) -> None:
         console.print(text, markup=False)
     num = len(verdict.reasons)
     console.print(f"{folder}: {num} reason(s) to reject it" if num else f"{folder}: can be served", markup=False)
+
+
+def _template_text(found: FoundTemplate, rule: str) -> str:
+    if not found.differs:
+        return "the base model's own"
+    used = {"admin": "used if the admin key registers it", "tenant": "used", "off": "not used"}[rule]
+    return f"differs from the base model's; {used} (--adapter-chat-templates {rule})"
 
 
 def _modules(bound: BoundAdapter) -> Table:

@@ -109,6 +109,7 @@ class AdapterConfig:
     tenant_sources: tuple[str, ...] = ()  # schemes of the sources from which tenants' own admins may register
     unnamed_days: float = 30.0  # that a blob which no catalog knows is kept aside; 0: for ever
     registration_seconds: float = 300.0  # of the processor, for the validation of one adapter
+    chat_templates: str = "admin"  # whose adapters' own chat templates are used: "admin", "tenant" or "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ class Settings(
             urls=self.adapter_url,
             tenant_sources=self.tenant_source,
             unnamed_days=self.unnamed_blob_days,
+            chat_templates=self.adapter_chat_templates,
         )
 
     def accounting_slice(self) -> AccountingConfig:

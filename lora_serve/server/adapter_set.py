@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.catalog.entry import CatalogEntry
 from lora_serve.adapters.catalog.resolution import Resolution
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.request import AdapterUse
@@ -44,10 +43,9 @@ class AdapterSet:
         return self.members[0].ref if len(self.members) == 1 else None
 
     @property
-    def entry(self) -> CatalogEntry | None:
-        """The catalog's entry of the only adapter that the caller named."""
-        named = self.members[0].resolution if len(self.members) == 1 else None
-        return None if named is None else named.entry
+    def named(self) -> Resolution | None:
+        """The meaning of the caller's name, if it named one adapter: with it come defaults and a chat template."""
+        return self.members[0].resolution if len(self.members) == 1 else None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from lora_serve.core.errors import LoraServeError, contained
 from lora_serve.core.messages import Resize
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.stats import TierStats
+from lora_serve.server.background.adapter_templates import AdapterTemplates
 from lora_serve.server.background.fair_threads import FairThreads
 from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
@@ -77,6 +78,7 @@ class Services:
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LARGE_BODIES))
     quotas: Quotas = field(default_factory=Quotas)
     meter: Meter = field(default_factory=lambda: Meter(None))  # the default: in memory only
+    templates: AdapterTemplates = field(default_factory=AdapterTemplates)
     audit: AuditLog = field(default_factory=lambda: AuditLog(None))  # the default: nothing is kept
 
     async def edit(self, change: Call[T], name: str) -> T:

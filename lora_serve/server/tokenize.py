@@ -71,4 +71,4 @@ async def tokenizer_info(request: web.Request) -> web.StreamResponse:
 def _tokenizer_of(request: web.Request, model: str | None) -> tuple[TextModel, ModelSpec]:
     """The base's tokenizer, with the tokens that the named adapter adds. Raises AdapterNotFoundError."""
     found = None if model is None else resolver_for(request).find(model)
-    return tokenizer_for(request.app[SERVICES], None if found is None else found.ref)
+    return tokenizer_for(request.app[SERVICES], None if found is None else found.ref, found)

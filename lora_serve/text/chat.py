@@ -1,7 +1,7 @@
 """Chat messages -> prompt text by the base model's own template, with the places of the template's control tokens.
 
-A template in a request or beside an adapter is never used. A request's strings are data: the text of a control token in
-them stays text. They all enter the template through `_each_text`.
+A template in a request is never used; an adapter's own one is where the operator allows it. A request's strings are
+data: the text of a control token in them stays text. They all enter the template through `_each_text`.
 """
 
 from __future__ import annotations

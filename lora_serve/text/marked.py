@@ -8,7 +8,7 @@ it hold `</think>`? what stands before it?) are answered as for the text itself,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, SupportsIndex, TypeVar
 
@@ -210,7 +210,7 @@ class Marks:
     def __init__(self, texts: Iterable[str]) -> None:
         taken = set(chain.from_iterable(_PRIVATE.findall(text) for text in texts if not text.isascii()))
         numbers = chain(range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-        self._free = (chr(number) for number in numbers if chr(number) not in taken)
+        self._free: Iterator[str] = (chr(number) for number in numbers if chr(number) not in taken)
         self._marks: dict[str, str] = {}
         self._meanings: dict[str, str] = {}
 
@@ -224,6 +224,18 @@ class Marks:
             for character, mark in marks.items():
                 marked = marked.replace(character, mark)
         return Marked(marked, text, self.meaning)
+
+    @staticmethod
+    def of(meanings: Mapping[str, str]) -> Marks:
+        """The marks of a chat in another process, by their meanings. No more can be put."""
+        marks = Marks(())
+        marks._free, marks._meanings = iter(()), dict(meanings)
+        return marks
+
+    @property
+    def meanings(self) -> Mapping[str, str]:
+        """The character that each mark stands for."""
+        return self._meanings
 
     def meaning(self, text: str) -> str:
         """The true text of a text with marks, after any change by a template."""

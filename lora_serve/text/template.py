@@ -5,7 +5,7 @@ A model may have several templates by name: a chat with tools is rendered by `to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from lora_serve.text.reasoning.base import ReasoningFormat
 from lora_serve.text.tool_calls.base import ToolCallFormat
 from lora_serve.text.tool_forms import Conversation, ToolForms, tool_forms
 
-_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: it cuts the text where this stands, as `_cut` does
+# transformers' own sign: it cuts the text where this stands, as `cut_continued` does
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -40,6 +41,8 @@ def template_text(given: str) -> str:
 class ChatTemplate:
     """Renders messages. Raises whatever the template raises."""
 
+    thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # runs what renders; None: any thread may
+
     def __init__(self, wrapper: PreTrainedTokenizerFast) -> None:
         self._wrapper: Any = wrapper
 
@@ -52,6 +55,12 @@ class ChatTemplate:
     def tools_source(self) -> str:
         """The template of a chat with tools, mostly the same one; empty if the model has none."""
         return self._source([])
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The templates by name; `default` is the name of one that has none."""
+        found = self._wrapper.chat_template or {}
+        return {"default": found} if isinstance(found, str) else dict(found)
 
     @cached_property
     def tool_forms(self) -> ToolForms:
@@ -106,9 +115,7 @@ class ChatTemplate:
         is_continued: bool,
     ) -> Marked:
         """Render messages, values and tools that have marks."""
-        messages = [dict(message) for message in conversation]
-        if is_continued:
-            messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
+        messages = with_continued(conversation) if is_continued else [dict(message) for message in conversation]
         found = self._compiled(self.tools_source if tools else self.source).render(
             messages=messages,
             tools=list(tools) or None,
@@ -117,7 +124,7 @@ class ChatTemplate:
             **(self.special_tokens | dict(values)),
         )
         marked = Marked(str.__str__(found), marks.meaning(found), marks.meaning)
-        return _cut(marked) if is_continued else marked
+        return cut_continued(marked) if is_continued else marked
 
     def _source(self, tools: Tools | None) -> str:
         try:
@@ -140,7 +147,14 @@ def _compile(source: str) -> Any:
     return template
 
 
-def _cut(marked: Marked) -> Marked:
+def with_continued(conversation: Conversation) -> list[dict[str, Any]]:
+    """The messages with a sign at the end of the last one, where `cut_continued` cuts."""
+    messages = [dict(message) for message in conversation]
+    messages[-1]["content"] = messages[-1]["content"] + _CONTINUED
+    return messages
+
+
+def cut_continued(marked: Marked) -> Marked:
     """The text without the end of the turn, and without space that the template has trimmed from the message."""
     end = marked.rindex(_CONTINUED.strip())
     is_trimmed = not marked[end:].startswith(_CONTINUED)

@@ -67,6 +67,7 @@ class TextModel:
         self.max_token_length = max_token_length or max(map(len, self._backend.get_vocab()), default=1)  # characters
         self._token_bytes = TokenBytes(self._backend, {number: token.content for number, token in added.items()})
         self.token_text: Callable[[int], str] = functools.lru_cache(_TOKEN_CACHE)(self._decode_one)
+        self.with_template: Callable[[ChatTemplate], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._templated)
         self.with_added: Callable[[tuple[AddedToken, ...]], TextModel] = functools.lru_cache(_VIEW_CACHE)(self._added)
 
     @classmethod
@@ -166,6 +167,11 @@ class TextModel:
         assert found_ids == expected, "the tokenizer gives added tokens other ids than their file"
         longest = max(self.max_token_length, *(len(token.content) for token in tokens))
         return TextModel(self.wrapper, view, longest, self.preparation, self.template, self._allow_control_tokens)
+
+    def _templated(self, template: ChatTemplate) -> TextModel:
+        """This tokenizer with another chat template."""
+        longest, preparation = self.max_token_length, self.preparation
+        return TextModel(self.wrapper, self._backend, longest, preparation, template, self._allow_control_tokens)
 
     def _decode_one(self, token_id: int) -> str:
         """Text of one token inside a text: decoded twice in a row, as some decoders strip the first token's space."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lora_serve
+from lora_serve.adapters.checkpoint.digest import adapter_digest
 from lora_serve.cli import main
 from lora_serve.core.settings import Settings
 from tests.oracle import save_adapter, save_tiny_model
@@ -131,3 +134,19 @@ def test_check_without_a_usable_base_model_is_2(
     for arguments in (["--model", str(tmp_path / "nowhere")], ["--model", str(tmp_path / "empty")], []):
         assert main(["check", str(tmp_path), *arguments]) == 2
         assert capsys.readouterr().err.strip()
+
+
+def test_own_chat_template_is_told_and_is_in_the_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(lora_serve.__file__).parent / "demo_data"
+    folder, model = tmp_path / "sql", data / "model"
+    shutil.copytree(data / "adapters" / "acme" / "sql", folder)
+    plain = f"digest: {adapter_digest(folder)}"
+    (folder / "chat_template.jinja").write_text("own {{ messages[0].content }}")
+    code, lines = check(capsys, folder, "--model", model)
+    assert code == 0
+    assert any(line.startswith("chat template: differs") and "admin" in line for line in lines)
+    assert sum(line.startswith("digest: ") for line in lines) == 1
+    assert plain not in lines
+    (folder / "chat_template.jinja").write_text("{% for x in y %}")
+    code, lines = check(capsys, folder, "--model", model)
+    assert (code, any("chat template cannot be used: line 1" in line for line in lines)) == (1, True)

@@ -22,11 +22,13 @@ from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.registration.registry import Registry
 from lora_serve.adapters.sources.table import SourceTable, build_sources
 from lora_serve.adapters.stores.disk import DiskStore
+from lora_serve.app.services import base_templates
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
 from lora_serve.core.model_spec import LinearShape, ModelSpec
 from lora_serve.server.app import build_app
+from lora_serve.server.background.adapter_templates import AdapterTemplates
 from lora_serve.server.background.grammar_checks import GrammarChecks
 from lora_serve.server.background.staging import Staging
 from lora_serve.server.services import Services
@@ -36,6 +38,7 @@ from lora_serve.tenancy.authentication.admin_key import AdminKey
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable
 from lora_serve.tenancy.directory.directory import Directory
 from lora_serve.tenancy.directory.opening import open_directory
+from lora_serve.text.rendering.processes import TemplateProcesses
 from lora_serve.text.tokenizer import TextModel
 from tests.fake_verifier import FakeVerifier
 from tests.server.answer_schemas import AnswerWatch
@@ -174,7 +177,10 @@ async def services(
     engine = MockEngineClient(spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     await engine.start()
     base_tokens = BaseTokens(text_model.vocabulary())
-    registry = Registry(config, spec, catalog, DiskStore(config.store), verifier, base_tokens, directory.quota_of)
+    processes = TemplateProcesses()
+    templates = base_templates(text_model, spec, processes, config.chat_templates)
+    store = DiskStore(config.store)
+    registry = Registry(config, spec, catalog, store, verifier, base_tokens, directory.quota_of, templates)
     made = Services(
         client=engine,
         catalog=catalog,
@@ -188,6 +194,7 @@ async def services(
         authenticator=Authenticator(AdminKey.of(KEY), auth_required, keys),
         keys=keys,
         metrics=Metrics(BASE),
+        templates=AdapterTemplates(processes),
     )
     made.lifecycle.ready()
     yield made
@@ -195,6 +202,7 @@ async def services(
     await made.background.close()
     made.registrations.close()
     made.grammars.close()
+    made.templates.close()
 
 
 @pytest.fixture

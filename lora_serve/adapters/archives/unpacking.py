@@ -1,8 +1,9 @@
 """Unpacks an uploaded or fetched tar, tar.gz or zip of an adapter into files whose names are fixed here.
 
-Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json
-beside them; other files are skipped. Links, devices, absolute names and ".." are refused wherever they occur. Each
-stream is read to its end and checked against its checksums, skipped members included.
+Only adapter_config.json and adapter_model.safetensors are taken, at the top or below one folder, and a tokenizer.json,
+tokenizer_config.json or chat_template.jinja beside them; other files are skipped. Links, devices, absolute names and
+".." are refused wherever they occur. Each stream is read to its end and checked against its checksums, skipped members
+included.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import IO, cast
 
 from lora_serve.adapters.archives.tar import BrokenArchiveError, TarMember, read_members
 from lora_serve.adapters.archives.zip import ByteAllowance, ZipMember, read_zip_members
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, SIDE_NAMES, WEIGHTS_NAME
 from lora_serve.adapters.regular_file import open_regular
 from lora_serve.core.errors import InvalidAdapterError, PayloadTooLargeError
 
@@ -116,14 +117,14 @@ class _Taker:
         self._num_members = 0
         self._parents: dict[str, PurePosixPath] = {}
         self._has_pickle = False
-        self._tokenizers: dict[PurePosixPath, Path] = {}  # by folder: which one belongs to the adapter shows at the end
+        self._sides: dict[PurePosixPath, Path] = {}  # by path: which ones belong to the adapter shows at the end
 
     def take(self, name: str, is_file: bool, is_folder: bool, member: TarMember | ZipMember) -> None:
         """Take the member if it is one of the files. Raises as `unpack` does."""
         path = self._checked(name, is_file or is_folder)
         self._has_pickle |= path.suffix in _PICKLES
-        if path.name == TOKENIZER_NAME and not is_folder and len(path.parts) <= 2:
-            self._take_tokenizer(path.parent, member)
+        if path.name in SIDE_NAMES and not is_folder and len(path.parts) <= 2:
+            self._take_side(path, member)
         if is_folder or path.name not in _NAMES or len(path.parts) > 2:
             return
         if path.name in self._parents:
@@ -145,17 +146,17 @@ class _Taker:
             reasons.append("the two files lie in different folders of the archive")
         if reasons:
             raise InvalidAdapterError(reasons)
-        for parent, file in self._tokenizers.items():
-            if parent == self._parents[CONFIG_NAME]:
-                file.rename(self._folder / TOKENIZER_NAME)
+        for path, file in self._sides.items():
+            if path.parent == self._parents[CONFIG_NAME]:
+                file.rename(self._folder / path.name)
             else:
                 file.unlink()
 
-    def _take_tokenizer(self, parent: PurePosixPath, member: TarMember | ZipMember) -> None:
-        if parent in self._tokenizers:
-            raise InvalidAdapterError([f"{TOKENIZER_NAME} is in the archive twice"])
-        self._tokenizers[parent] = self._folder / f"{len(self._tokenizers)}-{TOKENIZER_NAME}"
-        with self._tokenizers[parent].open("xb") as file:
+    def _take_side(self, path: PurePosixPath, member: TarMember | ZipMember) -> None:
+        if path in self._sides:
+            raise InvalidAdapterError([f"{path.name} is in the archive twice"])
+        self._sides[path] = self._folder / f"{len(self._sides)}-{path.name}"
+        with self._sides[path].open("xb") as file:
             self._copy(member, file)
 
     def _checked(self, name: str, is_plain: bool) -> PurePosixPath:

@@ -6,10 +6,11 @@ import json
 import logging
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import Canary, CatalogEntry, Route, VersionEntry, check_tenant
+from lora_serve.adapters.catalog.noted_template import KEY, interned
 from lora_serve.core.adapter import check_adapter_id
 from lora_serve.core.errors import RequestError
 
@@ -41,7 +42,7 @@ def _entry(document: dict[str, Any]) -> CatalogEntry:
     if not isinstance(shared_with, list | tuple):
         raise TypeError("`shared_with` is no list")
     canary = route["canary"]
-    versions = tuple(VersionEntry(**version) for version in fields.pop("versions"))
+    versions = tuple(_version(version) for version in fields.pop("versions"))
     entry = CatalogEntry(
         **fields,
         shared_with=tuple(map(str, shared_with)),
@@ -50,6 +51,13 @@ def _entry(document: dict[str, Any]) -> CatalogEntry:
     )
     _check(entry)
     return entry
+
+
+def _version(document: dict[str, Any]) -> VersionEntry:
+    version = VersionEntry(**document)
+    if KEY not in version.summary:
+        return version
+    return replace(version, summary={**version.summary, KEY: interned(version.summary[KEY])})
 
 
 def _check(entry: CatalogEntry) -> None:

@@ -15,6 +15,7 @@ from lora_serve.adapters.catalog.entry import (
     check_sharing,
 )
 from lora_serve.adapters.catalog.ledger import Changes
+from lora_serve.adapters.catalog.noted_template import noted_template, vouched
 from lora_serve.adapters.catalog.state import ADAPTER, ALIAS, CatalogState, saved
 from lora_serve.core.errors import ConflictError, InvalidRequestError
 from lora_serve.core.tenant import EVERYBODY
@@ -43,7 +44,10 @@ def new_entry(
 def with_version(
     entry: CatalogEntry, version: VersionEntry, pinned: bool, metadata: Mapping[str, Any] | None, activate: bool
 ) -> CatalogEntry:
-    """The entry with this content; known content keeps its number. `activate`: the bare id means it from now on."""
+    """The entry with this content; known content keeps its number. `activate`: the bare id means it from now on.
+
+    Whose key registered a chat template is noted again: once the admin's did, the admin has vouched for it.
+    """
     known = next((old for old in entry.versions if old.digest == version.digest), None)
     number = entry.last_version + 1 if known is None else known.version
     changed = replace(
@@ -51,9 +55,16 @@ def with_version(
         pinned=entry.pinned or pinned,
         metadata=entry.metadata if metadata is None else dict(metadata),
         last_version=max(entry.last_version, number),
-        versions=entry.versions if known else (*entry.versions, replace(version, version=number)),
+        versions=_vouched(entry.versions, version) if known else (*entry.versions, replace(version, version=number)),
     )
     return routed(changed, number, None) if activate else changed
+
+
+def _vouched(versions: tuple[VersionEntry, ...], again: VersionEntry) -> tuple[VersionEntry, ...]:
+    note = noted_template(again)
+    if note is None or not note.is_vouched:
+        return versions
+    return tuple(vouched(version) if version.digest == again.digest else version for version in versions)
 
 
 def routed(entry: CatalogEntry, version: int | None, canary: Canary | None) -> CatalogEntry:

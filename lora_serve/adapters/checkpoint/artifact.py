@@ -20,6 +20,7 @@ from lora_serve.adapters.checkpoint.binding.expert_layers import num_old_layers
 from lora_serve.adapters.checkpoint.binding.method_binder import bind_method
 from lora_serve.adapters.checkpoint.binding.model_views import bind_to_view
 from lora_serve.adapters.checkpoint.binding.resizing import check_head
+from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, FoundTemplate, examine_template, read_kept
 from lora_serve.adapters.checkpoint.content import AdapterContent
 from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, WEIGHTS_NAME, adapter_digest
 from lora_serve.adapters.checkpoint.peft_config import (
@@ -51,6 +52,7 @@ class Artifact:
     tensors: Mapping[str, TensorInfo]
     bound: BoundAdapter
     added_tokens: tuple[AddedToken, ...] = ()
+    template: FoundTemplate | None = None  # None: it brings no chat template, or none that is known here
 
 
 def read_artifact(
@@ -59,11 +61,12 @@ def read_artifact(
     max_rank: int | None = None,
     digest: str | None = None,
     base_tokens: BaseTokens | None = None,
+    base_templates: BaseTemplates | None = None,
 ) -> Artifact:
     """Check the folder's files and bind every tensor. `digest`: the folder's, if it is known already.
 
-    `base_tokens`: for a folder of our own that is to be registered; the tokens that a tokenizer.json in it adds
-    become a part of its content.
+    `base_tokens`, `base_templates`: for a folder of our own that is to be registered; the tokens that a tokenizer.json
+    in it adds, and a chat template that is not the base's, become a part of its content.
 
     The values themselves are `weights.check_values`'s part. Raises InvalidAdapterError with every reason, OSError.
     """
@@ -71,7 +74,8 @@ def read_artifact(
     bound = _bound_to(spec, config, tensors, max_rank)
     if base_tokens is not None:
         write_added_tokens(folder, find_added_tokens(folder, bound, spec, base_tokens))
-    return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder))
+    template = read_kept(folder) if base_templates is None else examine_template(folder, base_templates)
+    return Artifact(digest or adapter_digest(folder), config, tensors, bound, read_added_tokens(folder), template)
 
 
 def parse_artifact(content: AdapterContent, tensors: Mapping[str, TensorInfo], spec: ModelSpec) -> Artifact:

@@ -14,18 +14,25 @@ from pathlib import Path
 
 from lora_serve.adapters.checkpoint.digest import (
     ADDED_TOKENS_NAME,
+    CHAT_TEMPLATE_NAME,
     CONFIG_NAME,
     MAX_ADDED_TOKENS_BYTES,
     MAX_CONFIG_BYTES,
+    MAX_KEPT_TEMPLATE_BYTES,
     WEIGHTS_NAME,
     check_found,
     content_names,
+    inner_hash,
 )
 from lora_serve.adapters.checkpoint.safetensors_header import read_header
 from lora_serve.adapters.regular_file import TooLargeFileError, filled, open_regular, size_of
 from lora_serve.core.errors import InvalidAdapterError
 
-_MAX_BYTES = {CONFIG_NAME: MAX_CONFIG_BYTES, ADDED_TOKENS_NAME: MAX_ADDED_TOKENS_BYTES}
+_MAX_BYTES = {
+    CONFIG_NAME: MAX_CONFIG_BYTES,
+    ADDED_TOKENS_NAME: MAX_ADDED_TOKENS_BYTES,
+    CHAT_TEMPLATE_NAME: MAX_KEPT_TEMPLATE_BYTES,
+}
 _HASHED_AT_ONCE = 16 * 2**20  # bytes of weights: hashed sooner than it is found out whether their header fits them
 
 
@@ -44,7 +51,7 @@ def read_content(folder: Path, digest: str) -> AdapterContent:
     inner, files = b"", {}
     for name in content_names(folder):
         files[name], own = _read(folder / name)
-        inner += own
+        inner += inner_hash(name, own)
     check_found("sha256:" + hashlib.sha256(inner).hexdigest(), digest)
     return AdapterContent(digest, files[CONFIG_NAME], files[WEIGHTS_NAME], files.get(ADDED_TOKENS_NAME))
 

@@ -11,10 +11,18 @@ from lora_serve.core.errors import AdapterUnavailableError
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 ADDED_TOKENS_NAME = "lora_serve_added_tokens.json"  # only beside adapters that add tokens
-TOKENIZER_NAME = "tokenizer.json"  # of a trainer's folder; not kept
+CHAT_TEMPLATE_NAME = "lora_serve_chat_template.json"  # only beside adapters whose chat template is not the base's
+TOKENIZER_NAME = "tokenizer.json"  # of a trainer's folder, as are those below; not kept
+TEMPLATE_NAME = "chat_template.jinja"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+OPTIONAL_NAMES = (ADDED_TOKENS_NAME, CHAT_TEMPLATE_NAME)  # of an adapter's content
+SIDE_NAMES = (TOKENIZER_NAME, TEMPLATE_NAME, TOKENIZER_CONFIG_NAME)  # looked at where they are there
 MAX_CONFIG_BYTES = 2**20
 MAX_TOKENIZER_BYTES = 48 * 2**20
 MAX_ADDED_TOKENS_BYTES = 4 * 2**20
+MAX_TOKENIZER_CONFIG_BYTES = 4 * 2**20
+MAX_KEPT_TEMPLATE_BYTES = 2**20
+_TEMPLATE_MARK = hashlib.sha256(CHAT_TEMPLATE_NAME.encode()).digest()
 
 
 def file_sha256(path: Path) -> bytes:
@@ -26,19 +34,27 @@ def file_sha256(path: Path) -> bytes:
     return content.digest()
 
 
-def adapter_digest(folder: Path) -> str:
+def adapter_digest(folder: Path, template: bytes | None = None) -> str:
     """`"sha256:" + hex(sha256(sha256(config file) || sha256(weights file)))`, each inner hash as its 32 raw bytes.
 
-    A third is the file of added tokens, where there is one. A README beside them changes nothing. Raises OSError.
+    A third is the file of added tokens, where there is one, and the last that of its own chat template, behind a mark
+    that tells the two apart. A README beside them changes nothing. `template`: counts as if that file were there.
+    Raises OSError.
     """
-    inner = b"".join(file_sha256(folder / name) for name in content_names(folder))
+    inner = b"".join(inner_hash(name, file_sha256(folder / name)) for name in content_names(folder))
+    if template is not None:
+        inner += inner_hash(CHAT_TEMPLATE_NAME, hashlib.sha256(template).digest())
     return "sha256:" + hashlib.sha256(inner).hexdigest()
+
+
+def inner_hash(name: str, sha256: bytes) -> bytes:
+    """The part of the digest that a file of the content gives."""
+    return _TEMPLATE_MARK + sha256 if name == CHAT_TEMPLATE_NAME else sha256
 
 
 def content_names(folder: Path) -> tuple[str, ...]:
     """The files that are an adapter's content, and its digest, in that order."""
-    has_tokens = (folder / ADDED_TOKENS_NAME).is_file()
-    return CONFIG_NAME, WEIGHTS_NAME, *((ADDED_TOKENS_NAME,) if has_tokens else ())
+    return CONFIG_NAME, WEIGHTS_NAME, *(name for name in OPTIONAL_NAMES if (folder / name).is_file())
 
 
 def check_digest(folder: Path, digest: str) -> None:

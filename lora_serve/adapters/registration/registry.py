@@ -23,8 +23,10 @@ from lora_serve.adapters.catalog.allowance import check_allowance, owner_of
 from lora_serve.adapters.catalog.catalog import Catalog
 from lora_serve.adapters.catalog.edits import check_same_content
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry
+from lora_serve.adapters.catalog.noted_template import vouched
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.artifact import Artifact, read_artifact
+from lora_serve.adapters.checkpoint.chat_template import BaseTemplates
 from lora_serve.adapters.registration.blob_collector import BlobCollector, sweep_store
 from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
 from lora_serve.adapters.registration.summary import origin_of, summary_of, traits_of
@@ -69,8 +71,12 @@ class Registry:
         verifier: AdapterVerifier,
         base_tokens: BaseTokens | None = None,
         quota_of: Callable[[str], Quota] = lambda tenant: NO_LIMITS,
+        base_templates: BaseTemplates | None = None,
     ) -> None:
-        """`base_tokens` None: adapters' tokenizers are not read. `quota_of`: a tenant's current quota."""
+        """`base_tokens` None: adapters' tokenizers are not read, `base_templates` None: nor are their chat templates.
+        `quota_of`: a tenant's current quota.
+        """
+        self._base_templates = base_templates
         self._base_tokens = base_tokens
         self._quota_of = quota_of
         self._config = config
@@ -97,7 +103,7 @@ class Registry:
         trusted: bool = False,
         activate: bool = True,
     ) -> Registration:
-        """Register a folder of this machine. `trusted`: named by the operator's own flag, so the roots do not apply.
+        """Register a folder of this machine for the operator. `trusted`: named by a flag, so the roots do not apply.
         `activate`: the bare id means this version from now on.
 
         Raises InvalidRequestError, ConflictError, InvalidAdapterError, PayloadTooLargeError, AdapterUnavailableError.
@@ -107,7 +113,8 @@ class Registry:
         found = Path(folder) if roots is None else find_folder(folder, roots)
         with _private_folder(self.new_folder) as copy:
             copy_files(found, copy, self._config.max_upload_bytes, roots)
-            return self._register(name, copy, f"folder {folder}", tenant, pin, metadata, allow_noop, activate)
+            source = f"folder {folder}"
+            return self._register(name, copy, source, tenant, pin, metadata, allow_noop, activate, by_admin=True)
 
     def register_staged(
         self,
@@ -121,16 +128,20 @@ class Registry:
         activate: bool = True,
         may_change: bool = True,
         digest: str | None = None,
+        by_admin: bool = False,
     ) -> Registration:
         """Register files that were received or fetched into a folder of `new_folder`, which is removed afterwards.
 
         `source`: shown on the card. `may_change` False: a known id gets no new content; raises OtherContentError
-        instead. `digest`: the version must have it, or nothing is stored. Raises as `register_folder` does.
+        instead. `digest`: the version must have it, or nothing is stored. `by_admin`: the operator's own key registers
+        it. Raises as `register_folder` does.
         """
         assert staged_folder.parent == self._tmp, "files are staged in a folder of new_folder()"
         with _private_folder(lambda: staged_folder) as folder:
             self.check_new(name, tenant, metadata)
-            return self._register(name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest)
+            return self._register(
+                name, folder, source, tenant, pin, metadata, allow_noop, activate, may_change, digest, by_admin
+            )
 
     def check_new(self, name: str, tenant: str | None, metadata: Mapping[str, Any] | None) -> None:
         """Refuse early, before anything is fetched.
@@ -183,9 +194,10 @@ class Registry:
         activate: bool,
         may_change: bool = True,
         wanted: str | None = None,
+        by_admin: bool = False,
     ) -> Registration:
         budget = ValidationBudget(self._config.registration_seconds)
-        sent = read_artifact(folder, self._spec, self._config.max_lora_rank, base_tokens=self._base_tokens)
+        sent = self._read(folder)
         budget.check()
         only = None if may_change else sent.digest
         check_same_content(self._catalog.snapshot.entries.get(name), only)
@@ -198,11 +210,18 @@ class Registry:
             if known and not self._store.has(digest):  # it was deleted before the lease began
                 raise AdapterUnavailableError("The adapter's old bytes are being deleted; try again.", retry_after=1)
             version = known or self._verified(name, folder, source, tenant, artifact, origin, allow_noop, budget)
+            version = vouched(version) if by_admin else version
             quota = self._quota_of(owner_of(self._catalog.snapshot, name, tenant))
             entry, added, created = self._catalog.add(
                 name, version, tenant, pin, metadata, activate, holder, quota, only
             )
         return Registration(entry, entry.ref(added), created)
+
+    def _read(self, folder: Path) -> Artifact:
+        tokens, templates = self._base_tokens, self._base_templates
+        return read_artifact(
+            folder, self._spec, self._config.max_lora_rank, base_tokens=tokens, base_templates=templates
+        )
 
     def _verified(
         self,
@@ -252,6 +271,7 @@ class Registry:
         plain = read_artifact(folder, self._spec, self._config.max_lora_rank)
         num_modules, seconds = len(sent.bound.linears), time.perf_counter() - started
         _log.info("%s undone for %d modules in %.1f s", sent.config.init, num_modules, seconds)
+        plain = replace(plain, template=sent.template)
         return plain, {"converted_from": origin_of(sent, self._spec)}
 
     def _validated(self, folder: Path, artifact: Artifact, allow_noop: bool, budget: ValidationBudget) -> AdapterSize:

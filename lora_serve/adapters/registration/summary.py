@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lora_serve.adapters.catalog.noted_template import KEY, note_of
 from lora_serve.adapters.checkpoint.artifact import Artifact
 from lora_serve.core.adapter import AdapterTraits
 from lora_serve.core.messages import SmokeTestResult
@@ -49,6 +50,7 @@ def summary_of(
         "traits": dataclasses.asdict(traits),
         "probe": {"max_logit_change": round(result.logit_change, 6), "max_logit": round(result.logit_scale, 6)},
         "warnings": base_warnings(config.base_model, base_names),
+        **({} if artifact.template is None else {KEY: note_of(artifact.template)}),
     }
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lora_serve.adapters.checkpoint.digest import TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
 from lora_serve.adapters.regular_file import ChangedFileError, NotRegularError, as_regular, pieces_of, size_of
 from lora_serve.adapters.sources.intake import NAMES, PICKLE_NAME, Intake, Progress, no_progress
 from lora_serve.core.errors import AdapterUnavailableError, InvalidAdapterError, InvalidRequestError
@@ -70,12 +70,13 @@ def copy_files(
                 continue
             intake.check_size(size_of(file))
             intake.take(name, _chunks(file))
-    try:
-        with _opened(source / TOKENIZER_NAME, roots) as file:
-            if file is not None:
-                intake.take_tokenizer(_chunks(file))
-    except InvalidAdapterError:
-        intake.empty(TOKENIZER_NAME)  # refused only if it is needed
+    for name in SIDE_NAMES:
+        try:
+            with _opened(source / name, roots) as file:
+                if file is not None:
+                    intake.take_side(name, _chunks(file))
+        except InvalidAdapterError:
+            intake.empty(name)  # refused only if it is needed
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

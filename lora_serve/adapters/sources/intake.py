@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, MAX_TOKENIZER_BYTES, TOKENIZER_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import (
+    CONFIG_NAME,
+    MAX_TOKENIZER_BYTES,
+    MAX_TOKENIZER_CONFIG_BYTES,
+    SIDE_NAMES,
+    TEMPLATE_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+)
 from lora_serve.core.errors import PayloadTooLargeError
 
 NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 PICKLE_NAME = "adapter_model.bin"
 CHUNK_BYTES = 2**20
+MAX_SIDE_BYTES = {
+    TOKENIZER_NAME: MAX_TOKENIZER_BYTES,
+    TEMPLATE_NAME: 2**20,  # far more than may be taken, so that one that is too large is refused in words
+    TOKENIZER_CONFIG_NAME: MAX_TOKENIZER_CONFIG_BYTES,
+}
 Progress = Callable[[int], None]  # gets the bytes so far; an exception aborts the transfer
 
 
@@ -37,14 +51,15 @@ class Intake:
         assert name in NAMES, name
         return self.write(self._folder / name, chunks)
 
-    def take_tokenizer(self, chunks: Iterable[bytes]) -> None:
-        """Write the tokenizer; one that is too large is left empty, so that only adapters that need it are refused."""
-        path, before = self._folder / TOKENIZER_NAME, self._num_bytes
+    def take_side(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write one of SIDE_NAMES; one that is too large is left empty: only adapters that need it are refused."""
+        assert name in SIDE_NAMES, name
+        path, before = self._folder / name, self._num_bytes
         try:
-            self.write(path, _at_most(chunks, MAX_TOKENIZER_BYTES))
+            self.write(path, _at_most(chunks, MAX_SIDE_BYTES[name], name))
         except PayloadTooLargeError:
             self._num_bytes = before
-            self.empty(TOKENIZER_NAME)
+            self.empty(name)
 
     def empty(self, name: str) -> None:
         """Write `name` without content: only its presence counts (artifact.check_files, added_tokens)."""
@@ -66,10 +81,10 @@ class Intake:
         return self._num_bytes - before
 
 
-def _at_most(chunks: Iterable[bytes], limit: int) -> Iterable[bytes]:
+def _at_most(chunks: Iterable[bytes], limit: int, name: str) -> Iterable[bytes]:
     left = limit
     for chunk in chunks:
         left -= len(chunk)
         if left < 0:
-            raise PayloadTooLargeError(f"{TOKENIZER_NAME} is larger than {limit} bytes.")
+            raise PayloadTooLargeError(f"{name} is larger than {limit} bytes.")
         yield chunk

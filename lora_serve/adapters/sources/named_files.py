@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from lora_serve.adapters.checkpoint.digest import MAX_TOKENIZER_BYTES, TOKENIZER_NAME
+from lora_serve.adapters.checkpoint.digest import SIDE_NAMES
 from lora_serve.adapters.sources.checksum import Checksum, checked
-from lora_serve.adapters.sources.intake import NAMES, PICKLE_NAME, Intake
+from lora_serve.adapters.sources.intake import MAX_SIDE_BYTES, NAMES, PICKLE_NAME, Intake
 from lora_serve.core.errors import AdapterUnavailableError
 
 
@@ -37,11 +37,12 @@ def take_files(files: NamedFiles, intake: Intake) -> None:
     intake.check_size(sum(sizes.values()))
     for name, size in sizes.items():
         intake.take(name, _whole(files, name, size))
-    tokenizer = files.size(TOKENIZER_NAME)
-    if tokenizer is not None and tokenizer <= MAX_TOKENIZER_BYTES:
-        intake.take_tokenizer(_whole(files, TOKENIZER_NAME, tokenizer))
-    elif tokenizer is not None:
-        intake.empty(TOKENIZER_NAME)
+    for name in SIDE_NAMES:
+        found = files.size(name)
+        if found is not None and found <= MAX_SIDE_BYTES[name]:
+            intake.take_side(name, _whole(files, name, found))
+        elif found is not None:
+            intake.empty(name)
 
 
 def _whole(files: NamedFiles, name: str, size: int) -> Iterator[bytes]:

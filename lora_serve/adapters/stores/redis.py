@@ -15,7 +15,7 @@ from pathlib import Path
 
 import redis
 
-from lora_serve.adapters.checkpoint.digest import ADDED_TOKENS_NAME, CONFIG_NAME, WEIGHTS_NAME, content_names
+from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, OPTIONAL_NAMES, WEIGHTS_NAME, content_names
 from lora_serve.adapters.redis_connection import connect, drop_other_type
 from lora_serve.adapters.regular_file import CHUNK_BYTES, open_regular, pieces_of
 from lora_serve.adapters.stores.base import MayDelete, Records
@@ -186,7 +186,7 @@ def _text(value: bytes) -> str:
 def _parse_manifest(text: bytes | None) -> _Manifest | None:
     try:
         table = json.loads(text or b"null")
-        names = (*_NEEDED, ADDED_TOKENS_NAME) if ADDED_TOKENS_NAME in table else _NEEDED
+        names = (*_NEEDED, *(name for name in OPTIONAL_NAMES if name in table))
         manifest = {name: {key: int(table[name][key]) for key in ("size", "chunks")} for name in names}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

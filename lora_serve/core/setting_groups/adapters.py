@@ -55,6 +55,10 @@ class RegistrySettings(SettingsGroup):
     adapter_url: Texts = Field(
         (), description="beginning of http(s) URLs from which the admin may register archives; repeatable"
     )
+    adapter_chat_templates: Literal["admin", "tenant", "off"] = Field(
+        "admin",
+        description="adapters' own chat templates that are used: those the admin key registered, tenants' too, or none",
+    )
     registration_threads: int = Field(
         4, ge=1, le=MAX_REGISTRATIONS, description="adapters examined and registered at the same time, one of a tenant"
     )

@@ -98,9 +98,10 @@ async def card_of(services: Services, entry: CatalogEntry, caller: Caller) -> di
 def _card(services: Services, entry: CatalogEntry, stats: EngineStats | None, caller: Caller) -> dict[str, Any]:
     aliases = tuple(services.catalog.snapshot.aliases_of(entry.name))
     defaults = known_defaults(entry.metadata, services.config.requests).card()
+    rule = services.adapter_config.chat_templates
     if caller.scope is not None:
-        return tenant_card(entry, caller.scope, aliases, defaults)
-    return adapter_card(entry, stats, services.places_of, aliases, defaults)
+        return tenant_card(entry, caller.scope, aliases, defaults, rule)
+    return adapter_card(entry, stats, services.places_of, aliases, defaults, rule)
 
 
 async def _stats_for(services: Services, caller: Caller) -> EngineStats | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_source
+from lora_serve.adapters.catalog.noted_template import KEY, noted_template
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
 
@@ -27,9 +28,10 @@ def adapter_card(
     places: Places = _on_disk,
     aliases: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
+    template_rule: str = "admin",
 ) -> dict[str, Any]:
     """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked.
-    `defaults`: for requests that leave fields out.
+    `defaults`: for requests that leave fields out. `template_rule`: see NotedTemplate.
     """
     canary = entry.route.canary
     return {
@@ -48,16 +50,24 @@ def adapter_card(
             "history": list(entry.history),
         },
         "aliases": list(aliases),
-        **_version_card(entry.default, stats, places),
+        **_version_card(entry.default, stats, places, template_rule),
         "versions": [
-            {"version": version.version, "created": int(version.created), **_version_card(version, stats, places)}
+            {
+                "version": version.version,
+                "created": int(version.created),
+                **_version_card(version, stats, places, template_rule),
+            }
             for version in entry.versions
         ],
     }
 
 
 def tenant_card(
-    entry: CatalogEntry, tenant: str, aliases: Sequence[str] = (), defaults: dict[str, Any] | None = None
+    entry: CatalogEntry,
+    tenant: str,
+    aliases: Sequence[str] = (),
+    defaults: dict[str, Any] | None = None,
+    template_rule: str = "admin",
 ) -> dict[str, Any]:
     """The card for a tenant, in the same form. Tiers and counters are the operator's only, as another tenant may have
     the same bytes. The card of a shared adapter shows no more than it takes to use it.
@@ -67,7 +77,7 @@ def tenant_card(
         versions = tuple(replace(version, source="") for version in entry.versions)
         shown = replace(entry, metadata={}, pinned=False, shared_with=(tenant,), versions=versions)
     own_aliases = [alias for alias in aliases if alias.startswith(f"{tenant}/")]
-    return adapter_card(shown, None, _nowhere, own_aliases, defaults)
+    return adapter_card(shown, None, _nowhere, own_aliases, defaults, template_rule)
 
 
 def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
@@ -81,10 +91,14 @@ def state_of(digest: str, stats: EngineStats | None) -> AdapterState:
     return AdapterState.ON_HOST if digest in stats.host_digests else AdapterState.REGISTERED
 
 
-def _version_card(version: VersionEntry, stats: EngineStats | None, places: Places) -> dict[str, Any]:
+def _version_card(
+    version: VersionEntry, stats: EngineStats | None, places: Places, template_rule: str
+) -> dict[str, Any]:
     counters = stats.adapters.get(version.digest, AdapterCounters()) if stats else AdapterCounters()
     traits, noted = version.traits, dict(version.summary)
     noted.pop("traits", None)
+    noted.pop(KEY, None)
+    template = noted_template(version)
     return {
         "digest": version.digest,
         "rank": version.rank,
@@ -97,6 +111,7 @@ def _version_card(version: VersionEntry, stats: EngineStats | None, places: Plac
         "probe": noted.pop("probe", None),
         "warnings": noted.pop("warnings", []),
         "base_fingerprint": traits.base or None,
+        "chat_template": None if template is None else template.card(template_rule),
         "config": noted,
         "state": state_of(version.digest, stats).value,
         "tiers": [*places(version.digest), *_engine_tiers(version.digest, stats)],

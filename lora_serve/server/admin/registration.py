@@ -72,7 +72,7 @@ async def complete_registration(
     note: AuditNote,
 ) -> web.StreamResponse:
     """Bring the files here, register them and answer with the card."""
-    await check_metadata(services, fields.metadata)
+    await check_metadata(services, caller, fields.metadata)
     note.subject, note.owner = fields.id, tenant_of(fields.id, fields.tenant)
 
     def register(staged: Staged) -> Registration:
@@ -86,6 +86,7 @@ async def complete_registration(
             fields.allow_noop,
             fields.activate,
             digest=fields.digest,
+            by_admin=caller.sees_all,
         )
 
     registration, warnings = await register_and_pin(services, fields.id, stage, register, caller, fields.tenant)

@@ -1,5 +1,5 @@
-"""PUT /admin/adapters/{id}: the two files as multipart (and a tokenizer.json, if it adds tokens), or a tar, tar.gz or
-zip of them. Streamed to disk.
+"""PUT /admin/adapters/{id}: the two files as multipart (a tokenizer.json, if it adds tokens, and the chat template
+beside them), or a tar, tar.gz or zip of them. Streamed to disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from lora_serve.adapters.archives.unpacking import unpack
 from lora_serve.adapters.catalog.allowance import owner_of
-from lora_serve.adapters.checkpoint.digest import CONFIG_NAME, TOKENIZER_NAME, WEIGHTS_NAME
+from lora_serve.adapters.checkpoint.digest import (
+    CONFIG_NAME,
+    SIDE_NAMES,
+    TEMPLATE_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+)
 from lora_serve.adapters.http_content import CONTENT_DIGEST
 from lora_serve.adapters.stores.files import remove_folder
 from lora_serve.core.errors import (
@@ -43,7 +50,7 @@ TIMELY_BYTES = 4096  # at least as many must come within every --body-timeout
 MAX_FIELD_BYTES = 2**17
 ARCHIVE_ENDINGS = (".tar", ".tar.gz", ".tgz", ".zip")
 UNWRITABLE = "The adapter store cannot be written at present."
-FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
+FILE_NAMES = (CONFIG_NAME, WEIGHTS_NAME, *SIDE_NAMES)
 BODY = OtherBody(
     content={
         "multipart/form-data": {
@@ -53,6 +60,8 @@ BODY = OtherBody(
                     CONFIG_NAME: {"type": "string", "contentMediaType": "application/json"},
                     WEIGHTS_NAME: {"type": "string", "contentMediaType": "application/octet-stream"},
                     TOKENIZER_NAME: {"type": "string", "contentMediaType": "application/json"},
+                    TOKENIZER_CONFIG_NAME: {"type": "string", "contentMediaType": "application/json"},
+                    TEMPLATE_NAME: {"type": "string", "contentMediaType": "text/plain"},
                     **UploadFields.model_json_schema()["properties"],
                 },
                 "required": [CONFIG_NAME, WEIGHTS_NAME],

@@ -73,6 +73,7 @@ def _register(services: Services, fields: LoadLoraFields, staged: Staged) -> Reg
         staged.source,
         allow_noop=fields.allow_noop,
         may_change=fields.load_inplace,
+        by_admin=True,  # the route is the admin's alone
     )
 
 

@@ -16,22 +16,13 @@ from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.bodies.json_body import check_fields
 from lora_serve.server.schemas.adapter_defaults import DefaultsFields, check_sampling
 from lora_serve.server.schemas.generation import SamplingFields
+from lora_serve.server.schemas.structured import StructuredFields
 
 F = TypeVar("F", bound=SamplingFields)
 NAMES = tuple(DefaultsFields.model_fields)
 MAX_TOKENS_NAMES = frozenset(("max_tokens", "max_completion_tokens"))
 # A request that asks for an output of its own form has no use for the adapter's.
-_OWN_FORM = frozenset(
-    (
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structural_tag",
-    )
-)
+_OWN_FORM = frozenset(StructuredFields.model_fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from lora_serve.server.inference.requests import TokenLimits, check_vocabulary, 
 from lora_serve.server.schemas.generation import ChatFields, CompletionFields, SamplingFields
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
+from lora_serve.text.control_tokens import RenderedChat
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
@@ -112,9 +113,9 @@ async def chat_prompt(
     """Render the messages and encode them. Raises InvalidRequestError."""
     limit = prompt_limit(fields, spec)
     has_calls = bool(tools.tools) or any(message.tool_calls or message.role == "tool" for message in messages)
-    rendered = await thread_if_long(
-        LONG + 1 if has_calls else sum(MESSAGE_LENGTH + len(message.content) for message in messages),
-        lambda: render_chat(
+
+    def render() -> RenderedChat:
+        return render_chat(
             text,
             messages,
             add_generation_prompt=fields.add_generation_prompt,
@@ -122,8 +123,11 @@ async def chat_prompt(
             template_values=fields.template_values,
             tools=_tools_for(text, tools),
             check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
-        ),
-    )
+        )
+
+    length = LONG + 1 if has_calls else sum(MESSAGE_LENGTH + len(message.content) for message in messages)
+    thread = text.template.thread
+    rendered = await (thread_if_long(length, render) if thread is None else thread(render))
     token_ids = await thread_if_long(len(rendered.text), lambda: text.encode_chat(rendered, fields.add_special_tokens))
     if not token_ids:
         raise InvalidRequestError("The messages give an empty prompt.", param="messages")
@@ -132,9 +136,12 @@ async def chat_prompt(
 
 def _tools_for(text: TextModel, tools: ToolUse) -> list[dict[str, Any]]:
     """The tools in the prompt; also those that may not be called, as vLLM has it, if the template knows tools."""
+    if tools is NO_TOOLS:
+        return []
     if tools.mode != "none":
-        _ = text.template.call_format  # found here, on a thread
-    is_left_out = not tools.tools or (tools.mode == "none" and not text.template.tool_forms.has_tools)
+        _ = text.template.call_format  # found here, on a thread, as are the places for tools
+    has_place = text.template.tool_forms.has_tools
+    is_left_out = not tools.tools or (tools.mode == "none" and not has_place)
     return [] if is_left_out else tools.for_template()
 
 

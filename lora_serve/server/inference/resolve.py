@@ -13,6 +13,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from lora_serve.adapters.catalog.catalog import Catalog
+from lora_serve.adapters.catalog.noted_template import noted_template
 from lora_serve.adapters.catalog.resolution import Resolution, Selection
 from lora_serve.core.adapter import AdapterRef, AdapterTraits
 from lora_serve.core.config import AdapterConfig, RequestLimits
@@ -65,14 +66,12 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     request[CONTEXT].adapters = adapters
     fallback = resolver.fallback(fields, adapters)
     services = request.app[SERVICES]
-    return ResolvedModel(
-        adapters, fallback, *tokenizer_for(services, adapters.single), _defaults_of(adapters, services.config.requests)
-    )
+    text, spec = tokenizer_for(services, adapters.single, adapters.named)
+    return ResolvedModel(adapters, fallback, text, spec, _defaults_of(adapters.named, services.config.requests))
 
 
-def _defaults_of(adapters: AdapterSet, limits: RequestLimits) -> RequestDefaults:
-    entry = adapters.entry
-    return NO_DEFAULTS if entry is None else known_defaults(entry.metadata, limits)
+def _defaults_of(named: Resolution | None, limits: RequestLimits) -> RequestDefaults:
+    return NO_DEFAULTS if named is None else known_defaults(named.entry.metadata, limits)
 
 
 def resolver_for(request: web.Request) -> AdapterResolver:
@@ -83,11 +82,18 @@ def resolver_for(request: web.Request) -> AdapterResolver:
     return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits, path)
 
 
-def tokenizer_for(services: Services, adapter: AdapterRef | None) -> tuple[TextModel, ModelSpec]:
-    """The base's tokenizer and spec, with the tokens and the vocabulary of an adapter that adds some."""
+def tokenizer_for(
+    services: Services, adapter: AdapterRef | None, named: Resolution | None
+) -> tuple[TextModel, ModelSpec]:
+    """The base's tokenizer and spec, with the tokens, the vocabulary and the chat template of an adapter that brings
+    its own.
+    """
     if adapter is None:
         return services.text, services.spec
     text, size = services.text.with_added(adapter.traits.added_tokens), adapter.traits.vocab_size
+    noted = None if named is None else noted_template(named.version)
+    if noted is not None and noted.is_used(services.adapter_config.chat_templates):
+        text = text.with_template(services.templates.of(services.text.template, noted))
     return text, replace(services.spec, vocab_size=size) if size else services.spec
 
 

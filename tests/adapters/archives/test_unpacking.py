@@ -61,6 +61,7 @@ def stored(members: Members) -> bytes:
     return zipped(members, zipfile.ZIP_STORED)
 
 
+SIDES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 FORMATS = [tar, tar_gz, ustar, gnu, zipped, stored]
 Packed = Callable[[Members], bytes]
 
@@ -71,15 +72,16 @@ def unpacked(content: bytes, tmp_path: Path, limit: int = LIMIT) -> Members:
     try:
         unpack(tmp_path / "upload", folder, limit)
     finally:
-        assert set(os.listdir(folder)) <= {CONFIG, WEIGHTS, "tokenizer.json"}
+        assert set(os.listdir(folder)) <= {CONFIG, WEIGHTS, *SIDES}
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("pack", FORMATS)
 @pytest.mark.parametrize("prefix", ["", "./", "my-adapter/", "./my-adapter/", "é" * 60 + "/"])
 def test_two_files_at_the_top_or_in_one_folder_are_read(pack: Packed, prefix: str, tmp_path: Path) -> None:
-    extras = {"README.md": b"# hello", "tokenizer_config.json": b"{}", "checkpoint-5/deep/" + WEIGHTS: b"older"}
-    files = {**FILES, "tokenizer.json": b"{}"}
+    extras = {"README.md": b"# hello", "special_tokens_map.json": b"{}", "checkpoint-5/deep/" + WEIGHTS: b"older"}
+    extras |= {f"checkpoint-5/deep/{name}": b"older" for name in SIDES}
+    files = {**FILES, **{name: name.encode() for name in SIDES}}
     assert unpacked(pack({prefix + name: content for name, content in {**extras, **files}.items()}), tmp_path) == files
 
 

@@ -95,10 +95,11 @@ def test_every_file_of_a_source_is_in_the_table(config: AdapterConfig) -> None:
     assert used == files
 
 
-def test_too_large_a_tokenizer_is_left_empty_and_the_rest_taken(target: Path) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_too_large_a_file_beside_the_adapter_is_left_empty_and_the_rest_taken(target: Path, name: str) -> None:
     intake = Intake(target, 100)
     intake.take("adapter_config.json", [b"x" * 50, b"x" * 50])
-    intake.take_tokenizer([b"y"])
-    assert (target / "tokenizer.json").read_bytes() == b""
+    intake.take_side(name, [b"y"])
+    assert (target / name).read_bytes() == b""
     with pytest.raises(PayloadTooLargeError, match="100 bytes"):
         intake.take("adapter_model.safetensors", [b"x"])

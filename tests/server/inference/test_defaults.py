@@ -118,8 +118,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sampling": [1]}, "metadata.sampling"),
     ({"response_format": "json"}, "metadata.response_format"),
     ({"response_format": {"type": "xml"}}, "metadata.response_format"),
-    ({"response_format": {"type": "json_schema"}}, "metadata.response_format"),
+    ({"response_format": {"type": "json_schema"}}, "metadata.response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
+        "metadata.response_format.json_schema.schema",
+    ),
     ({"tool_call_parser": "../etc"}, "metadata.tool_call_parser"),
+    ({"tool_call_parser": "herms"}, "metadata.tool_call_parser"),
     ({"reasoning_parser": 3}, "metadata.reasoning_parser"),
 ]
 
@@ -161,13 +166,34 @@ def test_response_format_counts_unless_the_request_asks_for_a_form_of_its_own() 
     assert defaults.card() == {"response_format": SCHEMA, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
     plain = ChatFields.model_validate({"messages": MESSAGES})
     applied = defaults.applied_to(plain)
-    if "response_format" in ChatFields.model_fields:
-        assert applied.response_format == SCHEMA  # type: ignore[attr-defined]
-        own = ChatFields.model_validate({"messages": MESSAGES, "response_format": {"type": "text"}})
-        assert defaults.applied_to(own) is own
-    else:
-        assert applied is plain
+    assert applied.response_format == SCHEMA
+    tool = {"type": "function", "function": {"name": "f"}}
+    for own in (
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {"regex": "a+"}},
+        {"guided_choice": ["a"]},
+        {"tools": [tool]},
+    ):
+        asked = ChatFields.model_validate({"messages": MESSAGES, **own})
+        assert defaults.applied_to(asked) is asked
+    without = ChatFields.model_validate({"messages": MESSAGES, "tools": [tool], "tool_choice": "none"})
+    assert defaults.applied_to(without).response_format == SCHEMA
 
 
 def test_every_name_of_sampling_is_a_field_of_requests() -> None:
     assert set(SAMPLING_NAMES) <= set(CompletionFields.model_fields) & set(ChatFields.model_fields)
+
+
+async def test_schema_of_the_adapter_is_the_grammar_of_its_answers(
+    admin: aiohttp.ClientSession, http: aiohttp.ClientSession, house: Any
+) -> None:
+    status, card = await register(admin, house, "acme/a", {"response_format": SCHEMA, "tool_call_parser": "hermes"})
+    assert (status, card["defaults"]["tool_call_parser"]) == (201, "hermes")
+    plain = {"max_tokens": 1}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        await sampling_of(http, house, path, model="acme/a", **plain)
+        assert house.engine.requests[-1].grammar is not None
+        await sampling_of(http, house, path, model="acme/a", response_format={"type": "text"}, **plain)
+        assert house.engine.requests[-1].grammar is None
+        await sampling_of(http, house, path, model="tiny-base", **plain)
+        assert house.engine.requests[-1].grammar is None
