@@ -144,3 +144,9 @@ def test_other_lists_of_tokens_allow_nothing_that_the_grammar_does_not() -> None
     assert choice.token_id == 10
     (choice,) = choose(some_logits(1), [row({10, 20}, temperature=1.0, bad_words=((10,),))])
     assert choice.token_id == 20
+
+
+def test_token_beyond_the_vocabulary_is_none_that_may_come() -> None:
+    beyond = SampleInput(SamplingParams(), 1, 3, (EOS,), allowed=Allowed(frozenset({VOCABULARY + 1}), 800))
+    assert VOCABULARY % 8, "or no byte of the mask is shared"
+    assert isinstance(choose(some_logits(1), [beyond])[0].error, InvalidRequestError)
