@@ -31,6 +31,10 @@ def _keys() -> bytes:
     return b"{" + b",".join(b'"k%d":1' % number for number in range(1_250_000)) + b"}"
 
 
+_CHAT = b'{"messages":[{"role":"user","content":"x"}],'
+_TOOL = b'{"type":"function","function":{"name":"f","parameters":{"type":"object",'
+_CALLS = b'{"messages":[{"role":"assistant","tool_calls":['
+
 BODIES: dict[str, Callable[[], bytes]] = {
     "keys": _keys,
     "ids": lambda: filled(b'{"prompt":[', b"1,", b"1]}"),
@@ -52,6 +56,13 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "messages": lambda: filled(b'{"messages":[', b'{"role":"user","content":"x"},', b'{"role":"user","content":"x"}]}'),
     "one_message": lambda: filled(b'{"messages":[{"role":"user","content":"', b"a b ", b'"}]}'),
     "parts": lambda: filled(b'{"messages":[{"role":"user","content":[', b'{"type":"text","text":"x"},', b"1]}]}"),
+    "tools": lambda: filled(_CHAT + b'"tools":[', b'{"type":"function","function":{"name":"f"}},', b"1]}"),
+    "tool_schema": lambda: filled(_CHAT + b'"tools":[' + _TOOL + b'"enum":[', b"{},", b"1]}}}]}"),
+    "tool_description": lambda: filled(_CHAT + b'"tools":[' + _TOOL + b'"title":"', b"a<b ", b'"}}}]}'),
+    "calls": lambda: filled(_CALLS, b'{"function":{"name":"f","arguments":"{}"}},', b"1]}]}"),
+    "arguments": lambda: filled(_CALLS + b'{"function":{"name":"f","arguments":"', b"[", b'"}}]}]}'),
+    "arguments_object": lambda: filled(_CALLS + b'{"function":{"name":"f","arguments":{"a":[', b"{},", b"1]}}}]}]}"),
+    "template_values": lambda: filled(_CHAT + b'"chat_template_kwargs":{"a":[', b"{},", b"1]}}"),
     "duplicates": lambda: filled(b"{", b'"prompt":1,', b'"prompt":"x"}'),
     "format": lambda: filled(b'{"prompt":"x","response_format":{"type":"json_schema","s":[', b"{},", b"1]}}"),
     "blanks": lambda: filled(b'{"prompt":', b" ", b'"x"}'),
@@ -63,8 +74,9 @@ ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize",
 
 def meant(name: str) -> str:
     """The route that reads most of such a body."""
-    parts = {"messages": 1, "one_message": 1, "parts": 1, "text": 2, "ids_anywhere": 3, "metadata": 4, "keys": 5}
-    return ROUTES[parts.get(name, 0)]
+    routes = {"messages": 1, "one_message": 1, "parts": 1, "text": 2, "ids_anywhere": 3, "metadata": 4, "keys": 5}
+    of_tools = ("tools", "tool_schema", "tool_description", "calls", "arguments", "arguments_object", "template_values")
+    return ROUTES[(routes | dict.fromkeys(of_tools, 1)).get(name, 0)]
 
 
 def send_measured(house: House, path: str, raw: bytes, headers: Mapping[str, str] | None = None) -> Reply:

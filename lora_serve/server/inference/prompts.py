@@ -16,6 +16,7 @@ from lora_serve.server.schemas.generation import ChatFields, CompletionFields, S
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse
 from lora_serve.text.chat import ChatMessage, parse_messages, render_chat
 from lora_serve.text.control_tokens import RenderedChat
+from lora_serve.text.grammars.translation import measured
 from lora_serve.text.tokenizer import TextModel
 
 MAX_PROMPTS = 64
@@ -121,7 +122,7 @@ async def chat_prompt(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_values=fields.template_values,
-            tools=_tools_for(text, tools),
+            tools=_tools_for(text, spec, tools),
             check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
         )
 
@@ -134,15 +135,23 @@ async def chat_prompt(
     return token_ids if limit is None else _cut(token_ids, fields, limit)
 
 
-def _tools_for(text: TextModel, tools: ToolUse) -> list[dict[str, Any]]:
-    """The tools in the prompt; also those that may not be called, as vLLM has it, if the template knows tools."""
+def _tools_for(text: TextModel, spec: ModelSpec, tools: ToolUse) -> list[dict[str, Any]]:
+    """The tools in the prompt; also those that may not be called, as vLLM has it, if the template knows tools.
+
+    Raises InvalidRequestError for more text than the context holds, before a template writes all of it.
+    """
     if tools is NO_TOOLS:
         return []
     if tools.mode != "none":
         _ = text.template.call_format  # found here, on a thread, as are the places for tools
     has_place = text.template.tool_forms.has_tools
     is_left_out = not tools.tools or (tools.mode == "none" and not has_place)
-    return [] if is_left_out else tools.for_template()
+    offered = [] if is_left_out else tools.for_template()
+    most = max(LONG_TEXT, spec.max_model_len * text.max_token_length)
+    if measured(offered, most) > most:
+        message = f"`tools` hold more text than this model's context of {spec.max_model_len} tokens. Shorten them."
+        raise InvalidRequestError(message, param="tools", code="context_length_exceeded")
+    return offered
 
 
 async def encode(text: TextModel, spec: ModelSpec, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import openai as openai_package
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
+from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.schemas.tools import tool_use
+from lora_serve.text.chat import parse_messages
 from lora_serve.text.tokenizer import TextModel
 from tests.server.conftest import BASE
 from tests.server.tools.conftest import Says, accepts
@@ -260,6 +266,42 @@ async def test_tools_nested_beyond_reason_are_refused(http: aiohttp.ClientSessio
     tools = [{"type": "function", "function": {"name": "a", "parameters": deep}}]
     async with http.post("/v1/chat/completions", json={"messages": HI, "tools": tools}) as answer:
         assert (answer.status, (await answer.json())["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("length", [60_000, 90_000])
+async def test_tools_beyond_the_context_are_refused(http: aiohttp.ClientSession, house: Any, length: int) -> None:
+    tools = [{"type": "function", "function": {"name": "a", "description": "a" * length}}]
+    async with http.post("/v1/chat/completions", json={"messages": HI, "tools": tools}) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+    assert house.engine.requests == []
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from(["function", "auto", "tool", "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "function", "name", "parameters", "role", "tool_calls", "x"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON, JSON, JSON)
+def test_any_values_are_tools_and_messages_or_refused(tools: Any, choice: Any, message: Any) -> None:
+    for work in (
+        lambda: tool_use(tools, choice, True),
+        lambda: tool_use([WEATHER], choice, True),
+        lambda: tool_use([{"type": "function", "function": tools}], None, True),
+        lambda: parse_messages([message]),
+        lambda: parse_messages([{"role": "assistant", "content": choice, "tool_calls": [message, tools]}]),
+    ):
+        with suppress(InvalidRequestError):
+            work()
 
 
 async def test_allowed_tools_are_all_that_the_model_hears_of(
