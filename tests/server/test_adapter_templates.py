@@ -228,3 +228,26 @@ async def test_template_that_refuses_messages_is_a_400_in_its_words(tenancy: Ten
     await register(tenancy, {"chat_template.jinja": "{{ raise_exception('one turn only') }}"})
     reply = await tenancy.call("admin", "POST", "/tokenize", {"model": "acme/a", "messages": MESSAGES})
     assert (reply.status, "one turn only" in reply.message) == (400, True)
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+WITH_TOOLS = "{% for t in tools %}{{ t.function.name }} {% endfor %}{{ messages[0].content }}<|end|>"
+
+
+async def test_own_template_for_tools_is_used_with_tools(tenancy: Tenancy, text_model: TextModel) -> None:
+    named = [{"name": "tool_use", "template": WITH_TOOLS}, {"name": "default", "template": OWN}]
+    await register(tenancy, {"tokenizer_config.json": json.dumps({"chat_template": named})})
+    assert await prompt_of(tenancy, text_model) == RENDERED
+    body = {"model": "acme/a", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1}
+    reply = await tenancy.call("admin", "POST", "/v1/chat/completions", body)
+    assert reply.status == 200, reply.data
+    found = text_model.decode(tenancy.house.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    assert found == "weather Hello<|end|>"
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+async def test_slow_template_with_tools_is_a_400_too(tenancy: Tenancy, tools: Any) -> None:
+    await register(tenancy, {"chat_template.jinja": SLOW})
+    body = {"model": "acme/a", "messages": MESSAGES, "tools": tools, "tool_choice": "none", "max_tokens": 1}
+    reply = await tenancy.call("admin", "POST", "/v1/chat/completions", body)
+    assert (reply.status, "0.5 s" in reply.message) == (400, True)
