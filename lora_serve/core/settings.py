@@ -47,7 +47,7 @@ from lora_serve.core.setting_groups.http import (
 )
 from lora_serve.core.setting_groups.model import ServedModelSettings, name_of_model
 from lora_serve.core.setting_groups.operation import AccountingSettings, ObservabilitySettings, OperationSettings
-from lora_serve.core.vllm.taking import add_vllm_flags, as_vllm_reads, taken
+from lora_serve.core.vllm.taking import VLLM_KEYS, add_vllm_flags, as_vllm_reads, parsed_keys, taken
 from lora_serve.core.web_origin import parse_name, parse_origin
 
 T = TypeVar("T")
@@ -215,7 +215,8 @@ def command_line(arguments: list[str]) -> tuple[Settings, tuple[str, ...]]:
     parser = settings_parser("lora-serve serve", "Start the server. Takes the flags of `vllm serve` too.")
     add_vllm_flags(parser)
     flags, notes = taken(parser.values(as_vllm_reads(arguments)))
-    return resolve_settings(flags), notes
+    settings, more = _resolve(flags)
+    return settings, (*notes, *more)
 
 
 def settings_parser(program: str, description: str) -> FlagParser:
@@ -226,18 +227,23 @@ def settings_parser(program: str, description: str) -> FlagParser:
 
 def resolve_settings(flags: dict[str, Any]) -> Settings:
     """Settings from flags over environment over the YAML file. Raises ConfigError."""
+    return _resolve(flags)[0]
+
+
+def _resolve(flags: dict[str, Any]) -> tuple[Settings, tuple[str, ...]]:
     environment = {key.upper(): value for key, value in os.environ.items() if value}
     variables = {name: f"LORA_SERVE_{name.upper()}" for name in Settings.model_fields}
     from_environment = {name: environment[key] for name, key in variables.items() if key in environment}
     file = flags.get("config") or from_environment.get("config")
-    from_file = _read_file(Path(file), Settings.model_fields) if file else {}
+    content = _read_file(Path(file), {*Settings.model_fields, *VLLM_KEYS}) if file else {}
+    from_file, notes = taken(parsed_keys(content))
     try:
         settings = Settings(**from_file | from_environment | flags)
     except ValidationError as error:
         origins = dict.fromkeys(from_file, f"in {file}") | {name: f"in {variables[name]}" for name in from_environment}
         raise ConfigError(describe(error, {name: origins[name] for name in origins if name not in flags})) from None
     check_folders(settings)
-    return settings
+    return settings, notes
 
 
 def _read_file(path: Path, known: Collection[str]) -> dict[str, Any]:

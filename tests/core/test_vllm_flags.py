@@ -119,6 +119,21 @@ def test_environment_takes_vllms_json_too(model: str, tmp_path: Path, monkeypatc
         assert load_settings([model]).lora_modules == (f"a={tmp_path}",)
 
 
+def test_file_of_vllms_is_read_too(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"model: {model}\nenable-lora: true\nuvicorn_log_level: info\ntensor-parallel-size: 1\nenforce-eager: true\n"
+        "trust-remote-code: false\nmax-model-len: 4k\n"
+    )
+    settings, notes = command_line(["--config", str(file)])
+    assert (settings.max_model_len, settings.cuda_graphs) == (4000, False)
+    assert [note.split()[0] for note in notes] == ["--enable-lora", "--uvicorn-log-level"]
+    assert command_line(["--config", str(file), "--cuda-graphs"])[0].cuda_graphs
+    file.write_text(f"model: {model}\ntensor-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
+        load_settings(["--config", str(file)])
+
+
 def test_help_and_advice_show_our_flags_alone(model: str, capsys: pytest.CaptureFixture[Any]) -> None:
     with pytest.raises(SystemExit):
         load_settings(["--help"])

@@ -44,15 +44,31 @@ DOINGS = {
 }  # fmt: skip
 
 
+CLIENTS_KEY = "key-of-all-clients"
+
+
 @pytest.fixture(scope="module")
 def guarded(site: Site) -> Iterator[ServerProcess]:
-    """Wants keys, and may open few files."""
-    arguments = site.arguments("guarded", "--warmup", "off", "--auth", "on", "--keep-alive-timeout", "600")
+    """Wants keys, as one of its flags of vLLM's says, and may open few files."""
+    vllm = ["--enable-lora", "--uvicorn-log-level", "info", "--tensor-parallel-size", "1", "--api-key", CLIENTS_KEY]
+    arguments = site.arguments("guarded", "--warmup", "off", *vllm, "--keep-alive-timeout", "600")
     process = ServerProcess(arguments, site.root / "guarded-log")
     process._arguments[:0] = ["/bin/sh", "-c", f'ulimit -n {MAX_DESCRIPTORS}; exec "$0" "$@"']
     with process:
         process.wait_until_ready(PATIENCE)
         yield process
+
+
+def test_clients_key_of_vllms_flag_opens_the_models_alone(guarded: ServerProcess) -> None:
+    key, body = {"Authorization": f"Bearer {CLIENTS_KEY}"}, {"prompt": "x", "max_tokens": 1}
+    assert call(f"{guarded.url}/v1/models", headers=key).status == 200
+    assert call(f"{guarded.url}/v1/completions", body, headers=key).status == 200
+    assert call(f"{guarded.url}/v1/completions", body).status == 401
+    assert call(f"{guarded.url}/admin/adapters", headers=key).status == 403
+    said = guarded.log.read_text()
+    assert "--enable-lora means nothing here: always on" in said
+    assert "--uvicorn-log-level means nothing here" in said
+    assert CLIENTS_KEY not in said
 
 
 def logged_by(log: Path, start: int) -> str:

@@ -11,6 +11,7 @@ from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
 from lora_serve.core.vllm.table import FLAGS
 
 MODEL = "MODEL"  # what stands alone on the line, as in `vllm serve MODEL`
+VLLM_KEYS = {flag.name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS}  # as keys of a YAML file
 _SWITCHED = {True: "on", False: "off"}
 
 
@@ -39,6 +40,16 @@ def as_vllm_reads(arguments: Sequence[str]) -> list[str]:
             name = whole if dot and whole in known else name
         found.append(f"{name}{equals}{value}")
     return found
+
+
+def parsed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A YAML file's keys and values as if they had been parsed from a command line."""
+    parsed = {}
+    for name, value in content.items():
+        flag = VLLM_KEYS.get(name)
+        is_switch = flag is not None and flag.takes is Takes.SWITCH
+        parsed[name if flag is None else flag.dest] = value != "off" if is_switch else value
+    return parsed
 
 
 def taken(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
