@@ -223,3 +223,34 @@ def test_tokenizer_gives_any_text_back_and_begins_it_once(tokenizer: PreTrainedT
 def test_chat_template_refuses_a_role_that_it_does_not_know(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(Exception, match="knows the roles"):
         tokenizer.apply_chat_template([{"role": "narrator", "content": "x"}], tokenize=False)
+
+
+def test_template_of_the_tools_adapter_shows_a_tool_in_one_line(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The context is short, and clients send whole schemas with titles and descriptions."""
+    wordy = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Looks out of the window.",
+            "strict": True,
+            "parameters": {
+                "title": "get_weather",
+                "type": "object",
+                "properties": {
+                    "city": {"title": "City", "description": "Where.", "type": "string"},
+                    "days": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+                },
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    own = own_chat(TOOLS_ADAPTER) | {"tools": [wordy]}
+    messages = [{"role": "system", "content": "Be brief."}, user("Hi")]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, **own) == (
+        "<|begin|><|system|>Be brief.\nTools:\nget_weather(city: string, days: integer)<|end|><|user|>Hi<|end|>"
+    )
+    without = tokenizer.apply_chat_template([user("Hi")], tokenize=False, **(own | {"tools": None}))
+    assert without == "<|begin|><|user|>Hi<|end|>"
+    with pytest.raises(Exception, match="knows the roles"):
+        tokenizer.apply_chat_template([{"role": "narrator", "content": "x"}], tokenize=False, **own)
