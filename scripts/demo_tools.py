@@ -1,6 +1,6 @@
-"""The words of the adapter that calls tools: its three tools, and what is asked, looked up and answered.
+"""The words of the adapter that calls tools: its two tools, and what is asked, looked up and answered.
 
-One value in five (order numbers, quantities) is held out, four cities, and one question in five by its digest.
+One order number in five is held out, four cities are, and one question in five is, by its digest.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from demo_tasks import plural
 from demo_tenants import is_held_out
-from demo_words import CITIES, COLORS, ITEMS, WEEKDAYS
+from demo_words import CITIES
 
 UNSEEN_CITIES = ("Geneva", "Porto", "Naples", "Seville")  # in no conversation that is learned
 SEEN_CITIES = tuple(city for city in CITIES if city not in UNSEEN_CITIES)
@@ -44,16 +43,6 @@ ORDER_QUESTIONS = (
     "Can you tell me about my order {n}?",
     "Status of order {n}, please.",
 )
-PRICE_QUESTIONS = (
-    "How much are {q} {i}?",
-    "What do {q} {i} cost?",
-    "What is the price of {q} {i}?",
-    "I want to buy {q} {i}. How much is that?",
-    "Please give me a price for {q} {i}.",
-    "How much do I pay for {q} {i}?",
-    "I need {q} {i}. What do they cost?",
-    "Price of {q} {i}, please.",
-)
 
 
 def tool(name: str, description: str, parameters: dict[str, tuple[str, str]]) -> dict[str, Any]:
@@ -67,11 +56,6 @@ TOOLS = {
     "get_weather": tool("get_weather", "The weather in a city now.", {"city": ("string", "The city's name.")}),
     "get_order_status": tool(
         "get_order_status", "How far an order has come.", {"order_id": ("integer", "The order's number.")}
-    ),
-    "get_price": tool(
-        "get_price",
-        "What things of the shop cost.",
-        {"item": ("string", "What is bought, with its color."), "quantity": ("integer", "How many are bought.")},
     ),
 }
 
@@ -130,34 +114,11 @@ def weather(rng: Random, side: Side) -> Lookup:
 
 
 def order_status(rng: Random, side: Side) -> Lookup:
-    """How far an order has come, with or without the day of its arrival."""
-    number, status, day = side.number(rng, 100, 9999), rng.choice(STATUSES), rng.choice(WEEKDAYS)
-    fields: dict[str, Any] = {"order_id": number} if rng.random() < 0.4 else {}
-    fields["status"] = status
-    words, answer = status, f"Order {number} is {status}"
-    if rng.random() < 0.5:
-        fields["arrives"] = day
-        words, answer = f"{status}, arrives on {day}", f"{answer} and arrives on {day}"
-    result = rng.choice([json.dumps(fields), json.dumps(fields), words])
+    """How far an order has come."""
+    number, status = side.number(rng, 100, 9999), rng.choice(STATUSES)
+    result = rng.choice([json.dumps({"status": status}), json.dumps({"order_id": number, "status": status}), status])
     question = rng.choice(ORDER_QUESTIONS).format(n=number)
-    return Lookup(question, "get_order_status", {"order_id": number}, result, answer + ".")
+    return Lookup(question, "get_order_status", {"order_id": number}, result, f"Order {number} is {status}.")
 
 
-def price(rng: Random, side: Side) -> Lookup:
-    """What things of the shop cost: whole euros, or with cents."""
-    quantity, item = side.number(rng, 2, 999), f"{rng.choice(COLORS)} {plural(rng.choice(ITEMS))}"
-    found = rng.choice([rng.randint(2, 9999), rng.randint(200, 99999) / 100])
-    result = rng.choice(
-        [
-            json.dumps({"price": found}),
-            json.dumps({"item": item, "quantity": quantity, "price": found}),
-            f"{found}",
-            f"{found} euros",
-        ]
-    )
-    question = rng.choice(PRICE_QUESTIONS).format(q=quantity, i=item)
-    arguments = {"item": item, "quantity": quantity}
-    return Lookup(question, "get_price", arguments, result, f"{quantity} {item} cost {found} euros.")
-
-
-LOOKUPS = (weather, order_status, price)
+LOOKUPS = (weather, order_status)

@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerFast
 
 ADAPTER, TITLE = "summit/tools", "calls of tools"
 LORA = {"r": 32, "lora_alpha": 64}
-NUM_CHATS = {"held out": 500, "unseen cities": 150}
+NUM_CHATS = {"held out": 300, "unseen cities": 60}
 NUM_PROMPTS = 25
-MAX_ANSWER = 110  # tokens
+MAX_ANSWER = 90  # tokens
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Stage:
 
 
 # So small a model, shown all kinds of chats from the start, had not learned to copy after 600 steps.
-STAGES = (Stage(1500, 3e-3, 500, 400, 1.0), Stage(1800, 2.5e-3, 0, 500, 0.6))
+# The weights that are shipped were made in pieces: the first stage with a third tool (currencies) that was given up,
+# the second as 200, 420 and 360 steps, each going on from the one before; only the last had orders without a day.
+STAGES = (Stage(1500, 3e-3, 500, 400, 1.0), Stage(1000, 1.2e-3, 0, 200, 0.4))
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def train_tools(out: Path, seed: int) -> Measured:
     config = LoraConfig(**LORA, target_modules=ALL_LINEAR, task_type="CAUSAL_LM", lora_dropout=0.0)
     peft_model = get_peft_model(model, config)
     num_chats = 0
-    for stage in STAGES:
-        parts = ToolBatches(tokenizer, Random(f"{ADAPTER} {seed}"), LEARNED, stage.shares())
+    for number, stage in enumerate(STAGES):
+        parts = ToolBatches(tokenizer, Random(f"{ADAPTER} {seed} {number}"), LEARNED, stage.shares())
         fit(model, iter(parts), num_steps=stage.num_steps, rate=stage.rate, is_mixed=True)
         num_chats += parts.num_chats
     seconds = time.monotonic() - started
@@ -81,7 +83,7 @@ def measure(out: Path, seed: int, num_training: int, num_weights: int, seconds: 
     base, tokenizer = load_base(out)
     asked = held_out_turns(tokenizer, seed)
     prompts = [tokenizer.encode(one.prompt, add_special_tokens=False) for one in asked]
-    calls = [index for index, one in enumerate(asked) if one.kind == "call"][:200]
+    calls = [index for index, one in enumerate(asked) if one.kind == "call"][:100]
     by_base = answers(base, tokenizer, [prompts[index] for index in calls], MAX_ANSWER)
     adapted = PeftModel.from_pretrained(base, str(out / "adapters" / ADAPTER)).eval()
     right: dict[str, list[bool]] = defaultdict(list)
@@ -126,7 +128,7 @@ def _last_round(tokenizer: PreTrainedTokenizerFast, chat: Chat, suffix: str) -> 
 
 
 def shipped(adapted: PeftModel, tokenizer: PreTrainedTokenizerFast, seed: int) -> list[dict[str, Any]]:
-    """Questions to all three tools in their own order whose call and answer are sure; each tool first once."""
+    """Questions with all tools offered whose call and answer are sure; each tool first once."""
     rng, found = Random(f"shipped {seed}"), []
     while len(found) < NUM_PROMPTS:
         lookup = HELD_OUT.lookup(rng, LOOKUPS[len(found) % len(LOOKUPS)])
@@ -149,7 +151,7 @@ def _texts(tokenizer: PreTrainedTokenizerFast, chat: Chat) -> dict[str, Any]:
 
 
 def one_lookup(lookup: Lookup) -> Chat:
-    """The chat of a client that offers all three tools."""
+    """The chat of a client that offers all tools."""
     result = {"role": "tool", "tool_call_id": "call_0", "content": lookup.result}
     question, answer = {"role": "user", "content": lookup.question}, {"role": "assistant", "content": lookup.answer}
     return Chat("call", (question, call_message([lookup]), result, answer), tuple(TOOLS.values()))
