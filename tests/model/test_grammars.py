@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 import lora_serve
+from lora_serve.core.adapter import AddedToken
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.core.request import FinishReason, InferenceRequest, TokenGrammar
 from lora_serve.text.grammars.matcher import GrammarConstraint
 from lora_serve.text.tokenizer import TextModel
 from tests.local_engine import Answer, LocalEngine
-from tests.oracle import save_adapter, save_tiny_model
+from tests.model.test_resized_vocabulary import Resized, save_resized
+from tests.oracle import load_fresh, save_adapter, save_tiny_model
+from tests.peft_layers import read_layers
 
 DEMO = Path(lora_serve.__file__).parent / "demo_data" / "model"
 NAME = {"type": "string", "maxLength": 6}
@@ -219,3 +222,29 @@ def test_any_schemas_are_obeyed_side_by_side(
             written = text.decode([t for t in answer.token_ids if t != answer.stop_token_id], skip_special_tokens=False)
             jsonschema.validate(json.loads(written), schema)
     assert sum(answer.reason is FinishReason.STOP for answer in answers[1:-1]) > len(wanted) // 2
+
+
+def test_row_of_an_adapter_with_more_tokens_writes_them_where_its_grammar_says(
+    folder: Path, text: TextModel, tmp_path: Path
+) -> None:
+    """Beside rows of the base's vocabulary, whose masks are shorter."""
+    layers = read_layers(load_fresh(folder))
+    kind = Resized(2053, {"modules_to_save": [layers.embedding, layers.head]})
+    engine = LocalEngine(
+        folder, {"grown": save_resized(folder, tmp_path / "grown", kind, 1)}, with_grammars=True,
+        kv_cache_memory="4MiB", max_loras=1, block_size=4,
+    )  # fmt: skip
+    added = tuple(AddedToken(2048 + i, f"<tool{i}>", is_special=True) for i in range(5))
+    lark: str = LLMatcher.grammar_from_lark("start: (<tool1> | <tool4>) /[ab]{2}/ <tool0>")
+    ways = {"temperature": 1.0, "max_tokens": 20, "seed": 4}
+    plain, base = engine.request([9, 9], **ways), engine.request([9, 8], **ways)
+    grown = replace(engine.request([9, 7], "grown", **ways), grammar=TokenGrammar(lark, added))
+    held = replace(base, grammar=TokenGrammar(LLMatcher.grammar_from_regex("[ab]{4}")))
+    (alone,) = engine.run([replace(plain, request_id="alone")])
+    beside, first, second = engine.run([plain, grown, held])
+    assert beside.token_ids == alone.token_ids
+    assert first.error is None
+    written = text.with_added(added).decode(first.token_ids, skip_special_tokens=False)
+    assert re.fullmatch("<tool[14]>[ab]{2}<tool0>", written)
+    assert re.fullmatch("[ab]{4}", text.decode(second.token_ids))
+    engine.close()
