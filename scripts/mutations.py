@@ -100,14 +100,6 @@ MUTATIONS = (
         "(0 if self._include else len(matched))", "0", "text/test_stop.py text/test_output.py",
     ),
     Mutation(
-        "a control token in a tool's description becomes the token", "7", "text/chat.py",
-        "_changed(tools, change)", "tools", "text/test_tool_messages.py",
-    ),
-    Mutation(
-        "the token that begins a call is skipped before it is read", "6", "text/output.py",
-        "        if shown:", "        if False:", "server/tools/test_formats.py",
-    ),
-    Mutation(
         "a later chunk of a prompt does not see the first one", "3", "model/runner/packing.py",
         "PrefillRow(start, end, row.start, own)", "PrefillRow(start, end, 0, own)",
         "model/runner model/test_prefix_cache.py",
