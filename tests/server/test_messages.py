@@ -186,3 +186,8 @@ class TestWithKeys:
         for headers, expected in (({"x-api-key": "admin-key-of-the-tests"}, 200), ({"x-api-key": "wrong"}, 401)):
             async with http.post("/v1/messages", json={"messages": HI, "max_tokens": 1}, headers=headers) as reply:
                 assert reply.status == expected
+
+
+async def test_errors_keep_their_form_behind_a_trailing_slash(http: aiohttp.ClientSession) -> None:
+    status, answer = await post(http, "/v1/messages/", messages=[])
+    assert (status, answer["type"]) == (400, "error")
