@@ -13,7 +13,7 @@ def _client(server: Server) -> anthropic.Anthropic:
 def check_messages(server: Server) -> None:
     """`messages.create` gives one text block."""
     made = _client(server).messages.create(
-        model=SQL, max_tokens=64, temperature=0, messages=[{"role": "user", "content": SQL_PROMPT}]
+        model=SQL, max_tokens=64, extra_body={"temperature": 0}, messages=[{"role": "user", "content": SQL_PROMPT}]
     )
     assert [block.text for block in made.content if block.type == "text"] == [SQL_ANSWER]
     assert made.stop_reason == "end_turn"
@@ -22,7 +22,7 @@ def check_messages(server: Server) -> None:
 def check_messages_streamed(server: Server) -> None:
     """`messages.stream` gives the same text."""
     with _client(server).messages.stream(
-        model=SQL, max_tokens=64, temperature=0, messages=[{"role": "user", "content": SQL_PROMPT}]
+        model=SQL, max_tokens=64, extra_body={"temperature": 0}, messages=[{"role": "user", "content": SQL_PROMPT}]
     ) as stream:
         assert "".join(stream.text_stream) == SQL_ANSWER
 

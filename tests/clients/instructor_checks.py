@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import instructor
 import openai
 from checking import BASE, Server
-from pydantic import BaseModel
+from person import Person
 from tool_task import MODEL
-
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
-    role: Literal["admin", "user"]
 
 
 def _person(server: Server, mode: instructor.Mode, model: str) -> Person:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from checking import BASE, SQL, SQL_ANSWER, SQL_PROMPT, Server
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from person import Person
 from tool_task import MODEL, QUESTION, TOOLS, answer_of_tool, is_answered
-
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
-    role: Literal["admin", "user"]
 
 
 def _model(server: Server, name: str, **settings: Any) -> ChatOpenAI:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 from checking import BASE, SQL, SQL_ANSWER, SQL_PROMPT, Server
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from person import Person
 from tool_task import MODEL, QUESTION, is_answered, typed_tools
-
-
-class Person(BaseModel):
-    """A person."""
-
-    name: str
-    age: int
-    role: Literal["admin", "user"]
 
 
 def _model(server: Server, name: str, **settings: Any) -> OpenAILike:

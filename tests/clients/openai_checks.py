@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import openai
 from checking import BASE, PERSON, SQL, SQL_ANSWER, SQL_PROMPT, Server
-from pydantic import BaseModel
+from person import Person
 from tool_task import MODEL as TOOLS_MODEL
 from tool_task import QUESTION, TOOLS, answer_of_tool, is_answered
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    role: Literal["admin", "user"]
 
 
 def _client(server: Server) -> openai.OpenAI:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from checking import BASE, SQL, SQL_ANSWER, SQL_PROMPT, Server
-from pydantic import BaseModel
+from person import Person
 from pydantic_ai import Agent, NativeOutput, Tool
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -13,12 +11,6 @@ from pydantic_ai.settings import ModelSettings
 from tool_task import MODEL, QUESTION, TOOLS, answer_of_tool, is_answered
 
 SETTINGS = ModelSettings(temperature=0, max_tokens=150)
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    role: Literal["admin", "user"]
 
 
 def _model(server: Server, name: str) -> OpenAIChatModel:
