@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Person(BaseModel):
     """A person."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(max_length=12)]
     age: Annotated[int, Field(ge=0, le=150)]
