@@ -24,7 +24,6 @@ SKIPPED = {
     ("CONTRIBUTING.md", "takes minutes"),
     ("docs/how-to/bench.md", "takes minutes"),
     ("docs/how-to/embeddings.md", "needs a classifier"),
-    ("docs/how-to/tool-calls.md", "needs a model whose template knows tools"),
     ("docs/how-to/backup.md", "needs two replicas and a lost Redis"),
     ("docs/how-to/production.md", "needs docker"),
     ("docs/how-to/quantised-base.md", "installs packages"),
