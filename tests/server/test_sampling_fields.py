@@ -115,7 +115,7 @@ async def test_bad_words_are_tokens_with_and_without_a_space(http: aiohttp.Clien
         spaced = ids(f" {word}")
         is_one_more = len(spaced) == len(ids(word)) and spaced[0] != ids(word)[0]
         assert (spaced in words) == is_one_more
-    assert "1 to 128" in await refusal(http, bad_words=["  "])
+    assert "1 to 64" in await refusal(http, bad_words=["  "])
 
 
 async def test_allowed_ids_are_checked(http: aiohttp.ClientSession, house: Any, spec: Any) -> None:
