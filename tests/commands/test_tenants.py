@@ -107,8 +107,12 @@ async def test_refusals_have_their_exit_codes(run: Run) -> None:
     assert (ended.code, "admin key" in ended.err) == (1, True)
 
 
-async def test_adapter_is_shared_and_unshared(ask: Adapters, house: Any) -> None:
+async def test_adapter_is_shared_and_unshared(ask: Adapters, run: Run, house: Any) -> None:
     await house.register("acme/a")
+    refused = await ask("share", "acme/a", "--with", "globex")
+    assert (refused.code, "There is no tenant `globex`" in refused.err) == (1, True)
+    for name in ("initech", "globex"):
+        await run("tenants", "create", name)
     shared = await ask("share", "acme/a", "--with", "initech", "--with", "globex")
     assert shared.out == "acme/a is shared with globex, initech\n"
     assert re.search(r"shared with +globex, initech", (await ask("show", "acme/a")).out)
