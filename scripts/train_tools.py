@@ -48,6 +48,8 @@ class Stage:
 # So small a model, shown all kinds of chats from the start, had not learned to copy after 600 steps.
 # The weights that are shipped were made in pieces: the first stage with a third tool (currencies) that was given up,
 # the second as 200, 420, 360 and 200 steps, each going on from the one before; the last two had orders without a day.
+# evaluation.json sums these pieces, of which the number of chats of the first two (10600 of 16500) and the seconds of
+# the second (250 of 2131) are estimates. This script in one run has not been timed or measured.
 STAGES = (Stage(1500, 3e-3, 500, 400, 1.0), Stage(1180, 1.2e-3, 0, 200, 0.4))
 
 
