@@ -132,7 +132,7 @@ TABLE = RouteTable(
         MessageFields,
         answers=_STREAMED,
         tasks=_GENERATE,
-        answer=message_answers.Message,
+        answer=message_answers.AnthropicMessage,
         event=message_answers.MessageEvent,
         refusal=anthropic_error,
     ),

@@ -548,6 +548,9 @@ class HubPlace(Place):
         return HubSource(f"http://127.0.0.1:{free_port()}", timeout=1.0), "hf://org/adapter"
 
 
+TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")  # looked for; most adapters have none
+
+
 class TestHub(AdapterSourceContract):
     @pytest.fixture
     def place(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubPlace]:
@@ -562,7 +565,7 @@ class TestHub(AdapterSourceContract):
         place.hub.repos["org/adapter"] = {f"a/b/{name}": content for name, content in FILES.items()}
         place.words = lambda source: f"hf://org/adapter/a/b@{old}"  # type: ignore[method-assign]
         assert fetch("hf://org/adapter/a/b@refs/pr/1") == FILES
-        assert {path for _, path in place.hub.asked} == {f"a/b/{name}" for name in FILES}
+        assert {path for _, path in place.hub.asked} == {f"a/b/{name}" for name in (*FILES, *TEMPLATES)}
 
     def test_branch_that_moves_meanwhile_does_not_mix_two_commits(
         self, place: HubPlace, fetch: Callable[..., Any]
@@ -580,7 +583,7 @@ class TestHub(AdapterSourceContract):
         self, place: HubPlace, fetch: Callable[..., Any]
     ) -> None:
         fetch(place.put(FILES | OTHERS))
-        assert {path for _, path in place.hub.asked} == set(FILES)
+        assert {path for _, path in place.hub.asked} == {*FILES, *TEMPLATES}
         assert set(place.hub.tokens) == {"Bearer hf_of_the_server"}
 
     def test_too_large_a_repository_is_refused_before_a_byte_is_downloaded(

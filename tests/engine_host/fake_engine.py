@@ -32,7 +32,7 @@ from tests.engine.fake_runner import FakeRunner
 from tests.engine.world import World
 
 SLOW, CRASH, HANG, EXIT, BUG, FATAL, UNSPEAKABLE = 701, 702, 703, 704, 705, 706, 707  # tokens of a prompt
-REFUSED = "a picture"  # a model of this name is refused
+REFUSED = "a-picture"  # a model of this name is refused
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 

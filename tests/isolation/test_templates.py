@@ -1,4 +1,6 @@
-"""Point 18: the chat template and the tokenizer are the base model's; neither a request nor an adapter brings one."""
+"""Point 18: no request brings a chat template, and no adapter brings code; a template beside an adapter runs in a sandbox
+in a process of its own (tests/text/rendering has more of the hostile kind).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ async def test_template_of_a_request_is_refused(
     assert house.engine.requests == []
 
 
-async def test_template_and_code_of_an_adapter_are_left_where_they_are(
+async def test_hostile_template_of_an_adapter_reaches_nothing_and_its_code_is_left_where_it_is(
     http: aiohttp.ClientSession, house: Any, tmp_path: Path
 ) -> None:
     before = await prompt_of(http, house)
@@ -60,7 +62,10 @@ async def test_template_and_code_of_an_adapter_are_left_where_they_are(
     (folder / "evil.py").write_text("raise SystemExit('imported')")
     registry = house.services.registry
     await house.services.registrations.run(lambda: registry.register_folder("acme/hostile", folder))
-    assert await prompt_of(http, house, model="acme/hostile") == before
+    async with http.post("/v1/chat/completions", json={"messages": MESSAGES, "model": "acme/hostile"}) as answer:
+        body = await answer.text()
+    assert (answer.status, "unsafe" in body, "PATH" in body) == (400, True, False)
+    assert await prompt_of(http, house) == before
     stored = {path.name for path in house.store.rglob("*") if path.is_file()}
     assert not stored & {"chat_template.jinja", "chat_template.json", "tokenizer_config.json", "evil.py"}
 

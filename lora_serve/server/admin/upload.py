@@ -68,7 +68,7 @@ BODY = OtherBody(
             }
         },
         **{
-            kind: {"schema": {"type": "string", "format": "binary"}}
+            kind: {"schema": {"type": "string", "contentMediaType": kind}}
             for kind in ("application/x-tar", "application/gzip", "application/zip")
         },
     },

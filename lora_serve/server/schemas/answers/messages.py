@@ -39,7 +39,7 @@ class MessageUsage(Answer):
     output_tokens: int
 
 
-class Message(Answer):
+class AnthropicMessage(Answer):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -54,7 +54,7 @@ class MessageEvent(Answer):
     """One event of a stream; by its `type` it has more fields."""
 
     type: str
-    message: Message | None = None
+    message: AnthropicMessage | None = None
     index: int | None = None
     content_block: Block | None = None
     delta: dict[str, Any] | None = None
