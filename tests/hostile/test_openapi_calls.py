@@ -38,7 +38,7 @@ def run(house: House, folder: Path, key: str, *flags: str, least: int) -> None:
         str(SCHEMATHESIS), "run", f"{house.url}/openapi.json",
         "--header", f"Authorization: Bearer {key}", "--checks", ",".join(CHECKS), "--seed", "1", "--no-shrink",
         "--continue-on-failure", "--request-timeout", "60", "--no-color", *flags,
-        "--suppress-health-check", "filter_too_much",  # forms of many parts: how they are drawn, not how they are answered
+        "--suppress-health-check", "filter_too_much",  # of how forms with many parts are drawn
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
