@@ -159,8 +159,10 @@ def _as_bias(key: str, bias: Any) -> tuple[int | str, float]:
 
 Name = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH)]
 User = Annotated[str | None, BeforeValidator(as_user)]
-Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops)]
-Biases = Annotated[tuple[tuple[int | str, float], ...], BeforeValidator(as_biases)]
+Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops, json_schema_input_type=str | list[str])]
+Biases = Annotated[
+    tuple[tuple[int | str, float], ...], BeforeValidator(as_biases, json_schema_input_type=dict[str, float])
+]
 TemplateValues = Annotated[dict[str, Any], BeforeValidator(as_template_values)]
 Bytes = Annotated[int, BeforeValidator(as_bytes), Field(ge=1, le=2**50)]
 TokenId = Annotated[int, Field(ge=0)]

@@ -46,9 +46,9 @@ class SamplingFields(UnservedFields, StructuredFields):
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
-    logit_bias: Biases = ()
+    logit_bias: Biases = Field(default_factory=tuple)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stops = ()
+    stop: Stops = Field(default_factory=tuple)
     stop_token_ids: StopIds = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
