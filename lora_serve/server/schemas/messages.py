@@ -38,7 +38,7 @@ class MessageFields(CountTokensFields):
     """The fields of an answer too."""
 
     max_tokens: int = Field(ge=1, le=MAX_TOKENS)
-    stop_sequences: Stops = ()
+    stop_sequences: Stops = Field(default_factory=tuple)
     stream: bool = False
     temperature: float = Field(1.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
