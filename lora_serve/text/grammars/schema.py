@@ -141,6 +141,23 @@ class SchemaWriter:
         if made.get("contentMediaType") == "application/json":
             raise refused(self._param, "JSON inside a string (contentMediaType) is not supported", place)
         _add_patterns(made, patterns)
+        if made.get("type") != "integer":
+            _close_bounds(made)
+
+
+def _close_bounds(made: dict[str, Any]) -> None:
+    """Write a bound that a number must not reach as one that it may: with both bounds, `llguidance` lets numbers reach
+    those that are whole. The new bound lies a billionth beyond the old one.
+    """
+    sides = (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min))
+    for name, closed, sign, tighter in sides:
+        bound = made.get(name)
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or bound != int(bound):
+            continue
+        new = bound + sign * 10.0 ** (len(str(abs(int(bound)))) - 10)
+        other = made.get(closed)
+        made[closed] = tighter(new, other) if isinstance(other, int | float) and not isinstance(other, bool) else new
+        del made[name]
 
 
 def _has_control_character(value: Any) -> bool:

@@ -51,6 +51,11 @@ class Verifier:
         return SmokeTestResult(1.0, 0.0, 1.0)
 
 
+def say(line: str) -> None:
+    """Writes a whole line at once: several threads speak, and the process may be killed at any moment."""
+    os.write(1, f"{line}\n".encode())
+
+
 def _num_bytes(saved: SavedAdapter) -> int:
     return 1000 * len(saved.linears)
 
@@ -83,18 +88,18 @@ def spec_from(text: str) -> ModelSpec:
 
 def register(registry: Registry, name: str, folder: str) -> None:
     done = registry.register_folder(name, folder, trusted=True)
-    print(f"{done.ref.label} {done.ref.digest}", flush=True)
+    say(f"{done.ref.label} {done.ref.digest}")
 
 
 def delete(registry: Registry, name: str) -> None:
-    print(f"-{name}", flush=True)
+    say(f"-{name}")
     for digest in registry.delete(name):
         registry.collect(digest)
 
 
 def run(store: Path, url: str, spec: ModelSpec, folders: Sequence[str], start: int, kill_at: int) -> None:
     registry, catalog, _ = open_for_registering(store, spec, url)
-    print(f"ready {os.getpid()}", flush=True)
+    say(f"ready {os.getpid()}")
     if kill_at:
         kill_oneself_at(kill_at, catalog)
     for number in itertools.count(start):
@@ -136,7 +141,7 @@ def main(store: str, url: str, spec: str, *folders: str) -> None:
             run(Path(store), url, spec_from(spec), folders, start, kill_at)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
+        say(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

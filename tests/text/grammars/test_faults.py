@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -110,12 +111,34 @@ def test_a_property_cannot_be_given_under_another_spelling() -> None:
         ({"type": "string", "maxLength": 1.0}, '"x"', '"xx"'),
         ({"type": "string", "contentEncoding": "base64"}, '"eA=="', '"x"'),
         ({"type": "array", "uniqueItems": False}, "[1,1]", "1"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.001}, "0.0005", "0"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.0551}, "0.02", "0"),
+        ({"type": "number", "exclusiveMinimum": -2.9965, "exclusiveMaximum": -2}, "-2.5", "-2"),
+        ({"exclusiveMinimum": 100, "maximum": 100.5}, "100.25", "100"),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}, "1", "2"),
+        ({"type": "number", "minimum": 0, "exclusiveMinimum": -5, "maximum": 1}, "0", "-1"),
+        ({"type": "number", "multipleOf": 0.25}, "0.75", "0.3"),
     ],
 )
 def test_schemas_mean_what_json_schema_says(schema: dict[str, Any], right: str, wrong: str) -> None:
     grammar = checked(ConstraintKind.JSON, schema)
     assert allows(grammar, right)
     assert not allows(grammar, wrong)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 999983},
+        {"type": "number", "multipleOf": 0.999983},
+        {"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+        {"properties": {"a": {"multipleOf": 9973, "$ref": "#/$defs/b"}}, "$defs": {"b": {"multipleOf": 9967}}},
+    ],
+)
+def test_numbers_that_take_gigabytes_to_divide_are_refused_at_once(schema: dict[str, Any]) -> None:
+    start = time.process_time()
+    assert "multipleOf" in error_of(ConstraintKind.JSON, schema)
+    assert time.process_time() - start < 0.5
 
 
 def test_blanks_come_to_an_end() -> None:

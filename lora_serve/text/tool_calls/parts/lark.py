@@ -33,8 +33,9 @@ def value_of(schema: Mapping[str, Any]) -> str:
 def arguments_of(tool: Tool) -> str:
     """The JSON object of a tool's arguments: those that the schema names, unless it speaks of others."""
     schema = {**tool.parameters, "type": "object"}
-    named, required = schema.get("properties") or {}, schema.get("required") or ()
-    if named and set(required) <= set(named) and not any(word in schema for word in _OPEN):
+    named, required = schema.get("properties") or {}, schema.get("required") or []
+    is_plain = isinstance(named, dict) and isinstance(required, list)  # else whoever compiles it says what is wrong
+    if is_plain and named and all(name in named for name in required) and not any(word in schema for word in _OPEN):
         schema["additionalProperties"] = False
     return value_of(schema)
 
