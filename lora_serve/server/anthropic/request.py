@@ -15,6 +15,7 @@ NAMES = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     ".function.parameters": ".input_schema",
+    "parameters": "input_schema",
     ".function.": ".",
 }
 _TRANSLATED = frozenset(("messages", "tools", "tool_choice"))
