@@ -6,6 +6,7 @@ from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.anthropic.blocks import messages_of
+from lora_serve.server.openai.passing import fields_in_common
 from lora_serve.server.schemas.messages import CountTokensFields, MessageFields
 
 # Names of fields in a chat's errors, longer ones first -> in the caller's request.
@@ -14,19 +15,20 @@ NAMES = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     ".function.parameters": ".input_schema",
+    "parameters": "input_schema",
     ".function.": ".",
 }
-_SAME = (
-    "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
-    "max_tokens", "temperature", "top_p", "top_k", "chat_template_kwargs",
-)  # fmt: skip
+_TRANSLATED = frozenset(("messages", "tools", "tool_choice"))
+_SAME = fields_in_common(MessageFields, _TRANSLATED)
+_SAME_IN_PROMPTS = fields_in_common(CountTokensFields, _TRANSLATED)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"max": "xhigh"}  # chat has no word for it
 
 
 def chat_fields(fields: CountTokensFields, given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a chat that gives the answer. `given`: the body as it came. Raises InvalidRequestError."""
-    asked = {name: given[name] for name in _SAME if name in given}
+    same = _SAME if isinstance(fields, MessageFields) else _SAME_IN_PROMPTS
+    asked = {name: given[name] for name in same if name in given}
     asked["messages"] = messages_of(fields.messages, fields.system)
     if asked["messages"][-1]["role"] == "assistant":  # its text is the beginning of the answer
         asked |= {"continue_final_message": True, "add_generation_prompt": False}

@@ -19,6 +19,7 @@ from lora_serve.server.inference.resolve import ResolvedModel
 from lora_serve.server.schemas.generation import ChatFields
 from lora_serve.server.schemas.tools import NO_TOOLS, ToolUse, tool_use
 from lora_serve.server.services import Services
+from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
 from lora_serve.text.grammars.joining import Thinking, joined_grammars
 from lora_serve.text.reasoning import reasoning_format
 from lora_serve.text.reasoning.base import ReasoningFormat
@@ -95,7 +96,21 @@ async def read_grammar(
         return joined_grammars(texts, _thinking(reading), ids)
 
     text = await asyncio.to_thread(joined)
-    return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
+    try:
+        return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
+    except InvalidRequestError:
+        if calls is not None:
+            await _check_parameters(services, tenant, tools)
+        raise
+
+
+async def _check_parameters(services: Services, tenant: str, tools: ToolUse) -> None:
+    """Raises InvalidRequestError for the first tool whose parameters no grammar can hold, with the place in them."""
+    for tool in tools.callable_tools:
+        try:
+            await services.grammars.of(tenant, Constraint(ConstraintKind.JSON, dict(tool.parameters), "parameters"))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"`tools`: {tool.name}: {error}", param="tools") from error
 
 
 def amount_of(value: Any) -> int:

@@ -31,13 +31,10 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(UnservedFields, StructuredFields):
-    """vLLM's and OpenAI's sampling fields, and our own."""
+class AnswerFields(UnservedFields, StructuredFields):
+    """vLLM's and OpenAI's fields, and our own, that decide the text of an answer by any route."""
 
-    n: NumChoices = 1
     stream: bool = False
-    stream_options: Annotated[StreamOptions, BeforeValidator(without_null)] | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     min_tokens: int = Field(0, ge=0, le=MAX_TOKENS)
     temperature: float = Field(1.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -55,12 +52,20 @@ class SamplingFields(UnservedFields, StructuredFields):
     allowed_token_ids: AllowedIds = []
     bad_words: BadWords = []
     skip_special_tokens: bool = True
-    prompt_logprobs: NumLogprobs | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)  # -1: to what the model has room for
     truncation_side: Literal["left", "right"] = "left"  # that loses tokens
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
+
+
+class SamplingFields(AnswerFields):
+    """Those, and the fields that decide how much of it is shown and how."""
+
+    n: NumChoices = 1
+    stream_options: Annotated[StreamOptions, BeforeValidator(without_null)] | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    prompt_logprobs: NumLogprobs | None = None
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
-    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
     echo: bool = False
 
     @property

@@ -7,9 +7,14 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lora_serve.server.schemas.fields import Fields, Stops, TemplateValues, User, without_null
-from lora_serve.server.schemas.generation import MAX_TOKENS
+from lora_serve.server.schemas.generation import MAX_TOKENS, AnswerFields
 from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.unserved import UnservedChatFields
+
+_ONE_ANSWER = "one answer is given here: send several requests, or use /v1/chat/completions"
+_NOT_SHOWN = "answers here have no place for it: use /v1/chat/completions"
+_PREFILL = "here a last message of the assistant's is gone on with, and nothing else is"
 
 
 class MessageMetadata(Fields):
@@ -28,21 +33,18 @@ class CountTokensFields(RequestFields):
     thinking: Any = None
     output_config: Any = None
     chat_template_kwargs: TemplateValues = {}
+    add_special_tokens: bool = False
     mcp_servers: Annotated[Any, Refused("the server calls no tools itself: name functions in `tools`", ([],))] = None
     context_management: Annotated[Any, Refused("what is too long is refused: leave messages out")] = None
     cache_control: Annotated[Any, Ignored("prompts are found again by their tokens, wherever they agree")] = None
     speed: Annotated[Any, Ignored("there is one speed; see `priority`")] = None
 
 
-class MessageFields(CountTokensFields):
-    """The fields of an answer too."""
+class MessageFields(CountTokensFields, AnswerFields, UnservedChatFields):
+    """The fields of an answer too, those of a chat among them. A chat's that have another name here are refused."""
 
     max_tokens: int = Field(ge=1, le=MAX_TOKENS)
     stop_sequences: Stops = Field(default_factory=tuple)
-    stream: bool = False
-    temperature: float = Field(1.0, ge=0.0, le=2.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=-1, le=MAX_TOKENS)
     metadata: Annotated[MessageMetadata, BeforeValidator(without_null)] | None = None
     container: Annotated[Any, Refused("nothing is run in containers here")] = None
     inference_geo: Annotated[Any, Refused("this server computes where it stands")] = None
@@ -51,3 +53,21 @@ class MessageFields(CountTokensFields):
     user_profile_id: Annotated[Any, Ignored("the key says who calls; `metadata` names your end user")] = None
     workspace_id: Annotated[Any, Ignored("the key says who calls")] = None
     kv_transfer_params: Annotated[Any, Ignored("no key or value is moved between servers")] = None
+
+    include_reasoning: bool = True
+    stop: Annotated[Any, Refused("this is `stop_sequences` here", ([],))] = None
+    max_completion_tokens: Annotated[Any, Refused("this is `max_tokens` here")] = None
+    response_format: Annotated[Any, Refused("this is `output_config.format` here", ({"type": "text"},))] = None
+    reasoning_effort: Annotated[Any, Refused("this is `output_config.effort` here")] = None
+    parallel_tool_calls: Annotated[Any, Refused("this is `tool_choice.disable_parallel_tool_use` here", (True,))] = None
+    add_generation_prompt: Annotated[Any, Refused(_PREFILL, (True,))] = None
+    continue_final_message: Annotated[Any, Refused(_PREFILL, (False,))] = None
+    n: Annotated[Any, Refused(_ONE_ANSWER, (1,))] = None
+    best_of: Annotated[Any, Refused(_ONE_ANSWER, (1,))] = None
+    logprobs: Annotated[Any, Refused(_NOT_SHOWN, (False,))] = None
+    top_logprobs: Annotated[Any, Refused(_NOT_SHOWN, (0,))] = None
+    prompt_logprobs: Annotated[Any, Refused(_NOT_SHOWN)] = None
+    return_token_ids: Annotated[Any, Refused(_NOT_SHOWN, (False,))] = None
+    return_tokens_as_token_ids: Annotated[Any, Refused(_NOT_SHOWN, (False,))] = None
+    echo: Annotated[Any, Refused(_NOT_SHOWN, (False,))] = None
+    stream_options: Annotated[Any, Ignored("a stream's last event but one tells the usage anyway")] = None

@@ -6,12 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from lora_serve.server.schemas.fields import Biases, Fields, NumLogprobs, StopIds, Stops, TemplateValues, without_null
-from lora_serve.server.schemas.generation import MAX_TOKENS
+from lora_serve.server.schemas.fields import Fields, NumLogprobs, TemplateValues, without_null
+from lora_serve.server.schemas.generation import MAX_TOKENS, AnswerFields
 from lora_serve.server.schemas.markers import Ignored, Refused
-from lora_serve.server.schemas.request import RequestFields
+from lora_serve.server.schemas.unserved import UnservedChatFields
 
 _NO_STORE = "answers are not stored: send all former items in `input`"
+_ONE_ANSWER = "one answer is given here: send several requests, or use /v1/chat/completions"
+_NOT_SHOWN = "answers here have no place for it: use /v1/chat/completions"
+_LOGPROBS = '"message.output_text.logprobs"'
 
 
 class ReasoningFields(Fields):
@@ -26,16 +29,13 @@ class ResponseStreamOptions(Fields):
     include_obfuscation: Annotated[Any, Ignored("nothing is padded")] = None
 
 
-class ResponseFields(RequestFields):
-    """OpenAI's fields, and those of vLLM's that chat has too."""
+class ResponseFields(AnswerFields, UnservedChatFields):
+    """OpenAI's fields, and those of a chat. A chat's fields that have another name here, or none, are refused."""
 
     input: Any  # str | list of items; checked by hand
     instructions: str | None = None
-    stream: bool = False
     stream_options: Annotated[ResponseStreamOptions, BeforeValidator(without_null)] | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    temperature: float = Field(1.0, ge=0.0, le=2.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_logprobs: NumLogprobs = 0
     include: list[str] = []
     text: Any = None  # {"format": ...}
@@ -61,17 +61,21 @@ class ResponseFields(RequestFields):
     prompt_cache_options: Annotated[Any, Ignored("prompts are found again by their tokens")] = None
     prompt_cache_retention: Annotated[Any, Ignored("prompts are found again by their tokens")] = None
 
-    top_k: int = Field(0, ge=-1, le=MAX_TOKENS)
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
-    logit_bias: Biases = Field(default_factory=tuple)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stops = Field(default_factory=tuple)
-    stop_token_ids: StopIds = []
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    cache_salt: str | None = None
-    request_id: Annotated[Any, Ignored("requests are told apart by the server's own ids")] = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
     chat_template_kwargs: TemplateValues = {}
+    include_reasoning: bool = True
+    return_tokens_as_token_ids: bool = False
+    messages: Annotated[Any, Refused("this is `input` here")] = None
+    max_tokens: Annotated[Any, Refused("this is `max_output_tokens` here")] = None
+    max_completion_tokens: Annotated[Any, Refused("this is `max_output_tokens` here")] = None
+    response_format: Annotated[Any, Refused("this is `text.format` here", ({"type": "text"},))] = None
+    reasoning_effort: Annotated[Any, Refused("this is `reasoning.effort` here")] = None
+    verbosity: Annotated[Any, Refused("this is `text.verbosity` here", ("medium",))] = None
+    logprobs: Annotated[Any, Refused(f"ask with {_LOGPROBS} in `include`", (False,))] = None
+    n: Annotated[Any, Refused(_ONE_ANSWER, (1,))] = None
+    best_of: Annotated[Any, Refused(_ONE_ANSWER, (1,))] = None
+    prompt_logprobs: Annotated[Any, Refused(_NOT_SHOWN)] = None
+    return_token_ids: Annotated[Any, Refused(_NOT_SHOWN, (False,))] = None
+    echo: Annotated[Any, Refused(_NOT_SHOWN, (False,))] = None

@@ -360,6 +360,18 @@ async def test_required_call_is_forced_by_a_grammar(
     assert forced.choices[0].finish_reason == "stop"  # as OpenAI and vLLM have it for a named tool
 
 
+@pytest.mark.parametrize("body", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+async def test_parameters_that_no_grammar_holds_are_refused_with_tool_and_place(
+    openai: AsyncOpenAI, body: dict[str, Any]
+) -> None:
+    tags = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    tools: Any = [WEATHER, {"type": "function", "function": {"name": "tag", "parameters": tags}}]
+    with pytest.raises(openai_package.BadRequestError) as caught:
+        await openai.chat.completions.create(model=BASE, messages=HI, tools=tools, **body)
+    assert caught.value.param == "tools"
+    assert "`tools`: tag: `parameters` at #/properties/tags: not supported: `uniqueItems`" in caught.value.message
+
+
 async def test_required_call_with_another_form_is_refused(openai: AsyncOpenAI) -> None:
     with pytest.raises(openai_package.BadRequestError, match="cannot have a `response_format`"):
         await openai.chat.completions.create(

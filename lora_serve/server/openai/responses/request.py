@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from lora_serve.core.errors import InvalidRequestError
+from lora_serve.server.openai.passing import fields_in_common
 from lora_serve.server.openai.responses.items import messages_of
 from lora_serve.server.schemas.responses import ResponseFields
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # reasoning is in the answer, and not encrypted
-# Fields that mean the same in a chat.
-_SAME = (
-    "model", "adapters", "adapter_id", "user", "priority", "timeout_ms", "max_cold_wait_ms", "on_cold", "stream",
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt",
-    "chat_template_kwargs",
-)  # fmt: skip
+_SAME = fields_in_common(
+    ResponseFields, frozenset(("stream_options", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"))
+)
 # Names of fields in a chat's errors, longer ones first -> in the caller's request.
 NAMES = {
     "response_format.json_schema": "text.format",
