@@ -259,6 +259,7 @@ def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_import
     [
         (["--lora-modules", "a=no-adapter"], "holds no adapter_config.json"),
         (["--lora-modules", "model=no-adapter"], "is the base model's name"),
+        (["--served-model-name", "m", "n", "--lora-modules", "n=no-adapter"], "is the base model's name"),
         (["--ssl-certfile", "pem"], "--ssl-certfile: pem"),
         (["--store", "store"], "holds no key"),
         (["--redis-url", "redis://host:port"], "--redis-url: is not redis://"),
@@ -296,9 +297,35 @@ def test_models_name_is_its_folders_own_not_its_path(model: str, monkeypatch: py
     assert load_settings(["--model", "../model"]).base_name == "model"
     assert load_settings(["--model", "org/name"]).base_name == "org/name"
     named = load_settings(["--model", model, "--served-model-name", "other"])
-    assert (named.base_name, named.server_slice().model_path) == ("other", "")
-    assert load_settings(["--model", model]).server_slice().model_path == model  # vLLM's name for it is taken too
-    assert load_settings(["--model", "org/name"]).server_slice().model_path == ""  # it could be an adapter's id
+    assert (named.base_name, named.server_slice().other_names) == ("other", frozenset())
+    assert load_settings(["--model", "org/name"]).server_slice().other_names == frozenset()
+
+
+def test_path_of_the_model_is_another_name_of_it(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own, which its clients send."""
+    monkeypatch.chdir(Path(model).parent.parent)
+    relative = str(Path(model).relative_to(Path.cwd()))
+    assert "/" in relative
+    for given in (relative, f"{relative}/"):
+        names = load_settings([given]).server_slice().other_names
+        assert names == {relative, f"{relative}/", model, f"{model}/"}
+    monkeypatch.chdir(Path(model).parent)
+    names = load_settings(["model"]).server_slice().other_names
+    assert names == {"model/", model, f"{model}/"}, "`model` itself is its name"
+
+
+def test_model_goes_by_several_names(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("LORA_SERVE_SERVED_MODEL_NAME", ""):
+        if name:
+            monkeypatch.setenv(name, '["a", "b/c"]')
+        settings = load_settings([model] if name else [model, "--served-model-name", "a", "b/c"])
+        monkeypatch.delenv("LORA_SERVE_SERVED_MODEL_NAME", raising=False)
+        assert (settings.base_name, settings.server_slice().other_names) == ("a", {"b/c"})
+    file = tmp_path / "config.yaml"
+    file.write_text(f"model: {model}\nserved-model-name: [a, b]\n")
+    assert load_settings(["--config", str(file)]).server_slice().other_names == {"b"}
+    file.write_text(f"model: {model}\nserved-model-name: a\n")
+    assert load_settings(["--config", str(file)]).base_name == "a"
 
 
 def test_folder_whose_name_cannot_be_a_models_asks_for_one(model: str, capsys: pytest.CaptureFixture[str]) -> None:

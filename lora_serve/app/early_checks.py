@@ -49,7 +49,7 @@ def _check_model(settings: Settings) -> None:
 def _check_modules(settings: Settings) -> None:
     for item in settings.lora_modules:
         name, _, source = item.partition("=")
-        if name == settings.base_name:
+        if name in (settings.base_name, *settings.served_model_name):
             raise ConfigError(f"--lora-modules: `{name}` is the base model's name; --served-model-name gives another")
         if "://" not in source and not (Path(source) / "adapter_config.json").is_file():
             raise ConfigError(

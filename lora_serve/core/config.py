@@ -172,7 +172,7 @@ class ServerConfig:
 
     host: str
     served_model_name: str
-    model_path: str = ""  # also means the base model; empty: nothing else does
+    other_names: frozenset[str] = frozenset()  # they mean the base model too, unless an adapter has such an id
     auth: str  # "auto", "on" or "off"
     max_body_bytes: int
     tls: TlsConfig | None = None  # None: plain HTTP

@@ -64,6 +64,11 @@ def _modules_in(item: Any) -> list[Any]:
     return [f"{item['name']}={item['path']}"]
 
 
+def parse_names(value: Any) -> Any:
+    """A name, names, or a JSON list of them; commas part no names here, as a name must not hold one."""
+    return (value,) if isinstance(value, str) and not value.lstrip().startswith("[") else parse_list(value)
+
+
 def parse_origins(value: Any) -> Any:
     """Texts, where each may be a JSON list of them, as vLLM takes origins."""
     items = parse_list(value)
@@ -76,6 +81,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=MAX_BYTES)]
 Gibibytes = Annotated[int, BeforeValidator(parse_bytes), BeforeValidator(parse_gibibytes), Field(ge=0, le=MAX_BYTES)]
 Count = Annotated[int, BeforeValidator(parse_count)]
 Modules = Annotated[tuple[str, ...], BeforeValidator(parse_modules)]
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
 Origins = Annotated[tuple[str, ...], BeforeValidator(parse_origins)]
 Paths = Annotated[tuple[Path, ...], BeforeValidator(parse_list)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(parse_list)]

@@ -17,7 +17,6 @@ import yaml
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from lora_serve.core.adapter import ADAPTER_ID
 from lora_serve.core.config import (
     AccountingConfig,
     AdapterConfig,
@@ -89,7 +88,7 @@ class Settings(
     @property
     def base_name(self) -> str:
         """The base model's name on the wire."""
-        return self.served_model_name or name_of_model(self.model)
+        return self.served_model_name[0] if self.served_model_name else name_of_model(self.model)
 
     def model_slice(self) -> ModelConfig:
         return self._slice(ModelConfig)
@@ -146,7 +145,7 @@ class Settings(
             ServerConfig,
             auth=self.auth_mode,
             served_model_name=self.base_name,
-            model_path=self._other_name(),
+            other_names=self._other_names(),
             max_body_bytes=self.max_body_size,
             tls=self.tls_slice(),
             requests=self._slice(RequestLimits),
@@ -169,9 +168,14 @@ class Settings(
             ),
         )
 
-    def _other_name(self) -> str:
-        """The model's path, which clients of vLLM send; empty where it is no path, or could be an adapter's id."""
-        return "" if self.served_model_name or ADAPTER_ID.match(self.model) else self.model
+    def _other_names(self) -> frozenset[str]:
+        """What else means the base model: names that were given, else the folder's path, which clients of vLLM send."""
+        if self.served_model_name:
+            return frozenset(self.served_model_name[1:]) - {self.base_name}
+        if not _is_there(Path(self.model).is_dir):
+            return frozenset()
+        paths = {path.rstrip("/") for path in (self.model, os.path.abspath(self.model))}
+        return frozenset({*paths, *(f"{path}/" for path in paths)} - {self.base_name})
 
     def grammar_slice(self) -> GrammarConfig:
         return GrammarConfig(

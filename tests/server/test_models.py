@@ -9,11 +9,12 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-from lora_serve.core.errors import AdapterNotFoundError
+from lora_serve.core.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.core.messages import Evict
 from lora_serve.core.tenant import ADMIN_CALLER, Caller, Role
 from lora_serve.server import models
 from lora_serve.server.inference.resolve import AdapterResolver
+from lora_serve.server.schemas.generation import CompletionFields
 
 BASE = "tiny-base"
 
@@ -70,7 +71,8 @@ async def test_one_version_is_deleted_by_its_name(admin: aiohttp.ClientSession, 
 
 async def test_path_of_the_model_means_the_base_where_vllms_clients_send_it(house: Any, openai: AsyncOpenAI) -> None:
     caller, named = ADMIN_CALLER, {"limits": house.services.adapter_limits, "catalog": house.services.catalog}
-    resolver = AdapterResolver(base_name="tiny", caller=caller, base_path="/models/tiny", **named)
+    others = frozenset({"/models/tiny", "demo/model"})
+    resolver = AdapterResolver(base_name="tiny", caller=caller, other_names=others, **named)
     assert resolver.find("/models/tiny") is None
     assert resolver.find("tiny") is None
     for name in ("", "/models", "models/tiny"):
@@ -78,6 +80,20 @@ async def test_path_of_the_model_means_the_base_where_vllms_clients_send_it(hous
             resolver.find(name)
     with pytest.raises(AdapterNotFoundError):
         AdapterResolver(base_name="tiny", caller=caller, **named).find("")
+    closed = replace(resolver, caller=Caller("acme", may_use_base=False))
+    with pytest.raises(AdapterNotFoundError):
+        closed.find("demo/model")
+    assert resolver.find("demo/model") is None
+    ref = await house.register("demo/model")
+    assert (found := resolver.find("demo/model")) is not None, "an adapter of that id wins"
+    assert found.ref == ref
+    foreign = replace(resolver, caller=Caller("acme"))
+    assert foreign.find("demo/model") is None, "for a tenant that does not see it, it does not exist"
+    body = CompletionFields(prompt="x", model="demo/model", adapter_id="acme/a")
+    ref = await house.register("acme/a")
+    assert foreign.resolve(body, {}).members[0].ref == ref
+    with pytest.raises(InvalidRequestError, match="name the same adapter"):
+        resolver.resolve(body, {})
 
 
 async def test_root_is_the_path_as_it_was_given_to_the_operator_alone(

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lora_serve.core.extensions import ReasoningFormatName, ToolCallFormatName
-from lora_serve.core.setting_types import Count, SettingsGroup
+from lora_serve.core.setting_types import Count, Names, SettingsGroup
 
 _MAX_NAME = 512  # characters: of a name on the wire
 _SEPARATORS = ":,"  # they stand between names: base:adapter, and in lists of adapters
@@ -18,8 +18,10 @@ class ServedModelSettings(SettingsGroup):
     """The base model, its name on the wire, and the address."""
 
     model: str = Field(description="folder or hub id of the base model")
-    served_model_name: str | None = Field(
-        None, description="name of the base model on the wire; default: the name of the model's folder, or its hub id"
+    served_model_name: Names = Field(
+        (),
+        description="name of the base model on the wire, and others that mean it too; default: the name of the "
+        "model's folder, or its hub id",
     )
     host: str = Field("127.0.0.1", max_length=253, pattern=r"^[\w.:%\[\]-]+$", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one")
@@ -60,15 +62,15 @@ class ServedModelSettings(SettingsGroup):
 
     @field_validator("served_model_name")
     @classmethod
-    def _check_served_model_name(cls, value: str | None) -> str | None:
-        if value is not None and (len(value) > _MAX_NAME or any(c.isspace() or c in _SEPARATORS for c in value)):
+    def _check_served_model_name(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(len(name) > _MAX_NAME or any(c.isspace() or c in _SEPARATORS for c in name) for name in value):
             raise ValueError(f"expected a name of at most {_MAX_NAME} characters without spaces, `:` and `,`")
         return value
 
     @model_validator(mode="after")
     def _check_name_on_the_wire(self) -> Self:
         name = name_of_model(self.model)
-        if self.served_model_name is None and any(c.isspace() or c in _SEPARATORS for c in name):
+        if not self.served_model_name and any(c.isspace() or c in _SEPARATORS for c in name):
             raise ValueError(
                 f"--model: {name[:200]!r} would be the name on the wire, where spaces, `:` and `,` separate names: "
                 "give --served-model-name"

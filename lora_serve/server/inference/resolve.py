@@ -78,8 +78,8 @@ def resolver_for(request: web.Request) -> AdapterResolver:
     """A resolver of the names that the caller of this request may use."""
     services = request.app[SERVICES]
     caller = request[CONTEXT].known_caller
-    path = services.config.model_path
-    return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits, path)
+    others = services.config.other_names
+    return AdapterResolver(services.catalog, services.base_name, caller, services.adapter_limits, others)
 
 
 def tokenizer_for(
@@ -105,7 +105,7 @@ class AdapterResolver:
     base_name: str
     caller: Caller
     limits: AdapterConfig
-    base_path: str = ""  # the base's other name
+    other_names: frozenset[str] = frozenset()  # of the base, where no adapter has such an id
 
     def resolve(self, fields: RequestFields, headers: Mapping[str, str]) -> AdapterSet:
         """The adapters of a request; without members the base model.
@@ -143,7 +143,13 @@ class AdapterResolver:
             raise AdapterNotFoundError(name) from None
 
     def _is_base(self, name: str) -> bool:
-        return name == self.base_name or name == self.base_path != ""
+        if name == self.base_name or name not in self.other_names:
+            return name == self.base_name
+        try:
+            self.catalog.resolve(name, self.caller.scope)
+        except AdapterNotFoundError:
+            return True
+        return False
 
     def fallback(self, fields: RequestFields, adapters: AdapterSet) -> AdapterSet | None:
         """The adapters that answer if the named ones are cold: no adapter, or the version before (`on_cold`).
