@@ -13,15 +13,16 @@ from typing import Any
 
 from lora_serve.text.tokenizer import TextModel
 
+_MODEL = ',"model":'
 _BLANK = {"String": " "}  # what a vocabulary writes as `▁`, and its decoder as a blank again
 _AS_WRITTEN = {"lstrip": False, "rstrip": False, "normalized": False}
 
 
 def plain_tokenizer(text: TextModel) -> str:
     """The text of a tokenizer.json whose control tokens have names that no text holds, at the same ids."""
-    tokenizer = json.loads(text.serialized())
-    model = tokenizer["model"]
-    pieces = {piece for piece, _ in model["vocab"]} if isinstance(model["vocab"], list) else model["vocab"].keys()
+    head, found, model = text.serialized().partition(_MODEL)  # the model is megabytes; quotes in texts are escaped
+    assert found, "tokenizers write the model last"
+    tokenizer = json.loads(head + "}")
     secret = secrets.token_hex(8)
     names: dict[str, str] = {}
     added = []
@@ -30,22 +31,24 @@ def plain_tokenizer(text: TextModel) -> str:
         if token["special"] or _is_bracketed(content):
             names[content] = f"<{secret}-{token['id']}>"
         elif text.token_text(token["id"]) != content:  # a decoder reads `▁▁` as blanks, and `ü` perhaps as no letter
-            if content in pieces:
+            if text.is_piece(content):
                 continue
             names[content] = f"<{secret}-{token['id']}>"
         is_named = content in names
         added.append(token | _AS_WRITTEN | {"content": names.get(content, content), "special": is_named})
-    _rename(model, names)
-    return json.dumps(
-        tokenizer
-        | {
-            "added_tokens": added,
-            "normalizer": _spelling(tokenizer["normalizer"]),
-            "pre_tokenizer": _without_first_blank(tokenizer["pre_tokenizer"]),
-            "post_processor": None,
-        },
-        ensure_ascii=False,
-    )
+    changed = tokenizer | {
+        "added_tokens": added,
+        "normalizer": _spelling(tokenizer["normalizer"]),
+        "pre_tokenizer": _without_first_blank(tokenizer["pre_tokenizer"]),
+        "post_processor": None,
+    }
+    held = {content: name for content, name in names.items() if text.is_piece(content)}
+    model = model.removesuffix("}")
+    return f"{_written(changed)[:-1]}{_MODEL}{_written(_renamed(json.loads(model), held)) if held else model}}}"
+
+
+def _written(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_bracketed(content: str) -> bool:
@@ -53,21 +56,18 @@ def _is_bracketed(content: str) -> bool:
     return content.startswith("<") and content.endswith(">")
 
 
-def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Gives the control tokens that are part of the plain vocabulary their names there too."""
+def _renamed(model: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The model with other names for control tokens that are part of the plain vocabulary."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):
-        model["vocab"] = [(names.get(piece, piece), score) for piece, score in vocabulary]
-        return
-    held = names.keys() & vocabulary.keys()
-    if not held:
-        return
-    model["vocab"] = {names.get(piece, piece): number for piece, number in vocabulary.items()}
-    if model.get("unk_token") in held:
-        model["unk_token"] = names[model["unk_token"]]
+        return model | {"vocab": [(names.get(piece, piece), score) for piece, score in vocabulary]}
+    changed = model | {"vocab": {names.get(piece, piece): number for piece, number in vocabulary.items()}}
+    if model.get("unk_token") in names:
+        changed["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
         pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-        model["merges"] = [pair for pair in pairs if held.isdisjoint((*pair, "".join(pair)))]
+        changed["merges"] = [pair for pair in pairs if names.keys().isdisjoint((*pair, "".join(pair)))]
+    return changed
 
 
 def _spelling(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
