@@ -40,6 +40,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
                                      "additionalProperties": False}]},
     {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1}, "maxItems": 2},
     {"type": "string", "pattern": "^[a-f]{2,5}-[0-9]{3}$"},
+    {"enum": ["Köln <|user|> x", "the <|end|> of e\u0301"]},  # control tokens as text, and a letter of two parts
 )  # fmt: skip
 
 
