@@ -110,7 +110,7 @@ def safe_text(text: str, param: str, config: GrammarConfig, max_rules: int | Non
         plain = {key: item for key, item in value.items() if key != _OPTIONS} if style else value
         return styled(_own_schema(plain, param, _DEFAULT_STYLE, config), _DEFAULT_STYLE, style)
 
-    if not text.lstrip().startswith("{"):
+    if max_rules is not None or not text.lstrip().startswith("{"):
         return with_schemas(text, param, schema, max_rules)
     grammars = json.loads(text)["grammars"]
     for grammar in grammars:
