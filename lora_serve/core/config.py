@@ -55,11 +55,11 @@ class QueueLimits:
 class GrammarConfig:
     """The most that the schema, regex or grammar of one request may be and cause; see the settings of like names."""
 
-    max_bytes: int = 2**18
+    max_bytes: int = 2**17
     max_regex: int = 2**14
     max_symbols: int = 500_000
     max_items: int = 50_000
-    max_lexer_states: int = 250_000
+    max_lexer_states: int = 100_000
     max_lexer_work: int = 1_000_000
     num_threads: int = 2
     cache_bytes: int = 2**25

@@ -97,6 +97,10 @@ class TextModel:
         """The tokenizer as the text of a tokenizer.json, added tokens included."""
         return self._backend.to_str()
 
+    def is_piece(self, token: str) -> bool:
+        """True if the plain vocabulary, without the added tokens, holds this spelling."""
+        return self._backend.model.token_to_id(token) is not None
+
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`, with the tokens that the model expects around it (such as BOS) if asked for."""
         return tuple(_encoded(self._backend, text, None, add_special_tokens).ids)

@@ -40,6 +40,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
                                      "additionalProperties": False}]},
     {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1}, "maxItems": 2},
     {"type": "string", "pattern": "^[a-f]{2,5}-[0-9]{3}$"},
+    {"enum": ["Köln <|user|> x", "the <|end|> of e\u0301"]},  # control tokens as text, and a letter of two parts
 )  # fmt: skip
 
 
@@ -235,7 +236,7 @@ def test_row_of_an_adapter_with_more_tokens_writes_them_where_its_grammar_says(
         kv_cache_memory="4MiB", max_loras=1, block_size=4,
     )  # fmt: skip
     added = tuple(AddedToken(2048 + i, f"<tool{i}>", is_special=True) for i in range(5))
-    lark: str = LLMatcher.grammar_from_lark("start: (<tool1> | <tool4>) /[ab]{2}/ <tool0>")
+    lark: str = LLMatcher.grammar_from_lark("start: (<[2049]> | <[2052]>) /[ab]{2}/ <[2048]>")
     ways = {"temperature": 1.0, "max_tokens": 20, "seed": 4}
     plain, base = engine.request([9, 9], **ways), engine.request([9, 8], **ways)
     grown = replace(engine.request([9, 7], "grown", **ways), grammar=TokenGrammar(lark, added))

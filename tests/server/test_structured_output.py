@@ -51,6 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": 5}, "guided_json", "schema"),
     ({"guided_regex": "a(b"}, "guided_regex", "character 2"),
     ({"guided_grammar": 'start: "a" foo'}, "guided_grammar", "line 1, column"),
+    ({"guided_grammar": '{"a": 1}\nstart: "a"'}, "guided_grammar", "line 1"),
     ({"guided_json": False}, "guided_json", "nsatisfiable"),
     ({"guided_regex": "x" * 70_000}, "guided_regex", "--max-grammar-size"),
     ({"guided_json": {"enum": ["x" * 100] * 700}}, "guided_json", "--max-grammar-size"),

@@ -11,7 +11,7 @@ class GrammarSettings(SettingsGroup):
     """Limits of one request's schema, regex or grammar, and of the checked ones that are remembered."""
 
     max_grammar_size: Bytes = Field(
-        2**18, ge=256, le=2**24, description="bytes of a request's JSON schema, choices or structural tag at most"
+        2**17, ge=256, le=2**24, description="bytes of a request's JSON schema, choices or structural tag at most"
     )
     max_regex_size: Bytes = Field(
         2**14,
@@ -26,7 +26,7 @@ class GrammarSettings(SettingsGroup):
         50_000, ge=1000, le=10**7, description="states that the parser of a grammar may be in at one token at most"
     )
     max_lexer_states: int = Field(
-        250_000, ge=1000, le=10**7, description="states of a grammar's regexes at most; each takes 1 to 2 KB"
+        100_000, ge=1000, le=10**7, description="states of a grammar's regexes at most; each takes some 430 bytes"
     )
     max_lexer_work: int = Field(
         1_000_000, ge=1000, le=10**9, description="steps for compiling a grammar's regexes at most; 50 million a second"

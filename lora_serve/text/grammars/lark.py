@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lora_serve.text.grammars.faults import refused
 
 MAX_RULES = 500  # the compiler follows rules by recursion: a stack of 8 MB overflows at some 3000 in a chain
-_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<json>%json)\b')
+# A string or a regex that does not end is one all the same, so that each character is looked at once.
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/(?:\\.|[^/\\])+/?|(?P<json>%json)\b|(?P<name><[^<>\s]+>)')
 _BLANKS = re.compile(r"\s*")
 
 
@@ -43,6 +44,16 @@ def with_schemas(text: str, param: str, rewrite: Callable[[Any], str], max_rules
     if max_rules is not None:
         _check_outside("".join(outside), param, max_rules)
     return "".join(parts) + text[at:]
+
+
+def with_numbers(text: str, special_ids: Mapping[str, int]) -> str:
+    """The grammar with the ids of the special tokens that it names as `<name>`; one that is unknown stays."""
+
+    def numbered(found: re.Match[str]) -> str:
+        number = special_ids.get(found["name"] or "")
+        return found[0] if number is None else f"<[{number}]>"
+
+    return _TOKEN.sub(numbered, text)
 
 
 def _check_outside(text: str, param: str, max_rules: int) -> None:

@@ -15,7 +15,7 @@ from lora_serve.core.strict_json import JsonError, parse_json
 from lora_serve.text.grammars.constraint import BLANKS, Constraint, ConstraintKind, JsonStyle
 from lora_serve.text.grammars.faults import refused
 from lora_serve.text.grammars.gbnf import is_lark, to_lark
-from lora_serve.text.grammars.lark import MAX_RULES, with_schemas
+from lora_serve.text.grammars.lark import MAX_RULES, with_numbers, with_schemas
 from lora_serve.text.grammars.schema import SchemaWriter
 from lora_serve.text.grammars.tags import TagWriter
 
@@ -46,7 +46,7 @@ def grammar_text(constraint: Constraint, config: GrammarConfig, special_ids: Map
         case ConstraintKind.CHOICE:
             return _choice(constraint, config.max_bytes)
         case ConstraintKind.GRAMMAR:
-            return _grammar(constraint, config)
+            return _grammar(constraint, config, special_ids)
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(constraint, config, special_ids)
 
@@ -110,7 +110,7 @@ def safe_text(text: str, param: str, config: GrammarConfig, max_rules: int | Non
         plain = {key: item for key, item in value.items() if key != _OPTIONS} if style else value
         return styled(_own_schema(plain, param, _DEFAULT_STYLE, config), _DEFAULT_STYLE, style)
 
-    if not text.lstrip().startswith("{"):
+    if max_rules is not None or not text.lstrip().startswith("{"):
         return with_schemas(text, param, schema, max_rules)
     grammars = json.loads(text)["grammars"]
     for grammar in grammars:
@@ -156,13 +156,13 @@ def _choice(constraint: Constraint, max_bytes: int) -> str:
     return f"start: {start}\nCHOICE: {' | '.join(named)}"
 
 
-def _grammar(constraint: Constraint, config: GrammarConfig) -> str:
+def _grammar(constraint: Constraint, config: GrammarConfig, special_ids: Mapping[str, int]) -> str:
     text, param = _text_of(constraint, LARK_FACTOR * config.max_regex), constraint.param
     try:
         text = text if is_lark(text) else to_lark(text)
     except ValueError as error:
         raise refused(param, str(error)) from None
-    found = safe_text(text, param, config, MAX_RULES)
+    found = with_numbers(safe_text(text, param, config, MAX_RULES), special_ids)
     check_size(len(found.encode()), param, LARK_FACTOR * config.max_regex, "twice --max-regex-size")
     return found
 

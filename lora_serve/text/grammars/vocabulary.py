@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from lora_serve.core.adapter import AddedToken
+from lora_serve.text.grammars.plain_text import plain_tokenizer
 from lora_serve.text.tokenizer import TextModel
 
 MAX_VOCABULARIES = 16
@@ -26,11 +27,26 @@ class _SpelledTokens:
     special_token_ids: list[int]
     eos_token_id: int
     text: TextModel
+    ordinary: dict[bytes, int]  # those that stand for text
     bos_token_id: None = None
 
     def __call__(self, text: bytes | str) -> list[int]:
-        spelled = text.decode(errors="ignore") if isinstance(text, bytes) else text
-        return list(self.text.encode(spelled, add_special_tokens=False))
+        wanted = text if isinstance(text, bytes) else text.encode()
+        found = self.text.encode(wanted.decode(errors="ignore"), add_special_tokens=False)
+        if not self.text.special_ids.isdisjoint(found) or b"".join(self.tokens[i] for i in found) != wanted:
+            return self._greedy(wanted)
+        return list(found)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest token each time, for a text that the tokenizer changes or takes for a control token."""
+        found: list[int] = []
+        while text:
+            token = next((t for n in range(len(text), 0, -1) if (t := self.ordinary.get(text[:n])) is not None), None)
+            if token is None:
+                break
+            found.append(token)
+            text = text[len(self.tokens[token]) :]
+        return found
 
 
 class Vocabularies:
@@ -70,9 +86,9 @@ class Vocabularies:
     def _build(self, added: tuple[AddedToken, ...]) -> LLTokenizer:
         text = self._base().with_added(added) if added else self._base()
         size = max(self._vocab_size, *(number + 1 for number in text.vocabulary().values()))
-        eos = list(self._eos_token_ids) or None
+        eos = list(self._eos_token_ids) or text.wrapper.eos_token_id
         try:
-            return LLTokenizer(text.serialized(), n_vocab=size, eos_token=eos)
+            return LLTokenizer(plain_tokenizer(text), n_vocab=size, eos_token=eos)
         except ValueError:
             return LLTokenizer(TokenizerWrapper(self._spelled(text, size)), n_vocab=size, eos_token=eos)
 
@@ -84,4 +100,6 @@ class Vocabularies:
 
     def _spelled(self, text: TextModel, size: int) -> _SpelledTokens:
         tokens = [text.token_bytes(number) for number in range(size)]
-        return _SpelledTokens(tokens, sorted(text.special_ids), next(iter(self._eos_token_ids), 0), text)
+        ordinary = {token: number for number, token in enumerate(tokens) if number not in text.special_ids and token}
+        eos = next(iter(self._eos_token_ids), 0)
+        return _SpelledTokens(tokens, sorted(text.special_ids), eos, text, ordinary)

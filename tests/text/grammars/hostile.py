@@ -42,6 +42,8 @@ HOSTILE: dict[str, tuple[ConstraintKind, Any]] = {
     "chain of rules": (GRAMMAR, "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2000)) + '\na2000: "x"'),
     "chain of GBNF rules": (GRAMMAR, "root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1}" for i in range(900))),
     "schema in Lark": (GRAMMAR, f"start: %json {chain(300, inside)}".replace("'", '"')),
+    "strings without an end": (GRAMMAR, 'start: "a"\n' + '"\\' * 15_000),
+    "regexes without an end": (GRAMMAR, 'start: "a"\n' + "/\\" * 15_000),
     "schema in a comment": (GRAMMAR, 'start: "a" // %json {}'),
     "schema that is none": (GRAMMAR, "start: %json {"),
     "brackets": (GRAMMAR, "start: " + "(" * 10_000 + '"x"' + ")" * 10_000),

@@ -68,6 +68,7 @@ def test_a_schemas_fault_is_named_with_its_place(schema: Any, place: str, words:
         (ConstraintKind.REGEX, 5, "string"),
         (ConstraintKind.GRAMMAR, 'start: "a"\nb: "x', "line 2, column"),
         (ConstraintKind.GRAMMAR, "start: <nothing>", "<nothing>"),
+        (ConstraintKind.GRAMMAR, '{"a": 1}\nstart: "a"', "line 1"),
         (ConstraintKind.GRAMMAR, 'root ::= "a', "line 1"),
         (ConstraintKind.GRAMMAR, 'root ::= b', "b"),
         (ConstraintKind.GRAMMAR, 'top ::= "b"', "root"),

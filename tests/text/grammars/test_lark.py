@@ -1,0 +1,34 @@
+"""Special tokens that a caller's grammar names in Lark become their ids, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from lora_serve.core.config import GrammarConfig
+from lora_serve.text.grammars.checking import checked_text
+from lora_serve.text.grammars.compiling import GrammarCompiler
+from lora_serve.text.grammars.constraint import Constraint, ConstraintKind
+
+CONFIG = GrammarConfig()
+COMPILER = GrammarCompiler({300: "<|tool|>", 301: "<b>"}, 302, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("start: <|tool|>", "start: <[300]>"),
+        ('start: <|tool|>{2} "<|tool|>" <b>', 'start: <[300]>{2} "<|tool|>" <[301]>'),
+        ('start: "\\"<b>" /<b>\\/<b>/ <b> // <b>', 'start: "\\"<b>" /<b>\\/<b>/ <[301]> // <b>'),
+        ("start: a <[300]>\na: /(?s:.<b>\n<b>)/ <b>", "start: a <[300]>\na: /(?s:.<b>\n<b>)/ <[301]>"),
+    ],
+)
+def test_named_tokens_are_numbered_outside_of_literals(given: str, expected: str) -> None:
+    assert checked_text(Constraint(ConstraintKind.GRAMMAR, given, "field"), COMPILER, CONFIG) == expected
+
+
+def test_schema_within_a_grammar_keeps_its_text() -> None:
+    given = 'start: <b> %json {"enum": ["<b>", "\\"<b>"]} <b>'
+    found = checked_text(Constraint(ConstraintKind.GRAMMAR, given, "field"), COMPILER, CONFIG)
+    assert found.startswith("start: <[301]> %json")
+    assert found.endswith("} <[301]>")
+    assert found.count("<b>") == 2
