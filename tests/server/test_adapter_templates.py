@@ -176,9 +176,19 @@ async def test_template_of_a_tenant_is_kept_and_not_used_until_the_admin_registe
     assert made.status == 201, made.data
     card = made.data["chat_template"]
     assert (card["differs"], card["used"], "a tenant's key" in card["why"]) == (True, False, True)
+    (warning,) = made.data["warnings"]
+    assert ("is not used" in warning, "a tenant's key registered it" in warning) == (True, True)
     assert await prompt_of(tenancy, text_model, key="acme") == BASES
+    body = {"model": "acme/a", "messages": MESSAGES, "tools": TOOLS}
+    for path in ("/v1/chat/completions", "/v1/messages/count_tokens"):
+        sent = body | {"tools": [{"name": "weather", "input_schema": {}}]} if "messages" in path else body
+        refused = await tenancy.call("acme", "POST", path, sent)
+        assert (refused.status, "own chat template is not used" in refused.message) == (400, True), refused.data
+    base = await tenancy.call("admin", "POST", "/v1/chat/completions", {**body, "model": "tiny-base"})
+    assert (base.status, "own chat template" in base.message) == (400, False)
     again = await register(tenancy, {"chat_template.jinja": OWN})
     assert (again.status, again.data["version"], again.data["chat_template"]["used"]) == (200, 1, True)
+    assert again.data["warnings"] == []
     assert await prompt_of(tenancy, text_model, key="acme") == RENDERED
     back = await upload(tenancy, "acme+", {"chat_template.jinja": OWN})
     assert (back.status, back.data["chat_template"]["used"]) == (200, True)  # the same bytes
