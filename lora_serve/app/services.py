@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lora_serve.adapters.checkpoint.added_tokens import BaseTokens
 from lora_serve.adapters.checkpoint.chat_template import BaseTemplates, ChatTemplates
@@ -25,6 +25,7 @@ from lora_serve.tenancy.accounting import Accounting
 from lora_serve.tenancy.authentication.admin_key import AdminKey, load_admin_key
 from lora_serve.tenancy.authentication.authenticator import Authenticator, KeyTable, auth_required
 from lora_serve.text.rendering.processes import TemplateProcesses
+from lora_serve.text.rendering.trial import trial_faults
 from lora_serve.text.tokenizer import TextModel
 
 
@@ -92,4 +93,14 @@ def base_templates(text: TextModel, spec: ModelSpec, processes: TemplateProcesse
     if spec.pooling is not None:
         return None
     own = ChatTemplates(text.template.texts, text.template.special_tokens)
-    return BaseTemplates(own, processes.fault_in, are_kept=rule != "off")
+
+    def faults_in_chats(found: ChatTemplates) -> Mapping[str, str]:
+        return trial_faults(processes, found.texts, {**own.special_tokens, **found.special_tokens})
+
+    return BaseTemplates(
+        own,
+        processes.fault_in,
+        faults_in_chats,
+        is_token=lambda token: text.token_id(token) is not None,
+        are_kept=rule != "off",
+    )

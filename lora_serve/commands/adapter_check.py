@@ -28,7 +28,7 @@ from lora_serve.adapters.checkpoint.weights.plain_lora import convert_to_plain_l
 from lora_serve.adapters.checkpoint.weights.reading import read_weights
 from lora_serve.adapters.checkpoint.weights.values import check_values
 from lora_serve.adapters.registration.smoke_test import check_smoke_test, smoke_test_prompt
-from lora_serve.adapters.registration.summary import base_warnings, kinds_of, traits_of
+from lora_serve.adapters.registration.summary import base_warnings, kinds_of, token_warnings, traits_of
 from lora_serve.adapters.regular_file import copy_regular
 from lora_serve.app.services import base_templates
 from lora_serve.core.adapter import AdapterRef
@@ -71,13 +71,13 @@ def check_adapter(folder: Path, settings: Settings, parts: ModelParts) -> Verdic
         check_values(folder, artifact)
         with _served(folder, artifact, parts, settings.max_lora_rank) as (stored, artifact, origin):
             tested, num_bytes = _try(stored, artifact, parts, settings.max_lora_rank)
-        warnings = tuple(base_warnings(artifact.config.base_model, (parts.spec.name, settings.base_name)))
+        warnings = base_warnings(artifact.config.base_model, (parts.spec.name, settings.base_name))
         check_smoke_test(tested)
     except InvalidAdapterError as error:
         return Verdict(tuple(error.reasons), artifact, origin=origin)
     except OSError as error:
         return Verdict((f"{folder} cannot be read: {error.strerror}",))
-    return Verdict((), artifact, tested, num_bytes, warnings, origin)
+    return Verdict((), artifact, tested, num_bytes, (*warnings, *token_warnings(artifact)), origin)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ class TemplateTexts:
 class AdapterChatTemplate(ChatTemplate):
     """See ChatTemplate. Its methods wait for a process, so no event loop may call them: `thread` runs what does."""
 
+    owner = "adapter"
+
     def __init__(
         self,
         base: ChatTemplate,

@@ -52,22 +52,26 @@ def render_chat(
     template_values: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], object] = str,
+    hint: str = "",
 ) -> RenderedChat:
     """Render the prompt's text, special tokens included. Raises InvalidRequestError, and what `check` raises.
 
-    `tools`: in OpenAI's form. `check` may refuse the text before it is searched for control tokens.
+    `tools`: in OpenAI's form. `check` may refuse the text before it is searched for control tokens. `hint`: ends
+    the refusal of what the template has no place for.
     """
     template = text_model.template
     source = template.tools_source if tools else template.source
     if not source:
         raise InvalidRequestError("The base model has no chat template: use /v1/completions instead.", param="messages")
-    conversation = _conversation(messages, template, has_developer="developer" in source)
+    conversation = _conversation(messages, template, has_developer="developer" in source, hint=hint)
     if tools and not template.tool_forms.has_tools:
-        message = "The chat template of this model has no place for tools: leave `tools` out, or name another adapter."
-        raise InvalidRequestError(message, param="tools")
+        message = (
+            f"The {template.owner}'s chat template has no place for tools: leave `tools` out, or name another adapter."
+        )
+        raise InvalidRequestError(message + hint, param="tools")
     values = _checked(template_values or {}, text_model.wrapper.apply_chat_template)
     ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}
-    with _refusals():
+    with _refusals(template.owner):
         text = template.render(conversation, values, tools, **ends)
     check(text)
     tokens = text_model.control_tokens
@@ -87,7 +91,7 @@ def render_chat(
     entering = _each_text(
         conversation, values, tools, lambda one: marks.put(one, suspects[one]) if one in suspects else one
     )
-    with _refusals():
+    with _refusals(template.owner):
         marked = template.render_marked(*entering, marks, **ends)
     return _compared(tokens, text, marked, given)
 
@@ -107,12 +111,12 @@ def _compared(tokens: ControlTokens, text: str, marked: Marked, given: list[str]
 
 
 def _conversation(
-    messages: tuple[ChatMessage, ...], template: ChatTemplate, *, has_developer: bool
+    messages: tuple[ChatMessage, ...], template: ChatTemplate, *, has_developer: bool, hint: str
 ) -> list[dict[str, Any]]:
     """The messages as templates read them. Raises InvalidRequestError if the template has no place for one of them."""
     form, names = CallForm(), dict[str, str]()
     if any(message.tool_calls or message.role == "tool" for message in messages):
-        form = _form_of_calls(messages, template)
+        form = _form_of_calls(messages, template, hint)
         names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
     conversation = []
     for message in messages:
@@ -133,7 +137,7 @@ def _conversation(
     return conversation
 
 
-def _form_of_calls(messages: tuple[ChatMessage, ...], template: ChatTemplate) -> CallForm:
+def _form_of_calls(messages: tuple[ChatMessage, ...], template: ChatTemplate, hint: str) -> CallForm:
     """Raises InvalidRequestError."""
     forms = template.tool_forms
     for index, message in enumerate(messages):
@@ -143,7 +147,7 @@ def _form_of_calls(messages: tuple[ChatMessage, ...], template: ChatTemplate) ->
             text, where = "messages of the role `tool`", f"messages[{index}].role"
         else:
             continue
-        raise InvalidRequestError(f"The chat template of this model has no place for {text}.", param=where)
+        raise InvalidRequestError(f"The {template.owner}'s chat template has no place for {text}.{hint}", param=where)
     return forms.calls or CallForm()
 
 
@@ -205,12 +209,12 @@ def _parse_content(content: Any, where: str) -> str:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(owner: str) -> Iterator[None]:
     """Turn errors that a template raises into errors of the request."""
     try:
         yield
     except REFUSALS as error:
-        message = f"The model's chat template refuses these messages: {error}"
+        message = f"The {owner}'s chat template refuses these messages: {error}"
         raise InvalidRequestError(message, param="messages") from error
 
 

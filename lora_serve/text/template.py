@@ -41,6 +41,7 @@ def template_text(given: str) -> str:
 class ChatTemplate:
     """Renders messages. Raises whatever the template raises."""
 
+    owner = "model"
     thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None  # runs what renders; None: any thread may
 
     def __init__(self, wrapper: PreTrainedTokenizerFast) -> None:

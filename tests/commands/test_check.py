@@ -147,6 +147,13 @@ def test_own_chat_template_is_told_and_is_in_the_digest(tmp_path: Path, capsys: 
     assert any(line.startswith("chat template: differs") and "admin" in line for line in lines)
     assert sum(line.startswith("digest: ") for line in lines) == 1
     assert plain not in lines
+    (folder / "chat_template.jinja").write_text("own {{ eos_token }}")
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|nope|>"}')
+    code, lines = check(capsys, folder, "--model", model)
+    assert (code, sum(line.startswith("warning: ") and "<|nope|>" in line for line in lines)) == (0, 1)
+    (folder / "chat_template.jinja").write_text("\n{{ nosuch.attr.x }}")
+    code, lines = check(capsys, folder, "--model", model)
+    assert (code, any("line 2: 'nosuch' is undefined" in line for line in lines)) == (1, True)
     (folder / "chat_template.jinja").write_text("{% for x in y %}")
     code, lines = check(capsys, folder, "--model", model)
     assert (code, any("chat template cannot be used: line 1" in line for line in lines)) == (1, True)

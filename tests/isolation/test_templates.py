@@ -17,6 +17,7 @@ from lora_serve.text.tokenizer import TextModel
 from tests.text.tiny_tokenizer import byte_level_tokenizer
 
 HOSTILE = "{{ messages.__class__.__mro__ }}{{ cycler.__init__.__globals__.os.environ }}HOSTILE"
+SOMETIMES = f"{{% if messages|length == 1 %}}{HOSTILE}{{% endif %}}x"  # a small chat can be written with it
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
@@ -55,7 +56,7 @@ async def test_hostile_template_of_an_adapter_reaches_nothing_and_its_code_is_le
 ) -> None:
     before = await prompt_of(http, house)
     folder = house.make_adapter("hostile")
-    (folder / "chat_template.jinja").write_text(HOSTILE)
+    (folder / "chat_template.jinja").write_text(SOMETIMES)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": HOSTILE}))
     tokenizer = {"chat_template": HOSTILE, "tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": "evil.Evil"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))

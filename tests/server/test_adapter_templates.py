@@ -23,7 +23,8 @@ OWN = "{% for m in messages %}<|{{ m.role }}|>own: {{ m.content }}<|end|>{% endf
 MESSAGES = [{"role": "user", "content": "Hello"}]
 RENDERED = "<|user|>own: Hello<|end|><|assistant|>"
 BASES = "<|user|>Hello<|end|><|assistant|>"
-SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+SLOW = "{% if messages[0].content == 'Hello' %}" + ENDLESS + "{% endif %}x"  # a small chat can be written with it
 
 
 @pytest.fixture
@@ -157,15 +158,54 @@ WRONG = {
     "x" * (2**16 + 1): "65536 bytes",
     "x" * 2**20 + "y": "too large",
     " \n": "empty",
+    "x\n{{ nosuch.attr.x }}": "no chat can be written with it: line 2: 'nosuch' is undefined",
+    "{{ raise_exception('never') }}": "line 1: never",
+    "{% for m in messages %}\n{{ m.content[0].text.x }}\n{% endfor %}": "line 2: ",
+    ENDLESS: "no chat can be written with it: it takes more than 0.5 s",
 }
+NAMES = ["no end", "unknown filter", "large", "very large", "empty", "undefined", "refuses all", "parts", "endless"]
 
 
-@pytest.mark.parametrize("source", WRONG, ids=["no end", "unknown filter", "large", "very large", "empty"])
+@pytest.mark.parametrize("source", WRONG, ids=NAMES)
 async def test_broken_template_is_refused_in_words(tenancy: Tenancy, source: str) -> None:
     refused = await register(tenancy, {"chat_template.jinja": source})
     assert refused.status == 422, refused.data
     assert WRONG[source] in refused.message
     assert (await tenancy.call("admin", "GET", "/admin/adapters/acme/a")).status == 404
+
+
+NO_USER = "{% if messages[0].role == 'user' %}{{ raise_exception('system first') }}{% endif %}ok"
+NO_ANSWER = "{% for m in messages %}{% if m.role != 'user' %}{{ nosuch.attr.x }}{% endif %}{% endfor %}ok"
+ONLY_TOOLS = "{% if not tools %}{{ raise_exception('tools only') }}{% endif %}{{ tools[0].function.name }}"
+
+
+@pytest.mark.parametrize("source", [NO_USER, NO_ANSWER, ONLY_TOOLS])
+async def test_template_that_refuses_some_chats_is_taken(tenancy: Tenancy, source: str) -> None:
+    made = await register(tenancy, {"chat_template.jinja": source})
+    assert (made.status, made.data["chat_template"]["used"]) == (201, True), made.data
+
+
+async def test_template_for_tools_is_tried_with_tools(tenancy: Tenancy) -> None:
+    named = [{"name": "tool_use", "template": "\n{{ tools[0].nosuch.x }}"}, {"name": "default", "template": OWN}]
+    refused = await register(tenancy, {"tokenizer_config.json": json.dumps({"chat_template": named})})
+    assert (refused.status, "'tool_use' cannot be used: no chat" in refused.message) == (422, True), refused.data
+
+
+@pytest.mark.parametrize(
+    ("source", "token", "warns"),
+    [
+        ("{{ messages[0].content }}{{ eos_token }}", "<|nope|>", True),
+        ("{{ messages[0].content }}<|nope|>", "<|nope|>", True),
+        ("{{ messages[0].content }}{{ eos_token }}", "<|end|>", False),
+        ("{{ messages[0].content }}", "<|nope|>", False),
+    ],
+)
+async def test_special_token_that_is_no_token_here_is_a_warning(
+    tenancy: Tenancy, source: str, token: str, warns: bool
+) -> None:
+    made = await register(tenancy, {"tokenizer_config.json": json.dumps({"chat_template": source, "eos_token": token})})
+    assert made.status == 201, made.data
+    assert [("eos_token" in text, token in text) for text in made.data["warnings"]] == [(True, True)] * warns
 
 
 async def test_template_of_a_tenant_is_kept_and_not_used_until_the_admin_registers_it(
@@ -176,9 +216,19 @@ async def test_template_of_a_tenant_is_kept_and_not_used_until_the_admin_registe
     assert made.status == 201, made.data
     card = made.data["chat_template"]
     assert (card["differs"], card["used"], "a tenant's key" in card["why"]) == (True, False, True)
+    (warning,) = made.data["warnings"]
+    assert ("is not used" in warning, "a tenant's key registered it" in warning) == (True, True)
     assert await prompt_of(tenancy, text_model, key="acme") == BASES
+    body = {"model": "acme/a", "messages": MESSAGES, "tools": TOOLS}
+    for path in ("/v1/chat/completions", "/v1/messages/count_tokens"):
+        sent = body | {"tools": [{"name": "weather", "input_schema": {}}]} if "messages" in path else body
+        refused = await tenancy.call("acme", "POST", path, sent)
+        assert (refused.status, "own chat template is not used" in refused.message) == (400, True), refused.data
+    base = await tenancy.call("admin", "POST", "/v1/chat/completions", {**body, "model": "tiny-base"})
+    assert (base.status, "own chat template" in base.message) == (400, False)
     again = await register(tenancy, {"chat_template.jinja": OWN})
     assert (again.status, again.data["version"], again.data["chat_template"]["used"]) == (200, 1, True)
+    assert again.data["warnings"] == []
     assert await prompt_of(tenancy, text_model, key="acme") == RENDERED
     back = await upload(tenancy, "acme+", {"chat_template.jinja": OWN})
     assert (back.status, back.data["chat_template"]["used"]) == (200, True)  # the same bytes
@@ -224,10 +274,14 @@ async def test_slow_template_is_a_400_and_the_loop_and_others_go_on(tenancy: Ten
         assert "0.5 s" in reply.message
 
 
+NO_HELLO = "{% if 'Hello' in messages[0].content %}{{ raise_exception('no hello') }}{% endif %}ok"
+
+
 async def test_template_that_refuses_messages_is_a_400_in_its_words(tenancy: Tenancy) -> None:
-    await register(tenancy, {"chat_template.jinja": "{{ raise_exception('one turn only') }}"})
+    await register(tenancy, {"chat_template.jinja": NO_HELLO})
     reply = await tenancy.call("admin", "POST", "/tokenize", {"model": "acme/a", "messages": MESSAGES})
-    assert (reply.status, "one turn only" in reply.message) == (400, True)
+    said = "The adapter's chat template refuses these messages: no hello"
+    assert (reply.status, said in reply.message) == (400, True)
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]

@@ -44,6 +44,13 @@ class NotedTemplate:
             return "it was registered under --adapter-chat-templates off, and was not kept: register it again"
         return f"{setting}: a tenant's key registered it"
 
+    def warnings(self, rule: str) -> list[str]:
+        """A warning if chats with the adapter are not written with the template that it was trained with."""
+        if not self.differs or self.is_used(rule):
+            return []
+        other = " Ask the operator to register the same files with the admin key." if self.texts else ""
+        return [f"Its own chat template is not used ({self.reason(rule)}): chats have the base model's.{other}"]
+
     def card(self, rule: str) -> dict[str, Any]:
         """The part of the adapter's card."""
         return {"differs": self.differs, "used": self.is_used(rule), "why": self.reason(rule)}

@@ -46,6 +46,8 @@ class BaseTemplates:
 
     own: ChatTemplates
     fault_in: Callable[[str], str | None]  # the reason why a Jinja text is no template; None: it is one
+    faults_in_chats: Callable[[ChatTemplates], Mapping[str, str]] = lambda templates: {}  # see `trial_faults`
+    is_token: Callable[[str], bool] = lambda text: True  # of the served tokenizer
     are_kept: bool = True  # False: adapters' templates are only compared
 
 
@@ -55,6 +57,7 @@ class FoundTemplate:
 
     differs: bool
     kept: ChatTemplates | None = None  # as a part of the adapter's content
+    strange_tokens: Mapping[str, str] = field(default_factory=dict)  # of the templates; no tokens of the base's
 
 
 def examine_template(folder: Path, base: BaseTemplates) -> FoundTemplate | None:
@@ -83,7 +86,8 @@ def compare_template(folder: Path, base: BaseTemplates) -> FoundTemplate | None:
     if not base.are_kept:
         return FoundTemplate(differs=True)
     _check(found, base)
-    return FoundTemplate(differs=True, kept=ChatTemplates(found.texts, _used_tokens(found, base.own)))
+    kept = ChatTemplates(found.texts, _used_tokens(found, base.own))
+    return FoundTemplate(differs=True, kept=kept, strange_tokens=_strange_tokens(found, base))
 
 
 def find_templates(folder: Path) -> ChatTemplates | None:
@@ -133,6 +137,8 @@ def _check(found: ChatTemplates, base: BaseTemplates) -> None:
     if sum(len(text.encode("utf-8", "surrogatepass")) for text in found.texts.values()) > MAX_TEMPLATE_BYTES:
         raise InvalidAdapterError([f"its chat template is larger than {MAX_TEMPLATE_BYTES} bytes"])
     faults = {name: base.fault_in(text) for name, text in found.texts.items()}
+    if not any(faults.values()):
+        faults |= base.faults_in_chats(found)
     reasons = [
         f"its chat template{'' if name == DEFAULT else f' {name!r}'} cannot be used: {fault}"
         for name, fault in faults.items()
@@ -192,6 +198,16 @@ def _used_tokens(found: ChatTemplates, base: ChatTemplates) -> dict[str, str]:
         name: text
         for name, text in found.special_tokens.items()
         if text != base.special_tokens.get(name) and any(name in template for template in found.texts.values())
+    }
+
+
+def _strange_tokens(found: ChatTemplates, base: BaseTemplates) -> dict[str, str]:
+    """Special tokens in the templates, by name or as they are, that are no tokens of the base's."""
+    texts = "\n".join(found.texts.values())
+    return {
+        name: text
+        for name, text in found.special_tokens.items()
+        if (name in texts or text in texts) and text and not base.is_token(text)
     }
 
 

@@ -49,7 +49,7 @@ def summary_of(
         "ignored_settings": [key[:MAX_SHOWN] for key in config.ignored[:MAX_SHOWN]],
         "traits": dataclasses.asdict(traits),
         "probe": {"max_logit_change": round(result.logit_change, 6), "max_logit": round(result.logit_scale, 6)},
-        "warnings": base_warnings(config.base_model, base_names),
+        "warnings": [*base_warnings(config.base_model, base_names), *token_warnings(artifact)],
         **({} if artifact.template is None else {KEY: note_of(artifact.template)}),
     }
 
@@ -87,6 +87,20 @@ def base_warnings(base_model: str, base_names: Iterable[str]) -> list[str]:
     if not _is_hub_id(base_model) or not served or named in served:
         return []
     return [f"Its config names the base model {named!r}, and this server serves {served[-1]!r}; their shapes agree."]
+
+
+def token_warnings(artifact: Artifact) -> list[str]:
+    """A warning for each special token of its chat template that is no token here: the model reads and writes it as
+    ordinary text, so an answer may not end where the adapter ends it.
+    """
+    strange = {} if artifact.template is None else artifact.template.strange_tokens
+    added = {token.content for token in artifact.added_tokens}
+    return [
+        f"Its chat template uses the {name} {text[:MAX_SHOWN]!r}, which is no token of the served tokenizer: it is "
+        "read and written as ordinary text, and ends no answer."
+        for name, text in strange.items()
+        if text not in added
+    ]
 
 
 def _is_hub_id(name: str) -> bool:

@@ -109,7 +109,7 @@ def _version_card(
         "composable": traits.is_additive,
         "invocation_tokens": list(traits.invocation_tokens),
         "probe": noted.pop("probe", None),
-        "warnings": noted.pop("warnings", []),
+        "warnings": [*noted.pop("warnings", []), *([] if template is None else template.warnings(template_rule))],
         "base_fingerprint": traits.base or None,
         "chat_template": None if template is None else template.card(template_rule),
         "config": noted,

@@ -52,7 +52,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
         fields = check_fields(ChatFields, asked)
         messages, tools = await chat_messages(fields.messages), await asked_tools(fields)
         model = resolve(request, fields)
-        prompt = await chat_prompt(model.text, model.spec, fields, messages, tools)
+        prompt = await chat_prompt(model.text, model.spec, fields, messages, tools, model.hint)
     return web.json_response({"input_tokens": len(prompt)})
 
 

@@ -110,8 +110,9 @@ async def chat_prompt(
     fields: ChatFields,
     messages: tuple[ChatMessage, ...],
     tools: ToolUse = NO_TOOLS,
+    hint: str = "",
 ) -> tuple[int, ...]:
-    """Render the messages and encode them. Raises InvalidRequestError."""
+    """Render the messages and encode them. `hint`: see `render_chat`. Raises InvalidRequestError."""
     limit = prompt_limit(fields, spec)
     has_calls = bool(tools.tools) or any(message.tool_calls or message.role == "tool" for message in messages)
 
@@ -124,6 +125,7 @@ async def chat_prompt(
             template_values=fields.template_values,
             tools=_tools_for(text, spec, tools),
             check=lambda rendered: None if limit else check_can_fit(text, spec, rendered, "messages"),
+            hint=hint,
         )
 
     length = LONG + 1 if has_calls else sum(MESSAGE_LENGTH + len(message.content) for message in messages)

@@ -45,6 +45,7 @@ class ResolvedModel:
     text: TextModel
     spec: ModelSpec
     defaults: RequestDefaults = NO_DEFAULTS  # of the one adapter that the request names
+    hint: str = ""  # a sentence, if the adapter has a chat template of its own that is not used
 
     @property
     def candidates(self) -> tuple[AdapterSet, ...]:
@@ -67,7 +68,15 @@ def resolve(request: web.Request, fields: RequestFields) -> ResolvedModel:
     fallback = resolver.fallback(fields, adapters)
     services = request.app[SERVICES]
     text, spec = tokenizer_for(services, adapters.single, adapters.named)
-    return ResolvedModel(adapters, fallback, text, spec, _defaults_of(adapters.named, services.config.requests))
+    defaults = _defaults_of(adapters.named, services.config.requests)
+    return ResolvedModel(adapters, fallback, text, spec, defaults, _hint(services, adapters.named))
+
+
+def _hint(services: Services, named: Resolution | None) -> str:
+    noted, rule = None if named is None else noted_template(named.version), services.adapter_config.chat_templates
+    if noted is None or not noted.differs or noted.is_used(rule):
+        return ""
+    return f" The adapter's own chat template is not used ({noted.reason(rule)})."
 
 
 def _defaults_of(named: Resolution | None, limits: RequestLimits) -> RequestDefaults:

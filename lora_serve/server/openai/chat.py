@@ -43,7 +43,7 @@ async def chat_of(request: web.Request, given: dict[str, Any]) -> tuple[Rows, Ch
     has_tools = fields.tools is not None or fields.tool_choice is not None
     tools = await asked_tools(fields) if has_tools else NO_TOOLS
     grammar = await requested_grammar(services, context, model, fields)
-    prompt = await chat_prompt(model.text, model.spec, fields, messages, tools)
+    prompt = await chat_prompt(model.text, model.spec, fields, messages, tools, model.hint)
     reading = None
     if tools.mode != "none" or _may_reason(services, model):
         reading = answer_reading(services, model, fields, tools, prompt)

@@ -28,7 +28,11 @@ _GROWTH = 8  # characters that a template may write for each that it is given
 
 
 class TemplateFaultError(Exception):
-    """The template itself is wrong, or refuses what it was given."""
+    """The template itself is wrong, or refuses what it was given. `line`: where, if that is known."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 class TemplateLimitError(Exception):
@@ -87,7 +91,7 @@ class TemplateProcesses:
         if "limit" in answer:
             raise TemplateLimitError(str(answer["limit"]))
         if "error" in answer:
-            raise TemplateFaultError(str(answer["error"]))
+            raise TemplateFaultError(str(answer["error"]), answer.get("line"))
         return answer
 
     def _take(self) -> _Process:

@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from lora_serve.text.rendering.wire import ClosedError, frame_of, receive, send,
 KILLED_AFTER = 1.6  # times the seconds that a template may have, the kernel ends the process
 MEMORY_BYTES = 256 * 2**20  # beside what the process needs itself
 MAX_MESSAGE = 500  # characters of an error's
+_NAME = "<template>"  # jinja2's, of a template that comes from no file
 _REMEMBERED = 32  # compiled templates
 
 
@@ -95,7 +97,13 @@ def _limited(renderer: _Renderer, job: dict[str, Any], seconds: float) -> dict[s
     except jinja2.TemplateSyntaxError as error:
         return {"error": f"line {error.lineno}: {error.message}"[:MAX_MESSAGE]}
     except Exception as error:
-        return {"error": (str(error) or type(error).__name__)[:MAX_MESSAGE]}
+        return {"error": (str(error) or type(error).__name__)[:MAX_MESSAGE], "line": _line(error)}
+
+
+def _line(error: Exception) -> int | None:
+    """The line of the template, as jinja2 has written it into the traceback."""
+    lines = [number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == _NAME]
+    return lines[-1] if lines else None
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from lora_serve.text.adapter_template import AdapterChatTemplate, TemplateTexts
 from lora_serve.text.chat import parse_messages, render_chat
 from lora_serve.text.rendering import worker
 from lora_serve.text.rendering.processes import SECONDS, TemplateFaultError, TemplateLimitError, TemplateProcesses
+from lora_serve.text.rendering.trial import trial_faults
 from lora_serve.text.tokenizer import TextModel
 from tests.text.chat_families import FAMILIES, wrapper_of
 
@@ -59,7 +60,7 @@ def ids_of(text: TextModel, messages: list[dict[str, str]], **options: bool) -> 
     try:
         return text.encode_chat(render_chat(text, parse_messages(messages), **options), False)
     except InvalidRequestError as error:
-        return str(error)
+        return str(error).removeprefix(f"The {text.template.owner}'s ")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -67,6 +68,7 @@ def test_same_template_gives_the_same_ids_beside_an_adapter_as_in_the_base(
     name: str, processes: TemplateProcesses
 ) -> None:
     base = TextModel(wrapper_of(name))
+    assert trial_faults(processes, base.template.texts, base.template.special_tokens) == {}
     own = with_own(base, base.template.source, processes)
     for place in PLACES:
         for content in SAID:
