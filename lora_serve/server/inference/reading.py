@@ -95,13 +95,10 @@ async def read_grammar(
             texts.append(calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids))
         return joined_grammars(texts, _thinking(reading), ids)
 
+    if calls is not None:
+        await _check_parameters(services, tenant, tools)
     text = await asyncio.to_thread(joined)
-    try:
-        return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
-    except InvalidRequestError:
-        if calls is not None:
-            await _check_parameters(services, tenant, tools)
-        raise
+    return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
 
 
 async def _check_parameters(services: Services, tenant: str, tools: ToolUse) -> None:

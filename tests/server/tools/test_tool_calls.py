@@ -372,6 +372,15 @@ async def test_parameters_that_no_grammar_holds_are_refused_with_tool_and_place(
     assert "`tools`: tag: `parameters` at #/properties/tags: not supported: `uniqueItems`" in caught.value.message
 
 
+@pytest.mark.parametrize("properties", [5, {"a": {"type": 7}}, {"a": {"enum": 5}}, {"a": {"$ref": 5}}], ids=str)
+async def test_parameters_that_are_no_schema_are_refused_in_words(openai: AsyncOpenAI, properties: Any) -> None:
+    parameters = {"type": "object", "properties": properties}
+    tools: Any = [{"type": "function", "function": {"name": "tag", "parameters": parameters}}]
+    with pytest.raises(openai_package.BadRequestError) as caught:
+        await openai.chat.completions.create(model=BASE, messages=HI, tools=tools, tool_choice="required")
+    assert "`tools`: tag: `parameters`" in caught.value.message
+
+
 async def test_required_call_with_another_form_is_refused(openai: AsyncOpenAI) -> None:
     with pytest.raises(openai_package.BadRequestError, match="cannot have a `response_format`"):
         await openai.chat.completions.create(
