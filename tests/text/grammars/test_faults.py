@@ -142,6 +142,13 @@ def test_numbers_that_take_gigabytes_to_divide_are_refused_at_once(schema: dict[
     assert time.process_time() - start < 0.5
 
 
+def test_an_object_may_have_two_thousand_properties() -> None:
+    schema = {"properties": {f"property_{number}": {"type": "string"} for number in range(2000)}, "type": "object"}
+    grammar = checked(ConstraintKind.JSON, schema)
+    assert allows(grammar, '{"property_7": "a", "property_1999": "b"}')
+    assert not allows(grammar, '{"property_7": 1}')
+
+
 def test_blanks_come_to_an_end() -> None:
     """A small model may go on with blanks until `max_tokens`; every usual layout is allowed all the same."""
     value = {"a": [1, {"b": "c"}], "d": {}}

@@ -6,6 +6,9 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from lora_serve.core.config import GrammarConfig
+from lora_serve.text.grammars.compiling import parser_limits
+
 END = 256
 CLOSING = frozenset(b'"}],:')  # drawn more often, so that texts end
 
@@ -25,7 +28,7 @@ TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])
 
 def allows(grammar: str, text: str) -> bool:
     """True if the whole of `text` is what the grammar asks for."""
-    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0, limits=parser_limits(GrammarConfig()))
     assert not matcher.is_error(), matcher.get_error()
     given = list(text.encode())
     return matcher.try_consume_tokens(given) == len(given) and matcher.is_accepting()
