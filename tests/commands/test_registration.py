@@ -19,6 +19,26 @@ from tests.commands.stub_server import StubServer
 NAMES = ("adapter_config.json", "adapter_model.safetensors")
 
 
+async def test_defaults_in_force_are_told_and_misplaced_ones_are_warned_of(ask: Adapters, house: Any) -> None:
+    folder = str(house.make_adapter("a", 1))
+    metadata = '{"sampling": {"top_p": 0.5}, "max_tokens": 9, "guided_json": {}, "tool_parser": "hermes"}'
+    ended = await ask("register", "acme/a", folder, "--metadata", metadata)
+    assert ended.out.splitlines()[1:] == ["defaults of requests:", '  sampling: {"top_p": 0.5}']
+    places = [("max_tokens", "sampling"), ("guided_json", "response_format"), ("tool_parser", "tool_call_parser")]
+    said = "warning: `{}` in its metadata is a note: defaults stand in `{}`."
+    assert ended.err.splitlines() == [said.format(*place) for place in places]
+
+
+async def test_warning_of_a_version_that_is_not_served_yet_is_told(ask: Adapters, house: Any) -> None:
+    await ask("register", "acme/a", str(house.make_adapter("a", 1)))
+    folder = house.make_adapter("b", 2)
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**json.loads((folder / "adapter_config.json").read_text()), "base_model_name_or_path": "no/other"})
+    )
+    ended = await ask("register", "acme/a", str(folder), "--no-activate")
+    assert (ended.code, ended.err.count("warning: ")) == (0, 1), ended.err
+
+
 async def test_register_says_version_and_digest_and_again_that_it_was_there(ask: Adapters, house: Any) -> None:
     folder = str(house.make_adapter("a", 1))
     flags = ("--tenant", "globex", "--pin", "--metadata", '{"run": 17}')
@@ -26,7 +46,7 @@ async def test_register_says_version_and_digest_and_again_that_it_was_there(ask:
     ref = house.services.catalog.resolve("acme/a").ref
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("acme/a@1 registered: rank 2, ")
-    assert ended.out.endswith(f"{ref.digest}\n")
+    assert ended.out.endswith(f"{ref.digest}\ndefaults of requests: none\n")
     entry = house.services.catalog.entry("acme/a")
     assert (entry.tenant, entry.pinned, entry.metadata) == ("globex", True, {"run": 17})
     again = await ask("register", "acme/a", folder)

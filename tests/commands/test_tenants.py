@@ -121,8 +121,15 @@ async def test_adapter_is_shared_and_unshared(ask: Adapters, run: Run, house: An
 async def test_adapter_is_described_anew(ask: Adapters, house: Any) -> None:
     await house.register("acme/a")
     described = await ask("describe", "acme/a", '{"team": "a", "sampling": {"temperature": 0.5}}')
-    assert described.out == 'acme/a has other metadata; defaults {"sampling": {"temperature": 0.5}}\n'
+    assert described.out.splitlines() == [
+        "acme/a has other metadata", "metadata:", '  team: "a"', '  sampling: {"temperature": 0.5}',
+        "defaults of requests:", '  sampling: {"temperature": 0.5}',
+    ]  # fmt: skip
     assert re.search(r'defaults +\{"sampling": \{"temperature": 0.5\}\}', (await ask("show", "acme/a")).out)
     wrong = await ask("describe", "acme/a", '{"sampling": {"temperature": 7}}')
     assert (wrong.code, "sampling.temperature" in wrong.err) == (1, True)
-    assert (await ask("describe", "acme/a", "{}")).out == "acme/a has other metadata; no defaults for requests\n"
+    merged = await ask("describe", "acme/a", "--merge", '{"team": null, "temperature": 1, "x": 2}', "--json")
+    assert merged.document["metadata"] == {"sampling": {"temperature": 0.5}, "temperature": 1, "x": 2}
+    assert merged.err == "warning: `temperature` in its metadata is a note: defaults stand in `sampling`.\n"
+    none = (await ask("describe", "acme/a", "{}")).out.splitlines()
+    assert none == ["acme/a has other metadata", "metadata: none", "defaults of requests: none"]

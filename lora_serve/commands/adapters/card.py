@@ -41,6 +41,18 @@ def card_table(card: dict[str, Any]) -> Iterator[Table]:
     yield versions
 
 
+def metadata_text(card: dict[str, Any]) -> str:
+    """The metadata, a line each, and the defaults that requests have of it."""
+    lines = [f"  {plain(name)}: {json.dumps(value)}" for name, value in card["metadata"].items()]
+    return "\n".join(["metadata:" if lines else "metadata: none", *lines, defaults_text(card)])
+
+
+def defaults_text(card: dict[str, Any]) -> str:
+    """The defaults in force, a line each."""
+    lines = [f"  {plain(name)}: {json.dumps(value)}" for name, value in (card.get("defaults") or {}).items()]
+    return "\n".join(["defaults of requests:" if lines else "defaults of requests: none", *lines])
+
+
 def route_text(card: dict[str, Any]) -> str:
     """3, or 3 (4: 10 %) while a canary takes a share."""
     canary = (card.get("route") or {}).get("canary")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lora_serve.commands.adapters.card import defaults_text
 from lora_serve.commands.adapters.upload_files import files_of, send_files
 from lora_serve.commands.adapters.waiting import shows, wait_for_all
 from lora_serve.commands.flags import adapter_path, add_wait_flag, json_object, new_adapter_id
@@ -72,17 +73,23 @@ async def upload_adapter(call: Call) -> None:
 async def _finish(call: Call, is_new: bool, card: dict[str, Any]) -> None:
     if call.flags.wait:
         await wait_for_all(call.clients, card["id"], shows(card), call.timeout)
-    call.output.show(card, _sentence(is_new, card))
-    call.output.warn(card["warnings"])
+    shown = [_sentence(is_new, card)] + [defaults_text(card)] * (call.flags.metadata is not None)
+    call.output.show(card, *shown)
+    call.output.warn(dict.fromkeys([*card["warnings"], *(_newest(card)["warnings"] if is_new else [])]))
 
 
 def _sentence(is_new: bool, card: dict[str, Any]) -> str:
     if not is_new:
         return f"{card['id']}: this content was there already; version {card['version']} is served"
-    newest = max(card["versions"], key=lambda version: int(version["version"]))
+    newest = _newest(card)
     facts = f"rank {newest['rank']}, {bytes_text(newest['bytes'])}, {newest['digest']}"
     served = "" if newest["version"] == card["version"] else f"; version {card['version']} is still served"
     return f"{card['id']}@{newest['version']} registered: {facts}{served}"
+
+
+def _newest(card: dict[str, Any]) -> dict[str, Any]:
+    newest: dict[str, Any] = max(card["versions"], key=lambda version: int(version["version"]))
+    return newest
 
 
 VERBS = (

@@ -10,6 +10,7 @@ from lora_serve.adapters.catalog.entry import CatalogEntry, VersionEntry, shown_
 from lora_serve.adapters.catalog.noted_template import KEY, noted_template
 from lora_serve.core.adapter import AdapterState
 from lora_serve.core.stats import AdapterCounters, EngineStats, LoadTimes
+from lora_serve.server.inference.defaults import metadata_warnings
 
 Places = Callable[[str], tuple[str, ...]]  # digest -> the tiers below host memory that have it
 
@@ -33,7 +34,7 @@ def adapter_card(
     """The default version's facts at the top, every version below. `stats` None: the engine cannot be asked.
     `defaults`: for requests that leave fields out. `template_rule`: see NotedTemplate.
     """
-    canary = entry.route.canary
+    canary, facts = entry.route.canary, _version_card(entry.default, stats, places, template_rule)
     return {
         "id": entry.name,
         "object": "adapter",
@@ -50,7 +51,8 @@ def adapter_card(
             "history": list(entry.history),
         },
         "aliases": list(aliases),
-        **_version_card(entry.default, stats, places, template_rule),
+        **facts,
+        "warnings": [*facts["warnings"], *metadata_warnings(entry.metadata)],
         "versions": [
             {
                 "version": version.version,

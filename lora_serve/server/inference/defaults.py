@@ -14,13 +14,22 @@ from typing import Any, TypeVar
 from lora_serve.core.config import RequestLimits
 from lora_serve.core.errors import InvalidRequestError
 from lora_serve.server.bodies.json_body import check_fields
-from lora_serve.server.schemas.adapter_defaults import DefaultsFields, check_sampling
+from lora_serve.server.schemas.adapter_defaults import SAMPLING_NAMES, DefaultsFields, check_sampling
 from lora_serve.server.schemas.generation import SamplingFields
 from lora_serve.server.schemas.structured import StructuredFields
 
 F = TypeVar("F", bound=SamplingFields)
 NAMES = tuple(DefaultsFields.model_fields)
 MAX_TOKENS_NAMES = frozenset(("max_tokens", "max_completion_tokens"))
+_ELSEWHERE = {
+    **dict.fromkeys(SAMPLING_NAMES, "`sampling`"),
+    "max_completion_tokens": "`sampling.max_tokens`",
+    "stop_sequences": "`sampling.stop`",
+    **dict.fromkeys((*StructuredFields.model_fields, "json_schema"), "`response_format`"),
+    **dict.fromkeys(("tool_parser", "tool_call_format"), "`tool_call_parser`"),
+    "reasoning_format": "`reasoning_parser`",
+    "defaults": ", ".join(f"`{name}`" for name in NAMES),
+}  # names that look like defaults, and where those stand
 # A request that asks for an output of its own form has no use for the adapter's.
 _OWN_FORM = frozenset(StructuredFields.model_fields)
 
@@ -80,6 +89,12 @@ def known_defaults(metadata: Mapping[str, Any], limits: RequestLimits | None = N
         return read_defaults(metadata, limits)
     except InvalidRequestError:
         return NO_DEFAULTS
+
+
+def metadata_warnings(metadata: Mapping[str, Any]) -> list[str]:
+    """A warning for each name that looks like a default and is none where it stands."""
+    found = [name for name in _ELSEWHERE if metadata.get(name) is not None and name not in NAMES]
+    return [f"`{name}` in its metadata is a note: defaults stand in {_ELSEWHERE[name]}." for name in found]
 
 
 def _may_call_tools(fields: SamplingFields) -> bool:
