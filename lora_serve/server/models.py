@@ -25,7 +25,7 @@ STARTED = int(time.time())  # `created` of the base model
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
-    """The base model first, then the adapters that the caller may see, by name."""
+    """List the base model, then the adapters that the caller may see, by name."""
     services = request.app[SERVICES]
     caller = request[CONTEXT].known_caller
     snapshot = services.catalog.snapshot
@@ -42,6 +42,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:
+    """Show a model or an adapter."""
     services, name = request.app[SERVICES], request.match_info["id"]
     found, caller = resolver_for(request).find(name), request[CONTEXT].known_caller
     if found is None:
@@ -50,7 +51,10 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_model(request: web.Request) -> web.StreamResponse:
-    """OpenAI's form of the admin's DELETE; `id@3` deletes one version."""
+    """Delete an adapter, in OpenAI's form.
+
+    `id@3` deletes one version.
+    """
     services, name = request.app[SERVICES], request.match_info["id"]
     caller = request[CONTEXT].known_caller
     adapter_id, selector = split_name(name)

@@ -25,7 +25,10 @@ from lora_serve.text.tokenizer import TextModel
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
-    """A `prompt`, or `messages` as chat would render them."""
+    """Turn a text or a chat into token ids.
+
+    A `prompt`, or `messages` as chat would render them.
+    """
     body = await read_json(request)
     fields: TokenizeTextFields | TokenizeChatFields
     if "messages" in body:
@@ -51,7 +54,10 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
-    """Special tokens are shown."""
+    """Turn token ids into text.
+
+    Special tokens are shown.
+    """
     fields = check_fields(DetokenizeFields, await read_json(request))
     token_ids = await asyncio.to_thread(check_token_ids, fields.tokens)
     text, spec = _tokenizer_of(request, fields.model)
@@ -65,6 +71,7 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
 
 
 async def tokenizer_info(request: web.Request) -> web.StreamResponse:
+    """Describe the tokenizer."""
     return web.json_response(request.app[SERVICES].text.info())
 
 

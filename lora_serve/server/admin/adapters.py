@@ -25,7 +25,10 @@ PAGE = 1000  # catalog entries whose state is looked at in one go
 
 
 async def list_adapters(request: web.Request) -> web.StreamResponse:
-    """?tenant=&state=&limit=&after= ; by name, with `has_more` and `last_id` for the next page."""
+    """List adapters.
+
+    By name, with `has_more` and `last_id` for the next page.
+    """
     services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AdaptersQuery, request)
     stats = await _stats_for(services, caller)
 
@@ -43,11 +46,12 @@ async def list_adapters(request: web.Request) -> web.StreamResponse:
 
 
 async def get_adapter(request: web.Request) -> web.StreamResponse:
+    """Show an adapter."""
     return await card_response(request, request.match_info["id"])
 
 
 async def set_sharing(request: web.Request) -> web.StreamResponse:
-    """Share with the named tenants and no others."""
+    """Share an adapter with the named tenants and no others."""
     services, name = request.app[SERVICES], request.match_info["id"]
     shared_with = check_fields(SharingFields, await read_json(request)).shared_with
     _check_tenants(services, shared_with)
@@ -69,7 +73,10 @@ def _check_tenants(services: Services, names: list[str]) -> None:
 
 
 async def delete_adapter(request: web.Request) -> web.StreamResponse:
-    """?version= ; new requests get a 404 from now on, running ones finish."""
+    """Delete an adapter or one of its versions.
+
+    New requests get a 404 from now on, running ones finish.
+    """
     version = check_query(DeletionQuery, request).version
     name = own_name_in(request)
     await remove_adapter(request.app[SERVICES], name, version)

@@ -14,7 +14,10 @@ from lora_serve.tenancy.audit.journal import AuditLine
 
 
 async def get_audit(request: web.Request) -> web.StreamResponse:
-    """?limit=&after=&tenant= ; `after`: the `last_id` of the page before. A tenant-admin sees its own tenant's acts."""
+    """Show the audit log.
+
+    `after`: the `last_id` of the page before. A tenant-admin sees its own tenant's acts.
+    """
     services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(AuditQuery, request)
     scopes = tuple(name for name in (caller.scope, query.tenant) if name is not None)
 

@@ -18,7 +18,10 @@ _MAY_BE_OFF = ("preferred_batch_size", "latency_target_ms", "inter_token_target_
 
 
 async def get_engine(request: web.Request) -> web.StreamResponse:
-    """Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches."""
+    """Show the engine's state.
+
+    Slots, tiers, KV blocks, queue, the batcher's limits, the composition of the last batches.
+    """
     services = request.app[SERVICES]
     stats = await services.client.stats()
     shown = asdict(replace(stats, tiers={**stats.tiers, **await services.store_tiers()}))
@@ -26,7 +29,10 @@ async def get_engine(request: web.Request) -> web.StreamResponse:
 
 
 async def put_engine(request: web.Request) -> web.StreamResponse:
-    """Answers with GET /admin/engine's body. No running row is cut off: its slot goes when the row ends."""
+    """Change the engine while it runs.
+
+    Answers with GET /admin/engine's body. No running row is cut off: its slot goes when the row ends.
+    """
     services = request.app[SERVICES]
     body = await read_json(request, keep_null=True)
     off = {name: 0 for name in _MAY_BE_OFF if name in body and body[name] is None}

@@ -18,7 +18,10 @@ from lora_serve.tenancy.directory.documents import limits_of
 
 
 async def create_key(request: web.Request) -> web.StreamResponse:
-    """201 with the secret, which is shown this once. A caller creates no key of a role above its own."""
+    """Create a key.
+
+    201 with the secret, which is shown this once. A caller creates no key of a role above its own.
+    """
     services, tenant = request.app[SERVICES], tenant_in(request)
     directory = services.keys.directory
     directory.snapshot.tenant(tenant)
@@ -39,7 +42,10 @@ async def create_key(request: web.Request) -> web.StreamResponse:
 
 
 async def list_keys(request: web.Request) -> web.StreamResponse:
-    """Oldest first. Revoked and expired keys are listed for a while too."""
+    """List a tenant's keys.
+
+    Oldest first. Revoked and expired keys are listed for a while too.
+    """
     keys, tenant = request.app[SERVICES].keys, tenant_in(request)
     keys.directory.snapshot.tenant(tenant)
     data = [_card(keys, key) for key in keys.directory.snapshot.keys_of(tenant)]
@@ -47,7 +53,10 @@ async def list_keys(request: web.Request) -> web.StreamResponse:
 
 
 async def revoke_key(request: web.Request) -> web.StreamResponse:
-    """In force here on return, and within a second on every replica."""
+    """Revoke a key.
+
+    In force here on return, and within a second on every replica.
+    """
     services, tenant, key_id = request.app[SERVICES], tenant_in(request), request.match_info["key"]
     directory = services.keys.directory
     role, known = request[CONTEXT].known_caller.role, directory.snapshot.key(tenant, key_id)

@@ -21,7 +21,10 @@ from lora_serve.text import reasoning, tool_calls
 
 
 async def set_metadata(request: web.Request) -> web.StreamResponse:
-    """Set the adapter's metadata without a registration; requests have its defaults from now on."""
+    """Set an adapter's metadata without a registration.
+
+    Requests have its defaults from now on.
+    """
     services, name = request.app[SERVICES], own_name_in(request)
     metadata = check_fields(MetadataFields, await read_json(request)).metadata
     await check_metadata(services, request[CONTEXT].known_caller, metadata)

@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 async def register_adapter(request: web.Request) -> web.StreamResponse:
-    """201 with the card; 200 if the id had this very content already."""
+    """Register an adapter from a path or a source.
+
+    201 with the card; 200 if the id had this very content already.
+    """
     services = request.app[SERVICES]
     fields = check_fields(RegisterFields, await read_json(request))
     caller = request[CONTEXT].known_caller

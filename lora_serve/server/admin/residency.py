@@ -15,7 +15,7 @@ from lora_serve.server.upkeep.reconciler import pinned_refs
 
 
 async def pin(request: web.Request) -> web.StreamResponse:
-    """Keep the adapter on the device from now on, over restarts too."""
+    """Keep an adapter on the device from now on, over restarts too."""
     services, name = request.app[SERVICES], own_name_in(request)
     max_bytes = pinnable_bytes(request[CONTEXT].known_caller)
     await services.background.complete(_pin(services, name, max_bytes), f"pinning {name}")
@@ -23,13 +23,17 @@ async def pin(request: web.Request) -> web.StreamResponse:
 
 
 async def unpin(request: web.Request) -> web.StreamResponse:
+    """End the pinning of an adapter."""
     services, name = request.app[SERVICES], own_name_in(request)
     await services.background.complete(_unpin(services, name), f"unpinning {name}")
     return await card_response(request, name)
 
 
 async def prefetch(request: web.Request) -> web.StreamResponse:
-    """Answers when the adapter is on the device."""
+    """Load an adapter before it is asked for.
+
+    Answers when the adapter is on the device.
+    """
     services, name = request.app[SERVICES], request.match_info["id"]
     entry = services.catalog.entry(name)
     for version in entry.routed:
@@ -38,7 +42,10 @@ async def prefetch(request: web.Request) -> web.StreamResponse:
 
 
 async def evict(request: web.Request) -> web.StreamResponse:
-    """Take the adapter off device and host once no row holds it; it stays registered."""
+    """Take an adapter off device and host.
+
+    That is done once no row holds it; it stays registered.
+    """
     services, name = request.app[SERVICES], request.match_info["id"]
     entry = services.catalog.entry(name)
     pinned = pinned_refs(services.catalog.snapshot)

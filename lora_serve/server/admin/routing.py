@@ -18,7 +18,10 @@ from lora_serve.server.services import SERVICES
 
 
 async def set_route(request: web.Request) -> web.StreamResponse:
-    """`version`: the default (left out: as it is); `canary`: {"version", "percent"}, or none."""
+    """Choose an adapter's default version and its canary.
+
+    `version`: the default (left out: as it is); `canary`: {"version", "percent"}, or none.
+    """
     services, name = request.app[SERVICES], own_name_in(request)
     fields = check_fields(RouteFields, await read_json(request))
     canary = None if fields.canary is None else Canary(fields.canary.version, fields.canary.percent)
@@ -27,13 +30,17 @@ async def set_route(request: web.Request) -> web.StreamResponse:
 
 
 async def roll_back(request: web.Request) -> web.StreamResponse:
-    """End the canary; without one, go back to the version before. 409 if there is none."""
+    """End an adapter's canary, or go back to the version before.
+
+    409 if there is neither.
+    """
     services, name = request.app[SERVICES], own_name_in(request)
     await services.edit(lambda: services.catalog.roll_back(name), f"rolling back {name}")
     return await card_response(request, name)
 
 
 async def list_aliases(request: web.Request) -> web.StreamResponse:
+    """List aliases."""
     aliases = request.app[SERVICES].catalog.snapshot.aliases
 
     def made() -> dict[str, Any]:
@@ -43,6 +50,7 @@ async def list_aliases(request: web.Request) -> web.StreamResponse:
 
 
 async def set_alias(request: web.Request) -> web.StreamResponse:
+    """Set an alias."""
     services, alias = request.app[SERVICES], request.match_info["id"]
     target = check_fields(AliasFields, await read_json(request)).target
     if check_adapter_id(alias) == services.base_name:
@@ -52,6 +60,7 @@ async def set_alias(request: web.Request) -> web.StreamResponse:
 
 
 async def remove_alias(request: web.Request) -> web.StreamResponse:
+    """Remove an alias."""
     services, alias = request.app[SERVICES], request.match_info["id"]
     await services.edit(lambda: services.catalog.remove_alias(alias), f"removing {alias}")
     return web.json_response({"alias": alias, "deleted": True})

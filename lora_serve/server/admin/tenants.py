@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 async def create_tenant(request: web.Request) -> web.StreamResponse:
-    """201 with the tenant's card; 409 if there is a tenant of the name."""
+    """Create a tenant.
+
+    201 with the tenant's card; 409 if there is a tenant of the name.
+    """
     services = request.app[SERVICES]
     fields = check_fields(CreateTenantFields, await read_json(request))
     if check_tenant_name(fields.name, "name") == ADMIN_CALLER.tenant:
@@ -43,7 +46,10 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
 
 
 async def list_tenants(request: web.Request) -> web.StreamResponse:
-    """?limit=&after= ; by name. A tenant's admin sees its own."""
+    """List tenants.
+
+    By name. A tenant's admin sees its own.
+    """
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller
     query = check_query(PageQuery, request)
     limit, after = query.limit, query.after or ""
@@ -56,12 +62,16 @@ async def list_tenants(request: web.Request) -> web.StreamResponse:
 
 
 async def get_tenant(request: web.Request) -> web.StreamResponse:
+    """Show a tenant."""
     services = request.app[SERVICES]
     return web.json_response(_card(services, services.keys.directory.snapshot.tenant(tenant_in(request))))
 
 
 async def change_tenant(request: web.Request) -> web.StreamResponse:
-    """A limit that is null ends; what is left out stays as it is. In force within a second on every replica."""
+    """Change a tenant's limits.
+
+    A limit that is null ends; what is left out stays as it is. In force within a second on every replica.
+    """
     services, name = request.app[SERVICES], tenant_in(request)
     fields = check_fields(ChangeTenantFields, await read_json(request))
 
@@ -75,14 +85,17 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
-    """Delete a tenant with its keys and adapters, on every replica. One without a record may still have adapters."""
+    """Delete a tenant with its keys and adapters, on every replica.
+
+    One without a record may still have adapters.
+    """
     services, name = request.app[SERVICES], tenant_in(request)
     gone = await services.background.complete(delete_all_of(services, name), f"deleting the tenant {name}")
     return web.json_response({"name": name, "object": "tenant", "deleted": True, "adapters": list(gone)})
 
 
 async def whoami(request: web.Request) -> web.StreamResponse:
-    """The caller as the server knows it by its key, and its limits."""
+    """Show the caller as the server knows it by its key, and its limits."""
     caller = request[CONTEXT].known_caller
     return web.json_response(
         {

@@ -123,7 +123,9 @@ class Upload:
 
 
 async def upload_adapter(request: web.Request) -> web.StreamResponse:
-    """201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata`, `allow_noop` and
+    """Upload an adapter.
+
+    201 with the card; 200 if this very content was there already. `tenant`, `pin`, `metadata`, `allow_noop` and
     `activate` are form fields or query parameters.
     """
     services, caller = request.app[SERVICES], request[CONTEXT].known_caller

@@ -24,7 +24,10 @@ from lora_serve.tenancy.usage.metering import summed
 
 
 async def get_usage(request: web.Request) -> web.StreamResponse:
-    """?tenant=&adapter=&key=&from=&to=&by=&format= ; a tenant-admin sees its own tenant's."""
+    """Show usage.
+
+    A tenant-admin sees its own tenant's.
+    """
     services, caller, query = request.app[SERVICES], request[CONTEXT].known_caller, check_query(UsageQuery, request)
     start, end = _whole(query, services.meter.config.bucket_seconds)
     tenant = _tenant(caller, query.tenant)

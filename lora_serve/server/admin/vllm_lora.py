@@ -19,7 +19,10 @@ from lora_serve.server.services import SERVICES, Services
 
 
 async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
-    """Unlike vLLM, loading the same content again is 200."""
+    """Load an adapter, in vLLM's form.
+
+    Unlike vLLM, loading the same content again is 200.
+    """
     services = request.app[SERVICES]
     fields = check_fields(LoadLoraFields, await read_json(request))
     name, note = fields.lora_name, request[CONTEXT].audit
@@ -53,6 +56,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
 
 
 async def unload_lora_adapter(request: web.Request) -> web.StreamResponse:
+    """Unload an adapter, in vLLM's form."""
     services = request.app[SERVICES]
     name = check_fields(UnloadLoraFields, await read_json(request)).lora_name
     request[CONTEXT].audit.subject = name

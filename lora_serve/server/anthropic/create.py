@@ -25,7 +25,7 @@ MANY = 100  # messages
 
 
 async def create_message(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Answer in the form of Anthropic's Messages."""
     given = await read_json(request)
     fields = check_fields(MessageFields, given, request.app[SERVICES].config.requests)
     asked = await _asked(fields, given)
@@ -45,7 +45,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
-    """The number of tokens that the same prompt has in POST /v1/messages."""
+    """Count the tokens that the same prompt has in POST /v1/messages."""
     given = await read_json(request)
     asked = await _asked(check_fields(CountTokensFields, given), given)
     with with_names(NAMES):

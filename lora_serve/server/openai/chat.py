@@ -28,7 +28,7 @@ from lora_serve.text.output import Piece
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Answer a chat."""
     rows, body = await chat_of(request, await read_json(request))
     return await answer(request, body.fields, rows, body)
 

@@ -26,7 +26,7 @@ from lora_serve.text.tokenizer import TextModel
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Complete a text."""
     services, context = request.app[SERVICES], request[CONTEXT]
     fields = check_fields(CompletionFields, await read_json(request), services.config.requests)
     model = resolve(request, fields)

@@ -35,7 +35,7 @@ _SAME = (
 
 
 async def generate_tokens(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Generate token ids from token ids."""
     services, context = request.app[SERVICES], request[CONTEXT]
     given = await read_json(request)
     asked = check_fields(GenerateFields, given)

@@ -13,6 +13,7 @@ from lora_serve.server.route import ROUTES
 
 
 async def get_docs(request: web.Request) -> web.StreamResponse:
+    """The OpenAPI document as a page to read."""
     response = web.Response(text=page_of(document_of(request.app[ROUTES])), content_type="text/html")
     response.headers["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
     return response
@@ -22,7 +23,7 @@ def page_of(document: Mapping[str, Any]) -> str:
     """The document's operations and the fields of their bodies."""
     schemas = document["components"]["schemas"]
     parts = [
-        f"<h2>{html.escape(method.upper())} {html.escape(path)}</h2>{_fields(operation, schemas)}"
+        f"<h2>{html.escape(method.upper())} {html.escape(path)}</h2>{_says(operation)}{_fields(operation, schemas)}"
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
@@ -32,6 +33,12 @@ def page_of(document: Mapping[str, Any]) -> str:
         f'<h1>{title}</h1><p>The same for programs: <a href="openapi.json">openapi.json</a></p>{"".join(parts)}'
         "</body></html>\n"
     )
+
+
+def _says(operation: Mapping[str, Any]) -> str:
+    """What the call does, in a line and then at more length."""
+    words = ". ".join(operation[part] for part in ("summary", "description") if part in operation)
+    return f"<p>{html.escape(words)}</p>" if words else ""
 
 
 def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:

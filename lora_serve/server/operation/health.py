@@ -16,7 +16,10 @@ ENGINE_TIMEOUT = 0.05  # seconds that /health waits for an engine in the middle 
 
 
 async def get_health(request: web.Request) -> web.StreamResponse:
-    """200 while the process can still do its work, ready or not; 503 once the engine is dead."""
+    """Whether the process is alive.
+
+    200 while the process can still do its work, ready or not; 503 once the engine is dead.
+    """
     services = request.app[SERVICES]
     lifecycle = services.lifecycle
     if lifecycle.state is ServerState.FAILED:
@@ -28,7 +31,10 @@ async def get_health(request: web.Request) -> web.StreamResponse:
 
 
 async def get_ready(request: web.Request) -> web.StreamResponse:
-    """200 from the end of the warm-up until the server drains; with a reason while changes are refused."""
+    """Whether requests are taken.
+
+    200 from the end of the warm-up until the server drains; with a reason while changes are refused.
+    """
     services = request.app[SERVICES]
     lifecycle = services.lifecycle
     if lifecycle.state is not ServerState.READY:
@@ -39,4 +45,5 @@ async def get_ready(request: web.Request) -> web.StreamResponse:
 
 
 async def get_version(request: web.Request) -> web.StreamResponse:
+    """The server's version."""
     return web.json_response({"version": __version__})

@@ -35,7 +35,10 @@ _INSTEAD = {"tenant": OTHER_TENANTS, "adapter": OTHER_TENANTS, "running_lora_ada
 
 
 async def get_metrics(request: web.Request) -> web.StreamResponse:
-    """A dead engine takes only its own figures away."""
+    """Metrics in Prometheus' text format.
+
+    A dead engine takes only its own figures away.
+    """
     services = request.app[SERVICES]
     try:
         stats = await services.client.stats()

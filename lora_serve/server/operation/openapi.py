@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -36,6 +37,7 @@ _ERROR = {
 
 
 async def get_openapi(request: web.Request) -> web.StreamResponse:
+    """The OpenAPI document of every route."""
     return web.json_response(document_of(request.app[ROUTES]))
 
 
@@ -65,6 +67,7 @@ def _operation(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
         "tags": [_tag(route)],
+        **_words(route),
         "responses": {
             "2XX": {
                 "description": "Done",
@@ -82,6 +85,13 @@ def _operation(route: Route, schemas: Mapping[type[BaseModel], Mapping[str, Any]
     if content := _content(route, schemas):
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _words(route: Route) -> dict[str, str]:
+    """The handler's docstring: its first line is the summary, the rest of it the description."""
+    summary, _, rest = (inspect.getdoc(route.handler) or "").partition("\n")
+    rest = " ".join(rest.split())
+    return {"summary": summary.removesuffix("."), **({"description": rest} if rest else {})}
 
 
 def _answer(route: Route, media: str, schemas: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from lora_serve.server.services import SERVICES, Services
 
 
 async def create_classification(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Classify texts."""
     services = request.app[SERVICES]
     fields = check_fields(ClassifyFields, await read_json(request))
     model = resolve(request, fields)

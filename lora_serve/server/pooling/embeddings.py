@@ -23,7 +23,7 @@ _NUMBERS_AT_ONCE = 20_000  # written as text, about 10 ms; then others have thei
 
 
 async def create_embedding(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Embed texts."""
     fields = check_fields(EmbeddingFields, await read_json(request))
     _check_dimensions(fields.dimensions, request.app[SERVICES].spec)
     model = resolve(request, fields)

@@ -38,7 +38,10 @@ class Scores:
 
 
 async def create_score(request: web.Request) -> web.StreamResponse:
-    """The handler of /score: 1 to N texts, or N to N."""
+    """Score pairs of texts.
+
+    1 to N texts, or N to N.
+    """
     fields = check_fields(ScoreFields, await read_json(request))
     firsts, seconds = texts_of(fields.text_1, "text_1"), texts_of(fields.text_2, "text_2")
     if len(firsts) not in (1, len(seconds)):
@@ -58,7 +61,10 @@ async def create_score(request: web.Request) -> web.StreamResponse:
 
 
 async def create_rerank(request: web.Request) -> web.StreamResponse:
-    """The handler of /rerank: documents by their fit to the query, best first."""
+    """Order documents by how well they fit a query.
+
+    Documents by their fit to the query, best first.
+    """
     fields = check_fields(RerankFields, await read_json(request))
     documents = documents_of(fields.documents)
     scores = await score_pairs(request, fields, [fields.query], documents, "documents")

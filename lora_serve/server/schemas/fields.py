@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationInfo,
+    WithJsonSchema,
 )
 
 from lora_serve.core.config import RequestLimits
@@ -157,6 +158,13 @@ def _as_bias(key: str, bias: Any) -> tuple[int | str, float]:
     return int(key) if is_id else key, float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
 
 
+_OBJECT, _TEXT, _NULL = {"type": "object"}, {"type": "string"}, {"type": "null"}
+_OBJECTS = {"type": "array", "items": _OBJECT}
+# Checked by hand, for better words; their types are what /openapi.json says.
+Objects = Annotated[Any, WithJsonSchema(_OBJECTS)]
+ObjectsOrNull = Annotated[Any, WithJsonSchema({"anyOf": [_OBJECTS, _NULL]})]
+ObjectOrNull = Annotated[Any, WithJsonSchema({"anyOf": [_OBJECT, _NULL]})]
+TextOrObject = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, _OBJECT, _NULL]})]
 Name = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH)]
 User = Annotated[str | None, BeforeValidator(as_user)]
 Stops = Annotated[tuple[str, ...], BeforeValidator(as_stops, json_schema_input_type=str | list[str])]

@@ -15,9 +15,12 @@ from lora_serve.server.schemas.fields import (
     Fields,
     NumChoices,
     NumLogprobs,
+    Objects,
+    ObjectsOrNull,
     StopIds,
     Stops,
     TemplateValues,
+    TextOrObject,
     without_null,
 )
 from lora_serve.server.schemas.structured import StructuredFields
@@ -115,7 +118,7 @@ class CompletionFields(SamplingFields, UnservedCompletionFields):
 
 
 class ChatFields(SamplingFields, UnservedChatFields):
-    messages: Any  # checked by text/chat.py
+    messages: Objects  # checked by text/chat.py
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: NumLogprobs = 0
@@ -125,8 +128,8 @@ class ChatFields(SamplingFields, UnservedChatFields):
     chat_template_kwargs: TemplateValues = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool = True
-    tools: Any = None  # with `tool_choice` checked by schemas/tools.py
-    tool_choice: Any = None
+    tools: ObjectsOrNull = None  # with `tool_choice` checked by schemas/tools.py
+    tool_choice: TextOrObject = None
     parallel_tool_calls: bool = True
 
     @property

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from lora_serve.server.schemas.fields import Fields, Stops, TemplateValues, User, without_null
+from lora_serve.server.schemas.fields import (
+    Fields,
+    ObjectOrNull,
+    Objects,
+    ObjectsOrNull,
+    Stops,
+    TemplateValues,
+    User,
+    without_null,
+)
 from lora_serve.server.schemas.generation import MAX_TOKENS, AnswerFields
 from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.request import RequestFields
@@ -26,12 +35,12 @@ class MessageMetadata(Fields):
 class CountTokensFields(RequestFields):
     """The fields that make the prompt. Contents are checked by hand."""
 
-    messages: Any
+    messages: Objects
     system: Any = None  # str | list of text blocks
-    tools: Any = None
-    tool_choice: Any = None
-    thinking: Any = None
-    output_config: Any = None
+    tools: ObjectsOrNull = None
+    tool_choice: ObjectOrNull = None
+    thinking: ObjectOrNull = None
+    output_config: ObjectOrNull = None
     chat_template_kwargs: TemplateValues = {}
     add_special_tokens: bool = False
     mcp_servers: Annotated[Any, Refused("the server calls no tools itself: name functions in `tools`", ([],))] = None

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from lora_serve.server.schemas.fields import Fields, NumLogprobs, TemplateValues, without_null
+from lora_serve.server.schemas.fields import (
+    Fields,
+    NumLogprobs,
+    ObjectOrNull,
+    ObjectsOrNull,
+    TemplateValues,
+    TextOrObject,
+    without_null,
+)
 from lora_serve.server.schemas.generation import MAX_TOKENS, AnswerFields
 from lora_serve.server.schemas.markers import Ignored, Refused
 from lora_serve.server.schemas.unserved import UnservedChatFields
@@ -38,9 +46,9 @@ class ResponseFields(AnswerFields, UnservedChatFields):
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     top_logprobs: NumLogprobs = 0
     include: list[str] = []
-    text: Any = None  # {"format": ...}
-    tools: Any = None
-    tool_choice: Any = None
+    text: ObjectOrNull = None  # {"format": ...}
+    tools: ObjectsOrNull = None
+    tool_choice: TextOrObject = None
     parallel_tool_calls: bool = True
     reasoning: Annotated[ReasoningFields, BeforeValidator(without_null)] | None = None
     metadata: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields
+from lora_serve.server.schemas.fields import MAX_NAME_LENGTH, Fields, ObjectOrNull
 from lora_serve.server.schemas.markers import Ignored
 from lora_serve.text.grammars.constraint import Constraint, ConstraintKind, JsonStyle
 
@@ -23,8 +23,8 @@ _IGNORED = ("disable_fallback", "backend", "backend_was_auto", "_backend", "_bac
 class StructuredFields(Fields):
     """The fields, of which a request may have one."""
 
-    response_format: Any = None
-    structured_outputs: Any = None
+    response_format: ObjectOrNull = None
+    structured_outputs: ObjectOrNull = None
     guided_json: Any = None
     guided_json_object: Any = None
     guided_regex: Any = None

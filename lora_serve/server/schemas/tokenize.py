@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from lora_serve.core.errors import InvalidRequestError
-from lora_serve.server.schemas.fields import Fields, Name
+from lora_serve.server.schemas.fields import Fields, Name, Objects
 from lora_serve.server.schemas.generation import ChatFields
 
 MAX_TOKEN_IDS = 2_000_000
@@ -25,7 +25,7 @@ class TokenizeTextFields(Fields):
 
 
 class TokenizeChatFields(ChatFields):
-    messages: Any
+    messages: Objects
     return_token_strs: bool = False
 
 

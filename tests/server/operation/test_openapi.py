@@ -106,6 +106,25 @@ def _references(value: Any) -> list[str]:
     return [found for item in value for found in _references(item)] if isinstance(value, list) else []
 
 
+def test_every_operation_says_in_a_line_what_it_does() -> None:
+    for path, methods in document_of(TABLE)["paths"].items():
+        for method, operation in methods.items():
+            summary = operation["summary"]
+            assert 5 < len(summary) <= 80, (method, path)
+            assert summary[0].isupper(), (method, path)
+            assert "handler" not in summary.casefold(), (method, path)
+            assert not summary.endswith("."), (method, path)
+
+
+def test_a_chats_lists_and_objects_have_a_type() -> None:
+    properties = document_of(TABLE)["components"]["schemas"]["ChatFields"]["properties"]
+    objects = {"type": "array", "items": {"type": "object"}}
+    assert properties["messages"].items() >= objects.items()
+    assert properties["tools"]["anyOf"] == [objects, {"type": "null"}]
+    assert [kind["type"] for kind in properties["response_format"]["anyOf"]] == ["object", "null"]
+    assert [kind["type"] for kind in properties["tool_choice"]["anyOf"]] == ["string", "object", "null"]
+
+
 def test_only_open_doors_need_no_key() -> None:
     paths = document_of(TABLE)["paths"]
     open_doors = {
@@ -126,9 +145,10 @@ async def test_page_runs_no_script_and_loads_nothing(http: aiohttp.ClientSession
 
 def test_what_a_document_says_is_text_on_the_page() -> None:
     info = {"title": "<b>", "version": "1"}
-    page = page_of({"info": info, "paths": {"/<i>": {"get": {}}}, "components": {"schemas": {}}})
+    page = page_of({"info": info, "paths": {"/<i>": {"get": {"summary": "Show <u>"}}}, "components": {"schemas": {}}})
     assert "<b>" not in page
     assert "<i>" not in page
+    assert "<p>Show &lt;u&gt;</p>" in page
 
 
 def test_an_answer_that_is_not_promised_is_a_fault() -> None:

@@ -18,7 +18,7 @@ from lora_serve.server.services import SERVICES
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    """The handler."""
+    """Answer in the form of OpenAI's Responses."""
     given = await read_json(request)
     fields = check_fields(ResponseFields, given, request.app[SERVICES].config.requests)
     size = LONG + 1 if isinstance(fields.input, list) and len(fields.input) > 100 else 0
