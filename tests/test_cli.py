@@ -264,6 +264,8 @@ def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_import
         (["--store", "store"], "holds no key"),
         (["--redis-url", "redis://host:port"], "--redis-url: is not redis://"),
         (["--model", "odd"], "cannot be read as JSON"),
+        (["--chat-template", "{% for x in %}"], "--chat-template: line 1"),
+        (["--chat-template", "no-file.jinja"], "--chat-template: 'no-file.jinja' cannot be read"),
     ],
 )
 def test_mistake_that_needs_no_model_to_be_seen_is_told_early(

@@ -7,6 +7,8 @@ import importlib.util
 import json
 from pathlib import Path
 
+import jinja2
+
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError
@@ -30,6 +32,7 @@ def check_start(settings: Settings) -> None:
         check_key_file(settings.store)
     build_sources(settings.adapter_slice())
     _check_model(settings)
+    _check_template(settings)
     _check_modules(settings)
     _check_extras(settings)
 
@@ -44,6 +47,22 @@ def _check_model(settings: Settings) -> None:
         raise ConfigError(f"--model: {file} cannot be read as JSON: {str(error)[:200]}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--model: {file} holds no object, so it is not a model's")
+
+
+def _check_template(settings: Settings) -> None:
+    """Reads the operator's template as jinja2 does; `ChatTemplate` reads it again, with transformers' own names."""
+    given = settings.chat_template
+    if given is None:
+        return
+    try:
+        file = Path(given)
+        text = file.read_text("utf-8") if "{" not in given or file.is_file() else given
+        jinja2.Environment(autoescape=False, extensions=["jinja2.ext.loopcontrols"]).parse(text)  # noqa: S701
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template: {given[:200]!r} cannot be read: {str(error)[:300]}") from None
+    except jinja2.TemplateSyntaxError as error:
+        if "generation" not in str(error):
+            raise ConfigError(f"--chat-template: line {error.lineno}: {error.message}") from None
 
 
 def _check_modules(settings: Settings) -> None:

@@ -51,8 +51,9 @@ def test_large_and_recursive_ones_are_taken_soon(kind: ConstraintKind, source: A
 
 def test_what_is_too_large_behind_the_first_token_is_seen() -> None:
     many = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}
+    config = GrammarConfig(max_items=2000)
     with pytest.raises(InvalidRequestError):
-        checked_text(Constraint(JSON, many, "field"), COMPILER, CONFIG)
+        checked_text(Constraint(JSON, many, "field"), GrammarCompiler({}, 0, config), config)
 
 
 def test_schemas_in_the_servers_own_grammars_are_held_to_the_same() -> None:
