@@ -63,7 +63,10 @@ def render_chat(
         raise InvalidRequestError("The base model has no chat template: use /v1/completions instead.", param="messages")
     conversation = _conversation(messages, template, has_developer="developer" in source)
     if tools and not template.tool_forms.has_tools:
-        message = "The chat template of this model has no place for tools: leave `tools` out, or name another adapter."
+        message = (
+            "The chat template of this model has no place for tools: leave `tools` out, or name another adapter. An "
+            "answer as JSON needs no tools: send its schema as `response_format`."
+        )
         raise InvalidRequestError(message, param="tools")
     values = _checked(template_values or {}, text_model.wrapper.apply_chat_template)
     ends: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "is_continued": continue_final_message}

@@ -33,7 +33,13 @@ _SWITCH, _MANY = Takes.SWITCH, Takes.MANY
 
 _MEANT = (
     _meant("--scheduling-policy", "--policy"),
-    _meant("--enforce-eager", "--cuda-graphs", "`on` there is `off` here, and the other way about", takes=_SWITCH, values={"on": "off", "off": "on"}),
+    _meant(
+        "--enforce-eager",
+        "--cuda-graphs",
+        "--enforce-eager is --no-cuda-graphs",
+        takes=_SWITCH,
+        values={"on": "off", "off": "on"},
+    ),
     _meant("--kv-cache-memory-bytes", "--kv-cache-memory"),
     _meant(
         "--runner", "--task", "for `pooling` give --task embed or classify", values={"auto": "", "generate": "generate"}
