@@ -270,7 +270,7 @@ def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_import
         (["--redis-url", "redis://host:port"], "--redis-url: is not redis://"),
         (["--model", "odd"], "cannot be read as JSON"),
         (["--chat-template", "{% for x in %}"], "--chat-template: line 1"),
-        (["--chat-template", "no-file.jinja"], "--chat-template: 'no-file.jinja' cannot be read"),
+        (["--chat-template", "no-file.jinja"], "no-file.jinja is neither a file nor a template"),
     ],
 )
 def test_mistake_that_needs_no_model_to_be_seen_is_told_early(
