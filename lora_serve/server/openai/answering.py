@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from lora_serve.core.errors import InternalError
 from lora_serve.core.messages import FinishEvent, PromptEvent, TokenEvent
+from lora_serve.core.request import FinishReason
 from lora_serve.server.answers.errors import WireError, wire_error
 from lora_serve.server.answers.json_answer import json_answer, written
 from lora_serve.server.background.tasks import LONG
@@ -66,6 +67,10 @@ class AnswerBody(ABC):
     def chunks(self, number: int, event: PromptEvent | Piece) -> Iterator[dict[str, Any]]:
         """Zero or more chunks of a stream for one event of a choice."""
 
+    def is_complete(self, number: int) -> bool:
+        """True if a choice, as far as it was added or given in chunks, shall end here."""
+        return False
+
     def last_chunks(self) -> Iterator[dict[str, Any]]:
         """Chunks after every choice has ended."""
         if self.fields.stream_options is not None and self.fields.stream_options.include_usage:
@@ -105,9 +110,10 @@ class AnswerBody(ABC):
         }
 
 
-async def generate(rows: Rows, rules: StopRules) -> ChoiceEvents:
+async def generate(rows: Rows, rules: StopRules, is_complete: Callable[[int], bool]) -> ChoiceEvents:
     """(number of the choice, PromptEvent or Piece) as they come; each choice ends with a Piece with a finish_reason.
 
+    `is_complete`: of a choice whose events so far were read, ends it.
     Leaving early aborts all choices. Raises what `Rows.admitted` and `Rows.next` raise.
     """
     text, eos = rows.model.text, rows.model.spec.eos_token_ids
@@ -131,13 +137,17 @@ async def generate(rows: Rows, rules: StopRules) -> ChoiceEvents:
             if piece.finish_reason is not None:
                 rows.end(number, piece.finish_reason)
             yield number, piece
+            may_end = rows.use.counts(number)[1] >= rows.requests[number].sampling.min_tokens
+            if piece.finish_reason is None and may_end and is_complete(number):
+                rows.end(number, FinishReason.STOP)
+                yield number, Piece(finish_reason=FinishReason.STOP)
     rows.context.decode = time.monotonic() - (first_token_at or time.monotonic())
 
 
 async def answer(request: web.Request, fields: SamplingFields, rows: Rows, body: AnswerBody) -> web.StreamResponse:
     """Run the rows and send `body`, streamed if `fields` ask for that."""
     rules = StopRules(fields.stop, fields.include_stop_str_in_output, fields.skip_special_tokens, body.shown_tokens)
-    events = generate(rows, rules)
+    events = generate(rows, rules, body.is_complete)
     if fields.stream:
         return await _stream(request, events, body, len(rows.requests))
     async with aclosing(events):

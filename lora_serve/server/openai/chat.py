@@ -127,6 +127,10 @@ class ChatBody(AnswerBody):
             return
         choice.add(event)
 
+    def is_complete(self, number: int) -> bool:
+        turn = self.choices[number].turn
+        return turn is not None and turn.is_complete
+
     def whole(self) -> dict[str, Any]:
         choices = [self._whole_choice(index, choice) for index, choice in enumerate(self.choices)]
         prompt = None if self.prompt_entries is None else prompt_logprobs(self.speller.text, self.prompt_entries)

@@ -86,6 +86,9 @@ class TranslatedBody(AnswerBody):
         for _ in self.chunks(number, event):
             pass
 
+    def is_complete(self, number: int) -> bool:
+        return self.chat.is_complete(number)
+
     def whole(self) -> dict[str, Any]:
         for _ in self.last_chunks():
             pass

@@ -9,6 +9,7 @@ from typing import Any
 
 from lora_serve.core.request import FinishReason
 from lora_serve.server.inference.reading import AnswerReading
+from lora_serve.text.json_end import JsonEnd
 from lora_serve.text.past_calls import CallForm, written_id
 from lora_serve.text.reasoning.base import ReasoningText
 from lora_serve.text.tool_calls.base import CallArguments, CallStarted, ContentText, ToolEvent
@@ -35,7 +36,14 @@ class Turn:
         self._calls = None if reading.calls is None else reading.calls.parser(reading.tools.tools)
         self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
         self._made: list[Call] = []
+        self._first_call = JsonEnd()
         self.num_characters = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing that follows would be shown: the model was free to call a tool, but one only, and did."""
+        tools = self._reading.tools
+        return self._first_call.is_reached and tools.mode == "auto" and not tools.parallel
 
     def take(self, text: str, is_last: bool) -> list[Delta]:
         """The deltas that the next piece of text gives, in OpenAI's form."""
@@ -94,6 +102,8 @@ class Turn:
                 return [{"tool_calls": [call]}]
             case CallArguments(index, text) if self._may_make(index):
                 self._made[index].arguments.append(text)
+                if index == 0:
+                    self._first_call.feed(text)
                 return [{"tool_calls": [{"index": index, "function": {"arguments": text}}]}]
         return []
 

@@ -158,6 +158,29 @@ async def test_without_parallel_calls_there_is_one(openai: AsyncOpenAI, says: Sa
     assert indices == {0}
 
 
+@pytest.mark.parametrize("max_tokens", [None, 60])
+async def test_answer_ends_with_its_only_call(
+    openai: AsyncOpenAI, says: Says, text_model: TextModel, max_tokens: int | None
+) -> None:
+    """What would not be shown is neither generated nor counted, and the reason is not that it was cut."""
+    says(f"{KOELN}\n{ROM * 20}")
+    body: dict[str, Any] = {"messages": HI, "tools": [WEATHER], "parallel_tool_calls": False, "max_tokens": max_tokens}
+    answer = await openai.chat.completions.create(model=BASE, **body)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert calls_of(choice.message) == [("get_weather", {"city": "Köln"})]
+    assert choice.message.content is None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= len(text_model.encode(KOELN, False)) < 60
+    chunks = await streamed(openai, **body)
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "tool_calls"
+    late = await openai.chat.completions.create(model=BASE, **body, extra_body={"min_tokens": 50})
+    assert late.usage is not None
+    assert 50 <= late.usage.completion_tokens < 60
+    both = await openai.chat.completions.create(model=BASE, **{**body, "parallel_tool_calls": True, "max_tokens": None})
+    assert len(both.choices[0].message.tool_calls or ()) > 1, "else there are as many as the model makes"
+
+
 async def test_choice_none_leaves_calls_in_the_text(openai: AsyncOpenAI, says: Says, house: Any) -> None:
     says(KOELN)
     answer = await openai.chat.completions.create(model=BASE, messages=HI, tools=[WEATHER], tool_choice="none")
