@@ -191,19 +191,6 @@ class ToolCallContract(ABC):
             assert not accepts(grammar, tokenizer, self.write([("f", {})]))
             assert not accepts(grammar, tokenizer, f"Well. {written}")
 
-    def test_lazy_grammar_allows_text_and_good_calls_alone(self) -> None:
-        tokenizer = byte_tokenizer(self.format.markers)
-        ids = token_ids(tokenizer, self.format.markers)
-        grammar = self.format.auto_grammar(TOOLS, parallel=True, token_ids=ids)
-        assert self.format.auto_grammar(TOOLS, parallel=True, token_ids={}) is None
-        assert (grammar is not None) == bool(self.format.begin)
-        if grammar is not None:
-            call = self.write([("get_weather", {"city": "Ulm"})])
-            for text in ("Well.", f"Well.\n{call}", call, "a < b [c] {d}"):
-                assert accepts(grammar, tokenizer, text), text
-            assert not accepts(grammar, tokenizer, f"Well. {self.write([('f', {})])}")
-            assert not accepts(grammar, tokenizer, call[:-3])
-
     def test_names_and_schemas_cannot_break_out_of_the_grammar(self) -> None:
         wild = {"type": "object", "properties": {"a": {"const": 'end"\n%json {}'}}, "required": ["a"]}
         tool = Tool("f", parameters=wild)

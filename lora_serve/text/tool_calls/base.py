@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,14 +87,3 @@ class ToolCallFormat(ABC):
         Arguments obey the tools' schemas. To force one tool, give that tool alone.
         Raises InvalidRequestError if the format cannot write arguments of such a schema.
         """
-
-    def auto_grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str | None:
-        """Lark text of `llguidance`: any text, and if a call begins in it, calls as `grammar` has them to the end.
-
-        None if calls do not begin with a single token, as text cannot be told from calls then.
-        """
-        if self.begin not in token_ids:
-            return None
-        head, _, calls = self.grammar(tools, parallel=parallel, token_ids=token_ids).partition("start: ")
-        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){re.escape(self.begin)}(?s:.*)/"
-        return f"{head}start: TEXT | TEXT calls\n{text}\ncalls: {calls}"
