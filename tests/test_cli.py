@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -259,6 +260,10 @@ def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_import
     [
         (["--lora-modules", "a=no-adapter"], "holds no adapter_config.json"),
         (["--lora-modules", "model=no-adapter"], "is the base model's name"),
+        (
+            ["--lora-modules", "a=labels", "b=wide", "--max-lora-rank", "16"],
+            "rank 64 is larger than --max-lora-rank 16",
+        ),
         (["--served-model-name", "m", "n", "--lora-modules", "n=no-adapter"], "is the base model's name"),
         (["--ssl-certfile", "pem"], "--ssl-certfile: pem"),
         (["--store", "store"], "holds no key"),
@@ -269,9 +274,12 @@ def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_import
 def test_mistake_that_needs_no_model_to_be_seen_is_told_early(
     model: str, flags: list[str], words: str, tmp_path: Path, launch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("no-adapter", "store", "odd"):
+    for name in ("no-adapter", "store", "odd", "wide", "labels"):
         (tmp_path / name).mkdir()
     (tmp_path / "pem").write_text("no certificate")
+    lora = {"peft_type": "LORA", "r": 64, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "wide" / "adapter_config.json").write_text(json.dumps(lora))
+    (tmp_path / "labels" / "adapter_config.json").write_text(json.dumps(lora | {"task_type": "SEQ_CLS", "r": 8}))
     (tmp_path / "store" / "admin_key").write_text("short")
     (tmp_path / "odd" / "config.json").write_text("[")
     assert words in refused(["serve", "--model", model, *flags], capsys)

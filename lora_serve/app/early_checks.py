@@ -7,9 +7,11 @@ import importlib.util
 import json
 from pathlib import Path
 
+from lora_serve.adapters.checkpoint.digest import MAX_CONFIG_BYTES
+from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.lock import lock_store
-from lora_serve.core.errors import ConfigError
+from lora_serve.core.errors import ConfigError, InvalidAdapterError
 from lora_serve.core.settings import Settings
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
@@ -51,10 +53,30 @@ def _check_modules(settings: Settings) -> None:
         name, _, source = item.partition("=")
         if name in (settings.base_name, *settings.served_model_name):
             raise ConfigError(f"--lora-modules: `{name}` is the base model's name; --served-model-name gives another")
-        if "://" not in source and not (Path(source) / "adapter_config.json").is_file():
+        if "://" in source:
+            continue
+        file = Path(source) / "adapter_config.json"
+        if not file.is_file():
             raise ConfigError(
                 f"--lora-modules: {source} holds no adapter_config.json, so it is no adapter (got {item})"
             )
+        _check_adapter_config(file, item, settings.max_lora_rank)
+
+
+def _check_adapter_config(file: Path, item: str, max_rank: int) -> None:
+    """What registration would refuse too, after the model's load; `task_type` is left to it, as the model decides."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--lora-modules {item}: {file} cannot be read: {error.strerror}") from None
+    if len(text) > MAX_CONFIG_BYTES:
+        return
+    try:
+        parse_config(text, max_rank)
+    except InvalidAdapterError as error:
+        if reasons := [reason for reason in error.reasons if not reason.startswith("task_type")]:
+            raise ConfigError(f"--lora-modules {item}: {InvalidAdapterError(reasons)}") from None
 
 
 def _check_extras(settings: Settings) -> None:

@@ -93,7 +93,8 @@ async def register_modules(services: Services, modules: tuple[str, ...]) -> tupl
     for module in modules:
         name, _, source = module.partition("=")
         try:
-            await _register_module(services, name, source)
+            ref = await _register_module(services, name, source)
+            _log.info("--lora-modules: %s is registered, of rank %d", ref.label, ref.rank)
         except StoreUnwritableError as error:
             left.append(module)
             _log.error("--lora-modules %s waits until the store can be written: %s", name, error)
@@ -118,14 +119,14 @@ async def register_later(services: Services, modules: tuple[str, ...]) -> None:
         pause = min(MODULE_SECONDS, 2 * pause)  # the store can be written, and has not enough room yet
 
 
-async def _register_module(services: Services, name: str, source: str) -> None:
+async def _register_module(services: Services, name: str, source: str) -> AdapterRef:
     registry = services.registry
     if "://" in source:
         staged = await services.staging.stage(source)
         call = functools.partial(registry.register_staged, name, staged.folder, staged.source, by_admin=True)
     else:
         call = functools.partial(registry.register_folder, name, source, trusted=True)
-    await services.registrations.run(call)
+    return (await services.registrations.run(call)).ref
 
 
 async def warm_up(services: Services, settings: Settings) -> None:

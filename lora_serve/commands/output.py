@@ -48,7 +48,13 @@ class Output:
             self.results.file.write(json.dumps(document) + "\n")
             return
         for part in shown:
-            self.results.print(part, soft_wrap=isinstance(part, str))
+            if isinstance(part, str) or self.results.is_terminal:
+                self.results.print(part, soft_wrap=isinstance(part, str))
+                continue
+            with self.results.capture() as captured:
+                self.results.print(part)
+            # The cells of a table's last column are filled up with blanks.
+            self.results.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
 
     def note(self, *lines: str) -> None:
         for line in lines:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
 
-from lora_serve.commands.failure import CommandError, ExitCode
+from lora_serve.commands.confirmation import confirm_deletion
 from lora_serve.commands.flags import tenant_name
 from lora_serve.commands.output import plain, time_text
 from lora_serve.commands.quota_flags import add_quota_flags, given_quota, quota_text
@@ -89,18 +88,7 @@ async def set_tenant(call: Call) -> None:
 
 def confirm(flags: argparse.Namespace) -> None:
     """Asks for confirmation. Raises CommandError if the answer is not yes, and where there is nobody to ask."""
-    if flags.yes:
-        return
-    if not sys.stdin.isatty():
-        raise CommandError(
-            ExitCode.REFUSED,
-            f"nothing was deleted: input is no terminal, so --yes must say that {flags.name}, all its keys and "
-            "adapters are to go",
-        )
-    sys.stderr.write(f"Delete the tenant {flags.name} with all its keys and adapters? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CommandError(ExitCode.REFUSED, "nothing was deleted")
+    confirm_deletion(flags.yes, f"the tenant {flags.name} with all its keys and adapters")
 
 
 async def delete_tenant(call: Call) -> None:

@@ -53,6 +53,7 @@ T = TypeVar("T")
 _HUB_ID = re.compile(r"(?=.{1,200}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _MAX_MESSAGE = 400  # characters of what is said of one value
 MAX_FILE_BYTES = 2**20
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # what vLLM reads where no --api-key is given
 _SECRETS = ("admin_key", "api_key", "redis_url", "otlp_traces_endpoint")
 
 
@@ -215,7 +216,9 @@ def load_settings(arguments: list[str]) -> Settings:
 
 
 def command_line(arguments: list[str]) -> tuple[Settings, tuple[str, ...]]:
-    """The settings, as `load_settings` reads them, and a line about each of vLLM's flags that means nothing here."""
+    """The settings, as `load_settings` reads them, and a line about each of vLLM's flags that means nothing here,
+    and about its variable VLLM_API_KEY.
+    """
     parser = settings_parser("lora-serve serve", "Start the server. Takes the flags of `vllm serve` too.")
     add_vllm_flags(parser)
     flags, notes = taken(parser.values(as_vllm_reads(arguments)))
@@ -237,10 +240,14 @@ def resolve_settings(flags: dict[str, Any]) -> Settings:
 def _resolve(flags: dict[str, Any]) -> tuple[Settings, tuple[str, ...]]:
     environment = {key.upper(): value for key, value in os.environ.items() if value}
     variables = {name: f"LORA_SERVE_{name.upper()}" for name in Settings.model_fields}
-    from_environment = {name: environment[key] for name, key in variables.items() if key in environment}
+    from_environment: dict[str, Any] = {name: environment[key] for name, key in variables.items() if key in environment}
     file = flags.get("config") or from_environment.get("config")
     content = _read_file(Path(file), {*Settings.model_fields, *VLLM_KEYS}) if file else {}
     from_file, notes = taken(parsed_keys(content))
+    key = environment.get(VLLM_KEY_VARIABLE)
+    if key and not any("api_key" in given for given in (from_file, from_environment, flags)):
+        from_environment["api_key"], variables["api_key"] = (key,), VLLM_KEY_VARIABLE
+        notes = (*notes, f"{VLLM_KEY_VARIABLE} is taken as --api-key")
     try:
         settings = Settings(**from_file | from_environment | flags)
     except ValidationError as error:

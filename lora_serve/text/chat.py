@@ -66,7 +66,8 @@ def render_chat(
     conversation = _conversation(messages, template, has_developer="developer" in source, hint=hint)
     if tools and not template.tool_forms.has_tools:
         message = (
-            f"The {template.owner}'s chat template has no place for tools: leave `tools` out, or name another adapter."
+            f"The {template.owner}'s chat template has no place for tools: leave `tools` out, or name another adapter. "
+            "An answer as JSON needs no tools: send its schema as `response_format`."
         )
         raise InvalidRequestError(message + hint, param="tools")
     values = _checked(template_values or {}, text_model.wrapper.apply_chat_template)

@@ -34,7 +34,7 @@ async def test_a_refusal_is_1_and_a_wrong_key_says_where_to_give_one(
 
 async def test_an_unknown_adapter_is_4(ask: Adapters) -> None:
     for verb in ("show", "pin", "unpin", "prefetch", "evict", "delete"):
-        ended = await ask(verb, "acme/missing", "--json")
+        ended = await ask(verb, "acme/missing", "--json", *(["--yes"] if verb == "delete" else []))
         assert (ended.code, ended.out) == (4, ""), verb
         assert "acme/missing" in ended.err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 import tracemalloc
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from lora_serve.adapters.checkpoint.digest import adapter_digest
-from lora_serve.commands.adapters import deletion, upload_files
+from lora_serve.commands.adapters import upload_files
 from lora_serve.core.messages import SmokeTestResult
 from tests.commands.conftest import Adapters
 from tests.commands.stub_server import StubServer
@@ -212,11 +213,21 @@ async def test_the_bar_shows_bytes_on_a_terminal_and_stays_away_with_json(
 async def test_delete_of_a_version_and_of_all(ask: Adapters, house: Any) -> None:
     await house.register("acme/a", seed=1)
     await house.register("acme/a", seed=2)
-    assert (await ask("delete", "acme/a", "--version", "1")).out == "acme/a@1 deleted\n"
+    assert (await ask("delete", "acme/a", "--version", "1", "--yes")).out == "acme/a@1 deleted\n"
     assert [version.version for version in house.services.catalog.entry("acme/a").versions] == [2]
     ended = await ask("delete", "acme/a", "--yes", "--wait", "--json")
     assert ended.document["deleted"] is True
-    assert (await ask("delete", "acme/a")).code == 4
+    assert (await ask("delete", "acme/a", "--yes")).code == 4
+
+
+async def test_adapter_is_not_deleted_by_what_comes_from_a_pipe(
+    ask: Adapters, house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.register("acme/a")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    ended = await ask("delete", "acme/a")
+    assert (ended.code, ended.out, "--yes" in ended.err) == (1, "", True)
+    assert "acme/a" in house.services.catalog.snapshot.entries
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("", 1)])
@@ -228,10 +239,10 @@ async def test_somebody_at_a_terminal_is_asked_before_a_delete(
         readline = staticmethod(lambda: answer)
 
     await house.register("acme/a")
-    monkeypatch.setattr(deletion.sys, "stdin", Terminal())
+    monkeypatch.setattr("sys.stdin", Terminal())
     ended = await ask("delete", "acme/a")
     assert ended.code == code
-    assert ended.err.startswith("Delete acme/a, all its versions? [y/N] ")
+    assert ended.err.startswith("Delete all versions of the adapter acme/a? [y/N] ")
     assert ("acme/a" in house.services.catalog.snapshot.entries) == (code == 1)
 
 

@@ -111,9 +111,15 @@ async def test_adapter_is_shared_and_unshared(ask: Adapters, run: Run, house: An
     await house.register("acme/a")
     for tenant in ("initech", "globex"):
         await run("tenants", "create", tenant)
+    unknown = await ask("share", "acme/a", "--with", "initech", "--with", "umbrella")
+    assert (unknown.code, "make it first (lora-serve tenants create umbrella)" in unknown.err) == (1, True)
+    assert "POST" not in unknown.err
     shared = await ask("share", "acme/a", "--with", "initech", "--with", "globex")
     assert shared.out == "acme/a is shared with globex, initech\n"
-    assert re.search(r"shared with +globex, initech", (await ask("show", "acme/a")).out)
+    shown = (await ask("show", "acme/a")).out
+    assert re.search(r"shared with +globex, initech$", shown, re.MULTILINE)
+    assert not re.search(r" $", shown, re.MULTILINE), "no line ends in blanks"
+    assert shown.endswith("\n")
     assert (await ask("share", "acme/a", "--all")).out == "acme/a is shared with all tenants\n"
     assert (await ask("share", "acme/a", "--nobody", "--json")).document["shared_with"] == []
 

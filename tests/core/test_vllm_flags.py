@@ -20,6 +20,7 @@ OURS = {flag_name(name) for name in Settings.model_fields}
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"LORA_SERVE_{name.upper()}", raising=False)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -117,6 +118,29 @@ def test_environment_takes_vllms_json_too(model: str, tmp_path: Path, monkeypatc
     for text in (f'{{"name": "a", "path": "{tmp_path}"}}', f'[{{"name": "a", "path": "{tmp_path}"}}]', f"a={tmp_path}"):
         monkeypatch.setenv("LORA_SERVE_LORA_MODULES", text)
         assert load_settings([model]).lora_modules == (f"a={tmp_path}",)
+
+
+def test_vllms_variable_is_a_key_where_no_other_is_given(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "theirs,whole")
+    settings, notes = command_line([model])
+    assert (settings.api_key, settings.auth_mode) == (("theirs,whole",), "on")
+    assert notes == ("VLLM_API_KEY is taken as --api-key",)
+    file = tmp_path / "config.yaml"
+    file.write_text("api-key: file")
+    assert load_settings([model, "--api-key", "flag"]).api_key == ("flag",)
+    assert load_settings([model, "--config", str(file)]).api_key == ("file",)
+    monkeypatch.setenv("LORA_SERVE_API_KEY", "ours")
+    settings, notes = command_line([model])
+    assert (settings.api_key, notes) == (("ours",), ())
+    monkeypatch.delenv("LORA_SERVE_API_KEY")
+    with pytest.raises(ConfigError, match="VLLM_API_KEY"):
+        load_settings([model, "--auth", "off"])
+    monkeypatch.setenv("VLLM_API_KEY", "with space")
+    with pytest.raises(ConfigError, match=r"not shown in VLLM_API_KEY") as refused:
+        load_settings([model])
+    assert "with space" not in str(refused.value)
 
 
 def test_file_of_vllms_is_read_too(model: str, tmp_path: Path) -> None:

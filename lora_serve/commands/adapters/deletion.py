@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from lora_serve.commands.adapters.waiting import is_gone, wait_for_all
-from lora_serve.commands.failure import CommandError, ExitCode
+from lora_serve.commands.confirmation import confirm_deletion
 from lora_serve.commands.flags import adapter_id, adapter_path, add_wait_flag, count
 from lora_serve.commands.verb import Call, Verb
 
@@ -14,19 +13,14 @@ from lora_serve.commands.verb import Call, Verb
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", type=adapter_id, metavar="ID")
     parser.add_argument("--version", type=count, metavar="N", help="only this version (default: all of them)")
-    parser.add_argument("--yes", action="store_true", help="do not ask; nobody is asked where input is no terminal")
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed where input is no terminal")
     add_wait_flag(parser)
 
 
 def confirm(flags: argparse.Namespace) -> None:
-    """Asks for confirmation on a terminal. Raises CommandError if the answer is not yes."""
-    if flags.yes or not sys.stdin.isatty():
-        return
-    what = "all its versions" if flags.version is None else f"version {flags.version}"
-    sys.stderr.write(f"Delete {flags.id}, {what}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CommandError(ExitCode.REFUSED, "nothing was deleted")
+    """Asks for confirmation. Raises CommandError if the answer is not yes, and where there is nobody to ask."""
+    versions = "all versions of" if flags.version is None else f"version {flags.version} of"
+    confirm_deletion(flags.yes, f"{versions} the adapter {flags.id}")
 
 
 async def delete_adapter(call: Call) -> None:

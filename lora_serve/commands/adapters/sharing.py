@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from lora_serve.commands.failure import CommandError
 from lora_serve.commands.flags import adapter_id, adapter_path, tenant_name
 from lora_serve.commands.verb import Call, Verb
 from lora_serve.core.tenant import EVERYBODY
@@ -21,10 +22,21 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 async def share_adapter(call: Call) -> None:
     flags = call.flags
     shared_with = [EVERYBODY] if flags.all else flags.tenants or []
-    reply = await call.client.call("PUT", adapter_path(flags.id, "sharing"), body={"shared_with": shared_with})
+    try:
+        reply = await call.client.call("PUT", adapter_path(flags.id, "sharing"), body={"shared_with": shared_with})
+    except CommandError as error:
+        raise _in_commands(error, shared_with) from None
     names = reply.data["shared_with"]
     who = "all tenants" if names == [EVERYBODY] else ", ".join(names) or "nobody"
     call.output.show(reply.data, f"{reply.data['id']} is shared with {who}")
+
+
+def _in_commands(error: CommandError, names: list[str]) -> CommandError:
+    """The refusal of a tenant that is not there, with the command that makes it in place of the server's route."""
+    unknown = next((name for name in names if f"`{name}`" in error.lines[0]), "NAME")
+    made = f"lora-serve tenants create {unknown}"
+    lines = (line.replace("(POST /admin/tenants)", f"({made})") for line in error.lines)
+    return CommandError(error.code, *lines, retry_after=error.retry_after)
 
 
 VERBS = (

@@ -62,7 +62,9 @@ class AccessSettings(SettingsGroup):
     @model_validator(mode="after")
     def _check_keys_together(self) -> Self:
         if self.api_key and self.auth == "off":
-            raise ValueError("--api-key: is asked for by nobody with --auth off; leave one of them out")
+            raise ValueError(
+                "--api-key (or VLLM_API_KEY): is asked for by nobody with --auth off; leave one of them out"
+            )
         return self
 
     @property

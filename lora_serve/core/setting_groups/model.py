@@ -64,7 +64,9 @@ class ServedModelSettings(SettingsGroup):
     @classmethod
     def _check_served_model_name(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(len(name) > _MAX_NAME or any(c.isspace() or c in _SEPARATORS for c in name) for name in value):
-            raise ValueError(f"expected a name of at most {_MAX_NAME} characters without spaces, `:` and `,`")
+            raise ValueError(
+                f"expected a name of at most {_MAX_NAME} characters without spaces, `:` and `,`; several in a JSON list"
+            )
         return value
 
     @model_validator(mode="after")

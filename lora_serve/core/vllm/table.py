@@ -36,7 +36,7 @@ _MEANT = (
     _meant(
         "--enforce-eager",
         "--cuda-graphs",
-        "`on` there is `off` here, and the other way about",
+        "--enforce-eager is --no-cuda-graphs",
         takes=_SWITCH,
         values={"on": "off", "off": "on"},
     ),

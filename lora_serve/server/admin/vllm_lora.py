@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from aiohttp import web
 
 from lora_serve.adapters.catalog.allowance import owner_of
@@ -16,6 +18,8 @@ from lora_serve.server.bodies.json_body import check_fields, read_json
 from lora_serve.server.context import CONTEXT
 from lora_serve.server.schemas.admin import LoadLoraFields, UnloadLoraFields
 from lora_serve.server.services import SERVICES, Services
+
+_log = logging.getLogger(__name__)
 
 
 async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
@@ -48,6 +52,7 @@ async def load_lora_adapter(request: web.Request) -> web.StreamResponse:
     except InvalidRequestError as error:
         if error.param != "source":
             raise
+        _log.warning("load_lora_adapter of %r: %s", name[:200], error)  # names --adapter-root to the operator
         return _refused(404, _not_found(fields, error), "NotFoundError")
     except (InvalidAdapterError, ConflictError) as error:
         return _refused(400, str(error), "BadRequestError")

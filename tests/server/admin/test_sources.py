@@ -237,9 +237,13 @@ async def test_vllms_call_takes_the_same_sources(admin: aiohttp.ClientSession, h
     assert len(house.services.catalog.entry("sql").versions) == 1
 
 
-async def test_adapters_of_the_command_line_may_come_from_a_source(house: Any, shelf: Shelf) -> None:
+async def test_adapters_of_the_command_line_may_come_from_a_source(
+    house: Any, shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     shelf.archives["a.tar"] = tar_of(house.make_adapter("a"))
     await register_modules(house.services, (f"sql={shelf.url}/a.tar", f"plain={house.make_adapter('b')}"))
     assert house.services.catalog.entry("sql").versions[0].source == f"{shelf.url}/a.tar"
     assert house.services.catalog.entry("plain").versions[0].source == f"folder {house.root}/b"
+    assert [name for name in ("sql@1", "plain@1") if f"--lora-modules: {name} is registered" not in caplog.text] == []
     assert await nothing_left(house)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import aiohttp
+import pytest
 
 
 async def load(session: aiohttp.ClientSession, **body: Any) -> tuple[int, str]:
@@ -52,9 +53,12 @@ async def test_missing_fields_are_told_in_vllms_words(admin: aiohttp.ClientSessi
     assert (status, "'lora_name' needs to be provided to unload a LoRA adapter." in text) == (400, True)
 
 
-async def test_unknown_paths_and_names_are_404(admin: aiohttp.ClientSession, house: Any) -> None:
+async def test_unknown_paths_and_names_are_404(
+    admin: aiohttp.ClientSession, house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     status, text = await load(admin, lora_name="sql", lora_path="/does/not/exist")
     assert (status, "No adapter found for /does/not/exist" in text) == (404, True)
+    assert ("--adapter-root" in caplog.text, "--adapter-root" in text) == (True, False)
     await house.register("old")
     assert (await load(admin, lora_name="old", lora_path="/does/not/exist"))[0] == 404
     status, text = await unload(admin, lora_name="nobody")
