@@ -66,9 +66,6 @@ class ToolCallFormat(ABC):
     markers: ClassVar[tuple[str, ...]] = ()
     """Control tokens that the parser looks for: they must stay in the answer's text even if special tokens do not."""
 
-    begin: ClassVar[str] = ""
-    """The marker with which all calls begin; empty if they may begin without one."""
-
     @classmethod
     @abstractmethod
     def matches(cls, template: str) -> bool:

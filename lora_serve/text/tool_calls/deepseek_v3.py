@@ -21,7 +21,6 @@ class Format(ToolCallFormat):
     """Calls between markers, the arguments in a block that begins with three backticks."""
 
     markers = MARKERS
-    begin = CALLS_BEGIN
 
     @classmethod
     def matches(cls, template: str) -> bool:

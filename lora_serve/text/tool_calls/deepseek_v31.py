@@ -21,7 +21,6 @@ class Format(ToolCallFormat):
     """Calls between markers, name and arguments on either side of one."""
 
     markers = MARKERS
-    begin = CALLS_BEGIN
 
     @classmethod
     def matches(cls, template: str) -> bool:

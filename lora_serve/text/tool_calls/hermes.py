@@ -21,7 +21,6 @@ class Format(ToolCallFormat):
     """Blocks of JSON between markers, in any text."""
 
     markers = (_BEGIN, _END)
-    begin = _BEGIN
 
     @classmethod
     def matches(cls, template: str) -> bool:

@@ -23,7 +23,6 @@ class Format(ToolCallFormat):
     """Calls after a marker, as a list of objects or each with a marker of its own."""
 
     markers = (_BEGIN, _CALL_ID, _ARGS)
-    begin = _BEGIN
 
     @classmethod
     def matches(cls, template: str) -> bool:
