@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import jinja2
+
 from lora_serve.adapters.checkpoint.digest import MAX_CONFIG_BYTES
 from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
