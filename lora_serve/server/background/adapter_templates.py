@@ -23,7 +23,7 @@ class AdapterTemplates:
     """Used on the event loop. Threads and processes are started when they are needed first."""
 
     def __init__(self, processes: TemplateProcesses | None = None) -> None:
-        self._processes = processes or TemplateProcesses(NUM_PROCESSES)
+        self.processes = processes or TemplateProcesses(NUM_PROCESSES)
         self._threads = FairThreads(
             "templates",
             NUM_PROCESSES,
@@ -39,11 +39,11 @@ class AdapterTemplates:
 
     def close(self) -> None:
         """End the processes; what is being rendered ends by itself."""
-        self._processes.close()
+        self.processes.close()
         self._threads.close(wait=False)
 
     def _made(self, base: ChatTemplate, content: TemplateTexts) -> ChatTemplate:
-        return AdapterChatTemplate(base, content, self._processes, self._thread_for(content))
+        return AdapterChatTemplate(base, content, self.processes, self._thread_for(content))
 
     def _thread_for(self, content: TemplateTexts) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
         """A thread in the template's turn: one that takes its time keeps the others waiting once at most."""
