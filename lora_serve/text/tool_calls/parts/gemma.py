@@ -22,6 +22,7 @@ _KEY = re.compile(r"[^\s:,{}\[\]<]+")
 class GemmaFormat(ToolCallFormat):
     """Format of markers `begin` and `end` around a call and `quote` around a string."""
 
+    begin: ClassVar[str]
     end: ClassVar[str]
     quote: ClassVar[str]
 
