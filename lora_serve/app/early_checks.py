@@ -14,6 +14,7 @@ from lora_serve.adapters.checkpoint.peft_config import parse_config
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError, InvalidAdapterError
+from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
@@ -57,9 +58,8 @@ def _check_template(settings: Settings) -> None:
     if given is None:
         return
     try:
-        file = Path(given)
-        text = file.read_text("utf-8") if "{" not in given or file.is_file() else given
-        jinja2.Environment(autoescape=False, extensions=["jinja2.ext.loopcontrols"]).parse(text)  # noqa: S701
+        environment = jinja2.Environment(autoescape=False, extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
+        environment.parse(template_in(given))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--chat-template: {given[:200]!r} cannot be read: {str(error)[:300]}") from None
     except jinja2.TemplateSyntaxError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 MAX_LENGTH = 4096  # characters of a text: of a path, on Linux
@@ -40,3 +41,9 @@ def parse_bytes(value: Any) -> Any:
     if not match:
         raise ValueError("expected a number of bytes such as 1073741824, 512MiB or 2GB")
     return int(min(float(match[1]) * _UNITS[match[2]], 2.0 * MAX_BYTES))
+
+
+def template_in(given: str) -> str:
+    """The text of --chat-template: that of a file, or `given` itself. Raises OSError, ValueError."""
+    file = Path(given)
+    return file.read_text("utf-8") if "{" not in given or file.is_file() else given

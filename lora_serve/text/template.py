@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -15,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from lora_serve.core.errors import ConfigError
+from lora_serve.core.setting_texts import template_in
 from lora_serve.text import reasoning, tool_calls
 from lora_serve.text.marked import Marked, Marks, joined
 from lora_serve.text.reasoning.base import ReasoningFormat
@@ -30,8 +30,7 @@ Tools = Sequence[Mapping[str, Any]]
 def template_text(given: str) -> str:
     """The operator's template: the text of a file, or `given` itself. Raises ConfigError for what jinja cannot read."""
     try:
-        file = Path(given)
-        text = file.read_text("utf-8") if "{" not in given or file.is_file() else given
+        text = template_in(given)
         chat_template_utils._compile_jinja_template(text)  # noqa: SLF001 - it has no public name
     except (OSError, ValueError, jinja2.TemplateError) as error:
         raise ConfigError(f"--chat-template: {given[:200]!r} cannot be used: {str(error)[:300]}") from None

@@ -65,7 +65,6 @@ class GrammarChecks:
     ) -> TokenGrammar:
         """The same for a grammar in the form of `llguidance`, made from the field `param`."""
         check_size(len(text), param, TEXT_FACTOR * self._config.max_bytes)
-
         digest = _digest(text) if len(text) <= MANY else await asyncio.to_thread(_digest, text)
         return await self._checked(
             tenant, digest, added_tokens, lambda compiler: checked_own_text(text, param, compiler, self._config)

@@ -27,6 +27,7 @@ from lora_serve.text.reasoning.parts.between import BetweenMarkers
 from lora_serve.text.tool_calls import tool_call_format
 from lora_serve.text.tool_calls.base import ToolCallFormat
 
+_NO_SCHEMA = (AttributeError, KeyError, TypeError, ValueError)  # of parameters in which a value has the wrong type
 TAIL = 64  # tokens of the prompt's end in which reasoning may have begun
 
 
@@ -95,10 +96,13 @@ async def read_grammar(
             texts.append(calls.grammar(tools.callable_tools, parallel=tools.parallel, token_ids=ids))
         return joined_grammars(texts, _thinking(reading), ids)
 
-    if calls is not None:
-        await _check_parameters(services, tenant, tools)
-    text = await asyncio.to_thread(joined)
-    return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
+    try:
+        text = await asyncio.to_thread(joined)
+        return await checked_grammar(services, tenant, text, added_tokens, "response_format" if asked else "tools")
+    except (InvalidRequestError, *_NO_SCHEMA):
+        if calls is not None:
+            await _check_parameters(services, tenant, tools)
+        raise
 
 
 async def _check_parameters(services: Services, tenant: str, tools: ToolUse) -> None:

@@ -15,10 +15,8 @@ NUM_STEPS = 5  # into a grammar, which are tried
 MAX_SECONDS = 2.0  # of the processor, for all of it
 MAX_STEP_SECONDS = 0.1  # of the processor, for one: other rows wait for it
 TOO_COSTLY = "too costly: make it shorter, or less ambiguous"
-UNSATISFIABLE = "no text satisfies it"
-
-
 MAX_ROW_ITEMS = 10_000  # four for each property that may come next: an object may have 2000
+UNSATISFIABLE = "no text satisfies it"
 
 
 def parser_limits(config: GrammarConfig) -> LLParserLimits:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
+from lora_serve.text.tool_calls.base import Tool
 from lora_serve.text.tool_calls.parts.deepseek import (
     CALL_BEGIN,
     CALL_END,
     CALLS_BEGIN,
     CALLS_END,
-    MARKERS,
     SEPARATOR,
-    DeepSeekParser,
+    DeepSeekFormat,
 )
 from lora_serve.text.tool_calls.parts.lark import call_rules, lark, marker, quoted
 
 
-class Format(ToolCallFormat):
+class Format(DeepSeekFormat):
     """Calls between markers, the arguments in a block that begins with three backticks."""
-
-    markers = MARKERS
 
     @classmethod
     def matches(cls, template: str) -> bool:
         return CALLS_BEGIN in template and "```json" in template
-
-    def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
-        return DeepSeekParser(tools)
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool, token_ids: Mapping[str, int]) -> str:
         def written(tool: Tool, arguments: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from lora_serve.text.pieces import Reading, nowhere
+from lora_serve.text.tool_calls.base import Tool, ToolCallFormat, ToolCallParser
 from lora_serve.text.tool_calls.parts.call_object import Outcome
 from lora_serve.text.tool_calls.parts.json_text import MAX_SHORT, json_nested
 from lora_serve.text.tool_calls.parts.reading_parser import ReadingParser
@@ -14,6 +16,15 @@ CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>
 SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
 MARKERS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 _LINE = re.compile(r"[^\n<{`]+")
+
+
+class DeepSeekFormat(ToolCallFormat):
+    """The markers and the parser that both forms share."""
+
+    markers = MARKERS
+
+    def parser(self, tools: Sequence[Tool]) -> ToolCallParser:
+        return DeepSeekParser(tools)
 
 
 class DeepSeekParser(ReadingParser):
