@@ -46,7 +46,10 @@ async def get_ready(request: web.Request) -> web.StreamResponse:
 
 
 async def get_version(request: web.Request) -> web.StreamResponse:
-    """The server's version, and the kernels that its model runs by; null: it runs on a GPU."""
+    """The server's version, and its kernels.
+
+    `kernels` is null where the model runs on a GPU.
+    """
     kernels = request.app[SERVICES].spec.kernels
     told = None if kernels is None else {name: getattr(kernels, name) for name in Kernels.model_fields}
     return web.json_response({"version": __version__, "kernels": told})
