@@ -1,0 +1,57 @@
+/* Vectors of LANES floats as both GCC and Clang know them; longer ones than the processor's are cut by the compiler. */
+#ifndef VECTORS_H
+#define VECTORS_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef LANES /* given from outside in tests */
+#if defined(__AVX512F__)
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+#define ALWAYS static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__}) /* GCC has the other from 12 on only */
+#endif
+
+ALWAYS vec load(const float *p) { return *(const vec *)p; }
+ALWAYS void store(float *p, vec v) { *(vec *)p = v; }
+ALWAYS vec splat(float v) { return v - (vec){}; }
+/* Lanes of two vectors, taken in turns (UNZIP) and put back (ZIP): element i of `even` is element 2 i of a and b. */
+#if LANES == 16
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define FIRSTS 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define LASTS 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#else
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#define FIRSTS 0, 8, 1, 9, 2, 10, 3, 11
+#define LASTS 4, 12, 5, 13, 6, 14, 7, 15
+#endif
+#define UNZIP(a, b, even, odd) const vec even = SHUFFLE(a, b, EVENS), odd = SHUFFLE(a, b, ODDS)
+#define ZIP(even, odd, a, b) const vec a = SHUFFLE(even, odd, FIRSTS), b = SHUFFLE(even, odd, LASTS)
+
+ALWAYS vec choose(ints where, vec then, vec otherwise) {
+    return (vec)((where & (ints)then) | (~where & (ints)otherwise));
+}
+ALWAYS float add_lanes(vec v) {
+    float sum = 0.0f;
+    UNROLL for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+#endif
