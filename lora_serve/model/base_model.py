@@ -29,7 +29,7 @@ from lora_serve.model.loading.observation import Observation, layer_index, obser
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native import layers
+from lora_serve.model.native import library
 from lora_serve.model.step.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class BaseModel(AdaptedModel[StepInputs]):
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
-        if config.fuse_layers and layers.why_not(self.device, cache.shape.dtype) is None:
+        if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 
     @torch.inference_mode()

@@ -74,13 +74,16 @@ class Step(ctypes.Structure):
     )
 
 
-def load() -> tuple[Any, Any]:
-    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_floats(layer). Raises OSError."""
-    kernels = library.load(torch.float32)
+def load(dtype: torch.dtype) -> tuple[Any, Any]:
+    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_bytes(layer), for h of `dtype`.
+
+    Raises OSError.
+    """
+    kernels = library.load(dtype)
     kernels.decoder_layer.argtypes = [ctypes.POINTER(Layer), ctypes.POINTER(Step), *[_ADDRESS] * 4]
     kernels.decoder_layer.restype = None
-    kernels.room_floats.argtypes, kernels.room_floats.restype = [ctypes.POINTER(Layer)], _SIZE
-    return kernels.decoder_layer, kernels.room_floats
+    kernels.room_bytes.argtypes, kernels.room_bytes.restype = [ctypes.POINTER(Layer)], _SIZE
+    return kernels.decoder_layer, kernels.room_bytes
 
 
 def array_of(kind: type[Any], items: Sequence[Any]) -> Any:
