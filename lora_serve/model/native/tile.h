@@ -18,11 +18,18 @@
 #endif
 #define PANEL (2 * LANES)
 
-/* How a panel's row is stored. PAIRS: bfloat16, column c in the low half of word c, column c + LANES in the high. */
-enum { FLOATS, PAIRS, BFLOAT16S };
+/* How the rows of a panel are stored. PAIRS: bfloat16, column c in the low half of word c, column c + LANES in the high.
+ * DEPTH_PAIRS: bfloat16, word c has column c of row k in its low half and of row k + 1 in its high half; the tile takes
+ * row k + 1 first, and wants its x in that order. */
+enum { FLOATS, PAIRS, DEPTH_PAIRS, BFLOAT16S };
 
-ALWAYS void panel_row(const int form, const void *w, int64_t k, int64_t stride, vec *low, vec *high) {
-    if (form == PAIRS) {
+ALWAYS void panel_row(const int form, const void *w, int64_t k, const int next, int64_t stride, vec *low, vec *high) {
+    if (form == DEPTH_PAIRS) {
+        const uint32_t *row = (const uint32_t *)w + k / 2 * stride;
+        const bits left = *(const bits *)row, right = *(const bits *)(row + LANES);
+        if (next) *low = (vec)(left << 16), *high = (vec)(right << 16);
+        else *low = (vec)(left & 0xffff0000u), *high = (vec)(right & 0xffff0000u);
+    } else if (form == PAIRS) {
         const bits pair = *(const bits *)((const uint32_t *)w + k * stride);
         *low = (vec)(pair << 16);
         *high = (vec)(pair & 0xffff0000u);
@@ -40,14 +47,16 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
                  int64_t w_stride, int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
     vec sum[MAX_ROWS][8];
     const int64_t word = form == BFLOAT16S ? 2 : 4;
+    const int at_once = form == DEPTH_PAIRS ? 2 : 1;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = load(y + r * y_stride + v * LANES);
-    for (int64_t k = 0; k < depth; k++)
-        UNROLL for (int p = 0; p < panels; p++) {
+    for (int64_t k = 0; k < depth; k += at_once)
+        UNROLL for (int i = 0; i < at_once * panels; i++) {
+            const int p = i % panels, next = i / panels;
             vec low, high;
-            panel_row(form, (const char *)w + p * w_step * word, k, w_stride, &low, &high);
+            panel_row(form, (const char *)w + p * w_step * word, k, next, w_stride, &low, &high);
             UNROLL for (int r = 0; r < rows; r++) {
-                const vec input = splat(x[r * x_stride + k]);
+                const vec input = splat(x[r * x_stride + k + next]);
                 sum[r][2 * p] += input * low;
                 sum[r][2 * p + 1] += input * high;
             }
@@ -63,8 +72,8 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
 
 /* One panel; any number of rows up to MAX_ROWS. */
 #define DEFINE_ROWS(name, form)                                                                                    \
-    __attribute__((unused)) static void name(int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_stride, int64_t depth, \
-                     float *y, int64_t y_stride) {                                                                 \
+    __attribute__((unused)) static void name(int64_t rows, const float *x, int64_t x_stride, const void *w,           \
+                                             int64_t w_stride, int64_t depth, float *y, int64_t y_stride) {        \
         switch (rows) {                                                                                            \
             TILE_CASE(form, 1) TILE_CASE(form, 2) TILE_CASE(form, 3) TILE_CASE(form, 4) TILE_CASE(form, 5)         \
             TILE_CASE(form, 6) MORE_ROWS(form)                                                                     \
@@ -81,6 +90,7 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
 
 DEFINE_ROWS(rows_of_floats, FLOATS)
 DEFINE_ROWS(rows_of_pairs, PAIRS)
+DEFINE_ROWS(rows_of_depth_pairs, DEPTH_PAIRS)
 DEFINE_ROWS(rows_of_bfloat16s, BFLOAT16S)
 
 #endif
