@@ -47,6 +47,7 @@ class JoinedLinears:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, in] -> [tokens, sum of out] float32."""
+        x = x.to(self._packed.dtype)
         y = self._packed(x, self._bias)
         for part, columns in zip(self.parts, self.columns, strict=True):
             part.adapt(y[:, columns], x)

@@ -12,7 +12,7 @@
 
 typedef struct {
     const void *panels;
-    int64_t is_bfloat16, in, out;
+    int64_t kind, in, out;
     const float *bias;
 } Weight;
 
@@ -52,7 +52,7 @@ typedef struct {
 } Step;
 
 static void product(const Weight *w, const real *x, int64_t tokens, float *y) {
-    packed_linear(x, w->in, tokens, w->in, w->panels, w->is_bfloat16, w->bias, y, w->out);
+    packed_linear(x, w->in, tokens, w->in, w->panels, w->kind, w->bias, y, w->out);
 }
 
 static void adapt(const Step *s, const Adapters *a, int64_t count, const real *x, int64_t in, float *y, int64_t stride) {

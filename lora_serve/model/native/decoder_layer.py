@@ -18,14 +18,14 @@ _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 class Weight(ctypes.Structure):
     """A frozen linear layer, or several of one input."""
 
-    _fields_ = (("panels", _ADDRESS), ("is_bfloat16", _SIZE), ("in_", _SIZE), ("out", _SIZE), ("bias", _ADDRESS))
+    _fields_ = (("panels", _ADDRESS), ("kind", _SIZE), ("in_", _SIZE), ("out", _SIZE), ("bias", _ADDRESS))
 
     @staticmethod
     def of(packed: PackedLinear, bias: Tensor | None) -> Weight:
-        """`packed` and `bias` must outlive it."""
+        """`packed` and `bias`, float32, must outlive it."""
         address = None if bias is None else bias.data_ptr()
         return Weight(
-            packed.panels.data_ptr(), packed.is_bfloat16, packed.panels.shape[1], packed.out_features, address
+            packed.panels.data_ptr(), packed.kind, packed.in_features, packed.out_features, address
         )
 
 
