@@ -24,9 +24,7 @@ class Weight(ctypes.Structure):
     def of(packed: PackedLinear, bias: Tensor | None) -> Weight:
         """`packed` and `bias`, float32, must outlive it."""
         address = None if bias is None else bias.data_ptr()
-        return Weight(
-            packed.panels.data_ptr(), packed.kind, packed.in_features, packed.out_features, address
-        )
+        return Weight(packed.panels.data_ptr(), packed.kind, packed.in_features, packed.out_features, address)
 
 
 class Adapters(ctypes.Structure):
