@@ -32,10 +32,14 @@ ALWAYS void store_one_as(const int type, void *p, int64_t i, float value) {
 }
 
 ALWAYS void norm_row(const int type, const void *x, int64_t size, const float *weight, float offset, float epsilon, void *y) {
-    vec squares = {};
+    sums squares = {};
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) squares += load_as(type, x, i) * load_as(type, x, i);
-    float sum = add_lanes(squares);
+    for (; i + SUM_LANES <= size; i += SUM_LANES)
+        UNROLL for (int v = 0; v < SUM_VECTORS; v++) {
+            const vec own = load_as(type, x, i + v * LANES);
+            squares.part[v] += own * own;
+        }
+    float sum = add_sums(squares);
     for (; i < size; i++) sum += load_one_as(type, x, i) * load_one_as(type, x, i);
     const float factor = 1.0f / sqrtf(sum / size + epsilon);
     for (i = 0; i + LANES <= size; i += LANES)

@@ -115,7 +115,8 @@ static void cap(float *scores, int64_t count, float softcap) {
 /* Scores of one query to weights, in place: first .. end (relative to this stretch) are visible. Returns the factor
  * by which what was summed before shrinks. */
 static float weigh(float *scores, int64_t first, int64_t end, float *largest, float *sum) {
-    vec top = splat(-INFINITY), total = {};
+    vec top = splat(-INFINITY);
+    sums total = {};
     for (int64_t j = 0; j < KEYS; j++)
         if (j < first || j >= end) scores[j] = -INFINITY;
     for (int64_t j = 0; j < KEYS; j += LANES) {
@@ -129,11 +130,11 @@ static float weigh(float *scores, int64_t first, int64_t end, float *largest, fl
         const vec s = load(scores + j);
         const vec weight = choose(s == splat(-INFINITY), (vec){}, exponential(s - shift));
         store(scores + j, weight);
-        total += weight;
+        total.part[j / LANES % SUM_VECTORS] += weight;
     }
     const float factor = *largest == -INFINITY ? 0.0f : expf(*largest - most);
     *largest = most;
-    *sum = *sum * factor + add_lanes(total);
+    *sum = *sum * factor + add_sums(total);
     return factor;
 }
 

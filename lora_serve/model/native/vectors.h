@@ -74,4 +74,16 @@ ALWAYS float add_lanes(vec v) {
     return sum;
 }
 
+/* Sums in 16 lanes however many a vector has: the same bits on every processor. */
+#define SUM_LANES 16
+#define SUM_VECTORS (SUM_LANES / LANES)
+typedef struct {
+    vec part[SUM_VECTORS];
+} sums;
+ALWAYS float add_sums(sums s) {
+    float sum = 0.0f;
+    UNROLL for (int i = 0; i < SUM_LANES; i++) sum += s.part[i / LANES][i % LANES];
+    return sum;
+}
+
 #endif
