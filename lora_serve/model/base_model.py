@@ -29,7 +29,8 @@ from lora_serve.model.loading.observation import Observation, layer_index, obser
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native import layers
+from lora_serve.model.native import library
+from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
@@ -47,12 +48,13 @@ class BaseModel(AdaptedModel[StepInputs]):
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
-        if config.fuse_layers and layers.why_not(self.device, cache.shape.dtype) is None:
+        if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 
     @torch.inference_mode()
     def _fuse(self, slots: LoraSlots) -> None:
-        parts = FusionParts(self.module, self._cache, slots, self._attention, self.context, self._settings)
+        kernels = LayerKernels.load(self._cache.shape.dtype)
+        parts = FusionParts(self.module, self._cache, slots, self._attention, self.context, self._settings, kernels)
         done = fuse(parts, self.logits, self.spec.vocab_size, self.spec.max_model_len)
         _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")
 

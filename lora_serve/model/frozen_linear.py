@@ -76,7 +76,7 @@ class FrozenLinear(nn.Module):
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.packed is not None:
-            return self.packed(x, bias)
+            return self.packed(x.to(self.packed.dtype), bias)
         if self._layer is None:
             return F.linear(x, self._weight, bias)
         y: Tensor = self._layer(x)

@@ -17,19 +17,8 @@ from lora_serve.model.step.step_context import StepInputs
 PREFERENCE = 2
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: list[Any] = [
-    _ADDRESS,
-    _SIZE,
-    *[_ADDRESS] * 3,
-    *[_SIZE] * 5,
-    _ADDRESS,
-    _ADDRESS,
-    _SIZE,
-    _SIZE,
-    _FLOAT,
-    _SIZE,
-    _FLOAT,
-]
-_DTYPES = (torch.float32, torch.bfloat16)
+    _ADDRESS, _SIZE, *[_ADDRESS] * 3, *[_SIZE] * 4, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _FLOAT,
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +32,12 @@ class AttentionPieces:
 
 def why_not(cache: KVCache) -> str | None:
     """The reason why C kernels cannot serve `cache`; None: they can."""
-    if cache.shape.dtype not in _DTYPES:
-        return f"knows float32 and bfloat16, not {cache.shape.dtype}"
-    return library.why_not(cache.device, torch.float32)
+    return library.why_not(cache.device, cache.shape.dtype)
 
 
 class Backend:
     def __init__(self, cache: KVCache) -> None:
-        kernels = library.load(torch.float32)
+        kernels = library.load(cache.shape.dtype)
         kernels.paged_attention.argtypes, kernels.paged_attention.restype = _ARGUMENTS, None
         self._attend = kernels.paged_attention
         self._queries_together: int = kernels.queries_together()
@@ -59,14 +46,16 @@ class Backend:
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
+        """query of the cache's type or float32, which loses nothing; the result is of the cache's type."""
         num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
         pieces = self.pieces(step, num_heads)
+        query = query.float()
         query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
-        out = query.new_empty(query.shape)
+        out = query.new_empty(query.shape, dtype=self.cache.shape.dtype)
         pool_k, pool_v = self.cache.layer(layer)
         self._attend(
             query.data_ptr(), query.stride(0), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(),
-            query.dtype == torch.bfloat16, num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
+            num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
             pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens,
             settings.scale, settings.window or 0, settings.softcap or 0.0,
         )  # fmt: skip

@@ -22,7 +22,7 @@ class Weight(ctypes.Structure):
 
     @staticmethod
     def of(packed: PackedLinear, bias: Tensor | None) -> Weight:
-        """`packed` and `bias` must outlive it."""
+        """`packed` and `bias`, float32, must outlive it."""
         address = None if bias is None else bias.data_ptr()
         return Weight(packed.panels.data_ptr(), packed.kind, packed.in_features, packed.out_features, address)
 
@@ -72,13 +72,16 @@ class Step(ctypes.Structure):
     )
 
 
-def load() -> tuple[Any, Any]:
-    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_floats(layer). Raises OSError."""
-    kernels = library.load(torch.float32)
+def load(dtype: torch.dtype) -> tuple[Any, Any]:
+    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_bytes(layer), for h of `dtype`.
+
+    Raises OSError.
+    """
+    kernels = library.load(dtype)
     kernels.decoder_layer.argtypes = [ctypes.POINTER(Layer), ctypes.POINTER(Step), *[_ADDRESS] * 4]
     kernels.decoder_layer.restype = None
-    kernels.room_floats.argtypes, kernels.room_floats.restype = [ctypes.POINTER(Layer)], _SIZE
-    return kernels.decoder_layer, kernels.room_floats
+    kernels.room_bytes.argtypes, kernels.room_bytes.restype = [ctypes.POINTER(Layer)], _SIZE
+    return kernels.decoder_layer, kernels.room_bytes
 
 
 def array_of(kind: type[Any], items: Sequence[Any]) -> Any:

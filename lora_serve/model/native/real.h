@@ -50,4 +50,10 @@ ALWAYS float float_of(real x) { return x; }
 ALWAYS real real_of(float x) { return x; }
 #endif
 
+ALWAYS void round_row(const float *x, int64_t size, real *to) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store_real(to + i, load(x + i));
+    for (; i < size; i++) to[i] = real_of(x[i]);
+}
+
 #endif
