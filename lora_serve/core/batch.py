@@ -52,11 +52,20 @@ class SampleInput:
     prompt_token_ids: tuple[int, ...] = ()  # filled only for rows with penalties
     output_token_ids: tuple[int, ...] = ()  # filled for these, and for rows with bad words
     allowed: AllowedTokens | None = None  # None: any token may come; asked once the forward pass is under way
+    allowed_after: tuple[AllowedTokens, ...] = ()  # with `allowed` and a draft: what may come after each of its tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's share of a step: `token_ids` are run at positions start, start + 1, ..."""
+    """One sequence's share of a step: `token_ids` are run at positions start, start + 1, ...
+
+    The last `num_draft` of them are guesses: such a row has `sample`, which is for the first position that is not
+    decided, and gives one token more than it has guesses that are right. The runner draws a token at each position,
+    with the very number that would have been drawn there without a draft, and goes on to the next one as long as the
+    token drawn is the one guessed. As a guess has all the probability of its proposal, this is rejection sampling
+    (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023): it is accepted with the
+    probability that the model gives it, and the tokens, also of a seeded request, are those of a row without a draft.
+    """
 
     sequence_id: int
     token_ids: tuple[int, ...]
@@ -67,6 +76,7 @@ class Row:
     prompt_targets: tuple[int, ...] | None  # with prompt_logprobs: the next prompt token after each of token_ids
     num_prompt_logprobs: int = 0
     pool: PoolingParams | None = None  # all its tokens are here, and become one vector
+    num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class NextToken:
+    """One more token of a row with a draft."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowOutput:
     """One row's result; `error` ends this row only."""
 
@@ -137,3 +155,4 @@ class RowOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per element of the row's prompt_targets
     error: LoraServeError | None = None
     pooled: bytes | None = None  # of a row with `pool`: float32, little-endian
+    following: tuple[NextToken, ...] = ()  # of a row with a draft: each comes after a guess that was right
