@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
+from lora_serve.model.runner.drafts import DrawnRow, sample_input, without_numbers
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
-from lora_serve.model.runner.sampler import Choice, choose, logprobs_of
+from lora_serve.model.runner.sampler import choose, logprobs_of
 from lora_serve.model.system.device_memory import within_memory
 from lora_serve.model.system.transfer import to_device
 
@@ -104,10 +106,10 @@ class ModelRunner:
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)
         }
-        sampled = [
-            (row, row.sample, span.end - 1) for row, span in zip(rows, spans, strict=True) if row.sample is not None
-        ]
-        chosen = self._sample(logits, sampled)
+        chosen = self._sample(
+            logits,
+            [DrawnRow(row, span.end - row.num_sampled) for row, span in zip(rows, spans, strict=True) if row.sample],
+        )
         return {
             row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
             if not prompt_logprobs[row.sequence_id]
@@ -124,27 +126,25 @@ class ModelRunner:
         step, spans = self._packer.pack(rows)
         return self._model.logits(step), spans
 
-    def _sample(self, logits: Tensor, sampled: Sequence[tuple[Row, SampleInput, int]]) -> dict[int, RowOutput]:
-        """One output per (row, its sampling input, index of its last logits)."""
-        if not sampled:
-            return {}
-        indices = [index for *_, index in sampled]
-        own = logits if indices == list(range(len(logits))) else logits[to_device(indices, torch.int64, self._device)]
-        choices = choose(own, [inputs for _, inputs, _ in sampled])
-        return {row.sequence_id: _output(row, choice) for (row, *_), choice in zip(sampled, choices, strict=True)}
+    def _sample(self, logits: Tensor, rows: Sequence[DrawnRow]) -> dict[int, RowOutput]:
+        """One output per row that samples. A device is waited for once; where waiting costs nothing, as little is drawn
+        for nothing as can be.
+        """
+        left = rows
+        while left:
+            drawn = [(one, one.positions(all_at_once=self._device.type != "cpu")) for one in left]
+            indices = [one.first + position for one, positions in drawn for position in positions]
+            own = logits if _are_all(indices, logits) else logits[to_device(indices, torch.int64, self._device)]
+            inputs = [sample_input(one.row, position) for one, positions in drawn for position in positions]
+            choices = iter(choose(own, inputs))
+            for one, positions in drawn:
+                one.take([next(choices) for _ in positions])
+            left = [one for one in left if not one.is_done]
+        return {one.row.sequence_id: one.output() for one in rows}
 
 
-def _output(row: Row, choice: Choice) -> RowOutput:
-    if choice.error is not None:
-        return RowOutput(row.sequence_id, None, error=choice.error)
-    if choice.is_number:
-        return RowOutput(row.sequence_id, choice.token_id, choice.logprobs)
-    return _no_numbers(row.sequence_id)
-
-
-def _no_numbers(sequence_id: int) -> RowOutput:
-    error = NumericalError("the model's logits for this request are not numbers")
-    return RowOutput(sequence_id, None, error=error)
+def _are_all(indices: Sequence[int], logits: Tensor) -> bool:
+    return len(indices) == len(logits) and list(indices) == list(range(len(logits)))
 
 
 def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLogprobs, ...]:
@@ -161,7 +161,7 @@ def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLo
 
 def _with_prompt(output: RowOutput | None, sequence_id: int, found: tuple[TokenLogprobs, ...]) -> RowOutput:
     if any(math.isnan(logprobs.logprob) for logprobs in found):
-        return _no_numbers(sequence_id)
+        return without_numbers(sequence_id)
     if output is None:
         return RowOutput(sequence_id, None, prompt_logprobs=found)
-    return RowOutput(sequence_id, output.token_id, output.logprobs, found, output.error)
+    return replace(output, prompt_logprobs=found)
