@@ -15,25 +15,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import torch
+from torch import Tensor
 
 from lora_serve.core.batch import NextToken, Row, RowOutput, SampleInput
 from lora_serve.core.errors import NumericalError
-from lora_serve.model.runner.sampler import Choice, is_cheap
+from lora_serve.model.runner.sampler import Choice, choose, is_cheap
+from lora_serve.model.system.transfer import to_device
+
+
+def draw_rows(logits: Tensor, rows: Sequence[tuple[Row, int]], *, all_at_once: bool) -> dict[int, RowOutput]:
+    """One output by id for each row that samples, given with the index of its first position's logits.
+
+    `all_at_once`: the device is waited for once. Else a row whose tokens take more than a look at the logits has a
+    position drawn when the guess before it is known to be right: all else would be work for nothing.
+    """
+    left = drawn = [_DrawnRow(row, first) for row, first in rows]
+    while left:
+        positions = [one.positions(all_at_once=all_at_once) for one in left]
+        indices = [one.first + i for one, own in zip(left, positions, strict=True) for i in own]
+        inputs = [sample_input(one.row, i) for one, own in zip(left, positions, strict=True) for i in own]
+        are_all = indices == list(range(len(logits)))
+        choices = iter(choose(logits if are_all else logits[to_device(indices, torch.int64, logits.device)], inputs))
+        for one, own in zip(left, positions, strict=True):
+            one.take(list(islice(choices, len(own))))
+        left = [one for one in left if not one.is_done]
+    return {one.row.sequence_id: one.output() for one in drawn}
 
 
 @dataclass(slots=True)
-class DrawnRow:
+class _DrawnRow:
     """A row whose tokens are being drawn, and those that it has of this step."""
 
     row: Row
     first: int  # the index of its first position's logits among all of the step
     choices: list[Choice] = field(default_factory=list)
-    is_done: bool = False
+    is_done: bool = False  # the last choice decides no further position
 
     def positions(self, *, all_at_once: bool) -> range:
-        """The positions to draw next, 0 for the first. A rejected position is work for nothing: where the next one may
-        be drawn after this one was read, only rows that cost next to nothing draw theirs at once.
-        """
+        """The positions to draw next, 0 for the first."""
         num_done = len(self.choices)
         end = self.row.num_sampled if all_at_once or is_cheap(sample_input(self.row, 0)) else num_done + 1
         return range(num_done, end)
@@ -73,6 +95,11 @@ class DrawnRow:
 def without_numbers(sequence_id: int) -> RowOutput:
     """The output of a row whose logits mean nothing."""
     return RowOutput(sequence_id, None, error=NumericalError("the model's logits for this request are not numbers"))
+
+
+def without_draft(row: Row) -> Row:
+    """The row without its guesses."""
+    return replace(row, token_ids=row.token_ids[: len(row.token_ids) - row.num_draft], num_draft=0)
 
 
 def sample_input(row: Row, position: int) -> SampleInput:

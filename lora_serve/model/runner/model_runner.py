@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
-from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError
+from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
 from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
-from lora_serve.model.runner.drafts import DrawnRow, sample_input, without_numbers
+from lora_serve.model.runner.drafts import draw_rows, without_draft, without_numbers
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
-from lora_serve.model.runner.sampler import choose, logprobs_of
+from lora_serve.model.runner.sampler import logprobs_of
 from lora_serve.model.system.device_memory import within_memory
 from lora_serve.model.system.transfer import to_device
 
@@ -68,6 +68,8 @@ class ModelRunner:
         outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
         if rows:
             outputs.update(self._run_rows(rows))
+        if spoiled := [without_draft(row) for row in rows if row.num_draft and not _is_fine(outputs[row.sequence_id])]:
+            outputs.update(self._run_rows(spoiled))
         return [outputs[row.sequence_id] for row in batch.rows]
 
     @torch.inference_mode()
@@ -106,10 +108,9 @@ class ModelRunner:
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)
         }
-        chosen = self._sample(
-            logits,
-            [DrawnRow(row, span.end - row.num_sampled) for row, span in zip(rows, spans, strict=True) if row.sample],
-        )
+        sampling = [(row, span.end - row.num_sampled) for row, span in zip(rows, spans, strict=True) if row.sample]
+        # only where waiting costs something is a position drawn before it is known to count
+        chosen = draw_rows(logits, sampling, all_at_once=self._device.type != "cpu")
         return {
             row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
             if not prompt_logprobs[row.sequence_id]
@@ -126,25 +127,10 @@ class ModelRunner:
         step, spans = self._packer.pack(rows)
         return self._model.logits(step), spans
 
-    def _sample(self, logits: Tensor, rows: Sequence[DrawnRow]) -> dict[int, RowOutput]:
-        """One output per row that samples. A device is waited for once; where waiting costs nothing, as little is drawn
-        for nothing as can be.
-        """
-        left = rows
-        while left:
-            drawn = [(one, one.positions(all_at_once=self._device.type != "cpu")) for one in left]
-            indices = [one.first + position for one, positions in drawn for position in positions]
-            own = logits if _are_all(indices, logits) else logits[to_device(indices, torch.int64, self._device)]
-            inputs = [sample_input(one.row, position) for one, positions in drawn for position in positions]
-            choices = iter(choose(own, inputs))
-            for one, positions in drawn:
-                one.take([next(choices) for _ in positions])
-            left = [one for one in left if not one.is_done]
-        return {one.row.sequence_id: one.output() for one in rows}
 
-
-def _are_all(indices: Sequence[int], logits: Tensor) -> bool:
-    return len(indices) == len(logits) and list(indices) == list(range(len(logits)))
+def _is_fine(output: RowOutput) -> bool:
+    """False if a guess may have spoiled the row: what weighs nothing is no number all the same if it is none itself."""
+    return not isinstance(output.error, NumericalError)
 
 
 def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLogprobs, ...]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from lora_serve.core.batch import Batch, NextToken, Row, RowAdapter, RowOutput, SampleInput, SlotRef
-from lora_serve.core.errors import InvalidRequestError, NumericalError
+from lora_serve.core.errors import NumericalError
 from lora_serve.core.messages import TokenLogprobs
 from lora_serve.core.request import SamplingParams
+from lora_serve.model.runner import drafts
+from lora_serve.model.runner.drafts import draw_rows
+from lora_serve.model.runner.sampler import Choice, choose
 from tests.loading import load_adapter
 from tests.local_engine import LocalEngine
 from tests.oracle import save_adapter, save_tiny_model
 
 NUM_TOKENS = 24
-# heads of their own: with one that is the embedding too, torch's product gives other last bits for other numbers of rows
+# a head of its own: one that is the embedding too is torch's product, whose last bits depend on the number of rows
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256, "tie_word_embeddings": False}
 SAMPLING = {
     "greedy": {"temperature": 0.0},
@@ -139,3 +144,85 @@ def test_tokens_and_numbers_of_a_row_do_not_depend_on_its_drafts(engine: LocalEn
 def is_to_the_bit(engine: LocalEngine) -> bool:
     """True if the layers are fused, whose numbers do not depend on how many tokens run together."""
     return engine.parts.spec.architecture != "GPT2LMHeadModel"
+
+
+def test_row_that_has_no_numbers_after_a_guess_ends_only_once_the_guess_was_right(engine: LocalEngine) -> None:
+    """Its adapter begins to act, and fails, at the second guess, which spoils what stands before it."""
+    (one,) = generations(engine, ["greedy"])
+    (wanted,) = generate(engine, [one])
+    known, start = len(one.prompt) + 10, len(one.prompt) + 9
+    poisoned = replace(adapter_in(engine, 1, "b"), start=known + 1)
+    slots = engine.parts.runner._slots
+    for index in slots.module_index.values():
+        delta = slots.delta(index, 1)
+        if delta is not None:
+            delta.a.fill_(float("nan"))
+    one.adapters, one.tokens = (poisoned,), wanted.tokens[:10]
+
+    def run(draft: Sequence[int]) -> RowOutput:
+        (output,) = engine.parts.runner.run(Batch((one.row(0, tuple(draft)),), ()))
+        return output
+
+    assert one.row(0, ()).start == start
+    right_guess = wanted.tokens[10:14]
+    for draft in (right_guess, [(token + 1) % 90 + 3 for token in right_guess]):
+        assert run(draft) == RowOutput(0, right_guess[0])
+    one.adapters = (replace(poisoned, start=start),)
+    assert isinstance(run(right_guess).error, NumericalError)
+
+
+def drafted(sequence_id: int, draft: tuple[int, ...], **params: Any) -> Row:
+    sample = SampleInput(SamplingParams(**params), 1000 + sequence_id, 0, (2,))
+    return Row(sequence_id, (5, *draft), 0, (), (), sample, None, num_draft=len(draft))
+
+
+@pytest.mark.parametrize("all_at_once", [True, False])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.0, "logprobs": 1}, {"temperature": 2.0}])
+def test_a_device_is_waited_for_once_and_elsewhere_little_is_drawn_for_nothing(
+    all_at_once: bool, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(4 * 30, 50, generator=torch.Generator().manual_seed(2))
+    best = logits.argmax(-1).tolist()
+    rows = [(drafted(i, tuple(best[4 * i : 4 * i + 3]), **params), 4 * i) for i in range(30)]
+    found = draw_rows(logits, rows, all_at_once=all_at_once)
+    batches: list[int] = []
+
+    def counted(logits: torch.Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
+        batches.append(len(rows))
+        return choose(logits, rows)
+
+    monkeypatch.setattr(drafts, "choose", counted)
+    assert draw_rows(logits, rows, all_at_once=all_at_once) == found
+    num_tokens = sum(1 + len(output.following) for output in found.values())
+    is_at_once = all_at_once or params == {"temperature": 0.0}
+    assert (len(batches) == 1) == is_at_once
+    assert sum(batches) == (120 if is_at_once else num_tokens)
+    if not params["temperature"]:
+        assert [[output.token_id, *(one.token_id for one in output.following)] for output in found.values()] == [
+            best[4 * i : 4 * i + 4] for i in range(30)
+        ]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 5}])
+def test_tokens_have_the_model_s_distribution_whatever_was_guessed(params: dict[str, Any]) -> None:
+    """Chi-squared over both positions, for a likely guess and an unlikely one."""
+    num, vocabulary = 20_000, 12
+    logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(4)) * 1.5
+    warpers = [TemperatureLogitsWarper(params.get("temperature", 1.0))]
+    warpers += [TopPLogitsWarper(params["top_p"])] if "top_p" in params else []
+    warpers += [TopKLogitsWarper(params["top_k"])] if "top_k" in params else []
+    wanted = torch.softmax(LogitsProcessorList(warpers)(None, logits.clone()), -1)
+    for guess in (int(logits[0].argmax()), int(logits[0].topk(4).indices[3])):
+        rows = [(drafted(i, (guess,), **params), 2 * i) for i in range(num)]
+        found = draw_rows(logits.repeat(num, 1), rows, all_at_once=False).values()
+        first = [output.token_id for output in found]
+        second = [one.token_id for output in found for one in output.following]
+        assert len(second) == first.count(guess) > 500
+        for tokens, probabilities in zip((first, second), wanted, strict=True):
+            counts = torch.bincount(torch.tensor(tokens), minlength=vocabulary)
+            possible = probabilities > 0
+            assert counts[~possible].sum() == 0
+            expected = probabilities[possible] * len(tokens)
+            statistic = ((counts[possible] - expected) ** 2 / expected).sum()
+            freedom = int(possible.sum()) - 1
+            assert statistic < freedom + 4 * math.sqrt(2 * freedom)
