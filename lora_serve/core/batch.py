@@ -78,6 +78,11 @@ class Row:
     pool: PoolingParams | None = None  # all its tokens are here, and become one vector
     num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
 
+    @property
+    def num_sampled(self) -> int:
+        """Positions at which a token is drawn."""
+        return 0 if self.sample is None else self.num_draft + 1
+
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
