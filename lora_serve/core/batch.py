@@ -52,11 +52,20 @@ class SampleInput:
     prompt_token_ids: tuple[int, ...] = ()  # filled only for rows with penalties
     output_token_ids: tuple[int, ...] = ()  # filled for these, and for rows with bad words
     allowed: AllowedTokens | None = None  # None: any token may come; asked once the forward pass is under way
+    allowed_after: tuple[AllowedTokens, ...] = ()  # with `allowed` and a draft: what may come after each of its tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's share of a step: `token_ids` are run at positions start, start + 1, ..."""
+    """One sequence's share of a step: `token_ids` are run at positions start, start + 1, ...
+
+    The last `num_draft` of them are guesses: such a row has `sample`, which is for the first position that is not
+    decided, and gives one token more than it has guesses that are right. The runner draws a token at each position,
+    with the very number that would have been drawn there without a draft, and goes on to the next one as long as the
+    token drawn is the one guessed. As a guess has all the probability of its proposal, this is rejection sampling
+    (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023): it is accepted with the
+    probability that the model gives it, and the tokens, also of a seeded request, are those of a row without a draft.
+    """
 
     sequence_id: int
     token_ids: tuple[int, ...]
@@ -67,6 +76,12 @@ class Row:
     prompt_targets: tuple[int, ...] | None  # with prompt_logprobs: the next prompt token after each of token_ids
     num_prompt_logprobs: int = 0
     pool: PoolingParams | None = None  # all its tokens are here, and become one vector
+    num_draft: int = 0  # of the last token_ids, guesses; fewer than token_ids
+
+    @property
+    def num_sampled(self) -> int:
+        """Positions at which a token is drawn."""
+        return 0 if self.sample is None else self.num_draft + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,7 @@ class StepLoad:
     num_adapters: int  # distinct
     num_kv_read: int  # cached tokens that attention reads, summed over the rows
     num_attended: int = 0  # pairs of a token and one it attends to: quadratic in the length of a prompt
+    num_drafted: int = 0  # guesses, which are not among num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +128,33 @@ class Batch:
         return sum(len(row.token_ids) for row in self.rows)
 
     @property
+    def num_drafted(self) -> int:
+        return sum(row.num_draft for row in self.rows)
+
+    @property
     def num_adapters(self) -> int:
         return len({adapter.slot.digest for row in self.rows for adapter in row.adapters})
 
     @property
     def load(self) -> StepLoad:
         num_kv_read = sum(row.start + len(row.token_ids) for row in self.rows)
-        return StepLoad(self.num_tokens, len(self.rows), self.num_adapters, num_kv_read, self.num_attended)
+        num_drafted = self.num_drafted
+        num_known = self.num_tokens - num_drafted
+        return StepLoad(num_known, len(self.rows), self.num_adapters, num_kv_read, self.num_attended, num_drafted)
 
     @property
     def num_attended(self) -> int:
         """Pairs of a token and one that it attends to, itself included; causal, but all of them with `pool`."""
         counts = [(len(row.token_ids), row) for row in self.rows]
         return sum(n * n if row.pool else n * row.start + n * (n + 1) // 2 for n, row in counts)
+
+
+@dataclass(frozen=True, slots=True)
+class NextToken:
+    """One more token of a row with a draft."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +167,4 @@ class RowOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per element of the row's prompt_targets
     error: LoraServeError | None = None
     pooled: bytes | None = None  # of a row with `pool`: float32, little-endian
+    following: tuple[NextToken, ...] = ()  # of a row with a draft: each comes after a guess that was right

@@ -83,6 +83,7 @@ class EngineConfig:
     memory_limit: int | None = None  # bytes of the device for all that is ours; None: what is free at start
     grammars: GrammarConfig = GrammarConfig()
     gpu_memory_utilization: float | None = None  # likewise, as a part of a GPU's memory
+    speculate: str = "auto"  # "auto", "off", or the most tokens of a row and step that may be guessed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def memory_load(rows: Iterable[Row]) -> MemoryLoad:
     load, digests = MemoryLoad(), set[str]()
     for row in rows:
         digests.update(adapter.slot.digest for adapter in row.adapters)
-        num_logits = len(row.prompt_targets) if row.prompt_targets else int(row.sample is not None)
+        num_logits = len(row.prompt_targets) if row.prompt_targets else row.num_sampled
         load = load.plus(row.start, len(row.token_ids), num_logits)
     return replace(load, num_adapters=len(digests))
 

@@ -112,6 +112,22 @@ def _parse_weight(item: Any) -> tuple[str, float]:
 TenantWeights = Annotated[tuple[tuple[str, float], ...], BeforeValidator(parse_weights)]
 
 
+MAX_DRAFT = 16  # tokens of one row and step that may be guessed
+
+
+def parse_draft(value: Any) -> Any:
+    """"auto" or "off", or a number of tokens as a text or an integer. Anything else raises ValueError."""
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if text in ("auto", "off"):
+        return text
+    if re.fullmatch(r"[1-9]\d?", text) and int(text) <= MAX_DRAFT:
+        return text
+    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT}, not {value!r:.200}")
+
+
+Draft = Annotated[str, BeforeValidator(parse_draft)]
+
+
 class SettingsGroup(BaseModel):
     """Some of the fields of `Settings`, named like their flags with underscores and described for --help."""
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from lora_serve.core.extensions import AttentionName, EngineHostName, LoraKernelName, PolicyName
-from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Count, Gibibytes, SettingsGroup, TenantWeights
+from lora_serve.core.setting_types import MAX_COUNT, YEAR, Bytes, Count, Draft, Gibibytes, SettingsGroup, TenantWeights
 
 
 class BatchSettings(SettingsGroup):
@@ -110,6 +110,11 @@ class EngineSettings(SettingsGroup):
     )
     tenant_weight: TenantWeights = Field(
         (), description="TENANT=NUMBER share of a tenant under --policy fair (others: 1); repeatable"
+    )
+    speculate: Draft = Field(
+        "auto",
+        description="tokens of a row and step that may be guessed from its prompt and answer: 1 to 16; auto: as many as"
+        " pay; off: none",
     )
     attention: AttentionName = Field("auto", description="paged attention; auto: the fastest that runs here")
     fuse_layers: bool = Field(True, description="fused kernels (CPU, float32) for layers where they prove to be equal")

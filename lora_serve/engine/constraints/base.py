@@ -28,6 +28,13 @@ class TokenConstraint(AllowedTokens, Protocol):
     def forced(self) -> tuple[int, ...]:
         """The tokens that the grammar leaves no choice about, in the tokenizer's own spelling; empty: there is one."""
 
+    def after(self, draft: Sequence[int]) -> tuple[AllowedTokens, ...]:
+        """The tokens that may come after each of the first tokens of a draft; the state stays as it is.
+
+        As many as may be guessed: up to a token that the grammar does not allow, completes the output or forces others.
+        Each is asked once at most, before the next `advance`.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarCompiled:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
 from lora_serve.core.errors import InternalError, InvalidRequestError, LoraServeError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.model.base_model import BaseModel
@@ -16,8 +17,9 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
+from lora_serve.model.runner.drafts import draw_rows, without_draft, without_numbers
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
-from lora_serve.model.runner.sampler import Choice, choose, logprobs_of
+from lora_serve.model.runner.sampler import logprobs_of
 from lora_serve.model.system.device_memory import within_memory
 from lora_serve.model.system.transfer import to_device
 
@@ -66,6 +68,8 @@ class ModelRunner:
         outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
         if rows:
             outputs.update(self._run_rows(rows))
+        if spoiled := [without_draft(row) for row in rows if row.num_draft and not _is_fine(outputs[row.sequence_id])]:
+            outputs.update(self._run_rows(spoiled))
         return [outputs[row.sequence_id] for row in batch.rows]
 
     @torch.inference_mode()
@@ -104,10 +108,9 @@ class ModelRunner:
         prompt_logprobs = {
             row.sequence_id: _prompt_logprobs(logits, row, span) for row, span in zip(rows, spans, strict=True)
         }
-        sampled = [
-            (row, row.sample, span.end - 1) for row, span in zip(rows, spans, strict=True) if row.sample is not None
-        ]
-        chosen = self._sample(logits, sampled)
+        sampling = [(row, span.end - row.num_sampled) for row, span in zip(rows, spans, strict=True) if row.sample]
+        # only where waiting costs something is a position drawn before it is known to count
+        chosen = draw_rows(logits, sampling, all_at_once=self._device.type != "cpu")
         return {
             row.sequence_id: chosen.get(row.sequence_id, RowOutput(row.sequence_id, None))
             if not prompt_logprobs[row.sequence_id]
@@ -124,27 +127,10 @@ class ModelRunner:
         step, spans = self._packer.pack(rows)
         return self._model.logits(step), spans
 
-    def _sample(self, logits: Tensor, sampled: Sequence[tuple[Row, SampleInput, int]]) -> dict[int, RowOutput]:
-        """One output per (row, its sampling input, index of its last logits)."""
-        if not sampled:
-            return {}
-        indices = [index for *_, index in sampled]
-        own = logits if indices == list(range(len(logits))) else logits[to_device(indices, torch.int64, self._device)]
-        choices = choose(own, [inputs for _, inputs, _ in sampled])
-        return {row.sequence_id: _output(row, choice) for (row, *_), choice in zip(sampled, choices, strict=True)}
 
-
-def _output(row: Row, choice: Choice) -> RowOutput:
-    if choice.error is not None:
-        return RowOutput(row.sequence_id, None, error=choice.error)
-    if choice.is_number:
-        return RowOutput(row.sequence_id, choice.token_id, choice.logprobs)
-    return _no_numbers(row.sequence_id)
-
-
-def _no_numbers(sequence_id: int) -> RowOutput:
-    error = NumericalError("the model's logits for this request are not numbers")
-    return RowOutput(sequence_id, None, error=error)
+def _is_fine(output: RowOutput) -> bool:
+    """False if a guess may have spoiled the row: what weighs nothing is no number all the same if it is none itself."""
+    return not isinstance(output.error, NumericalError)
 
 
 def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLogprobs, ...]:
@@ -161,7 +147,7 @@ def _prompt_logprobs(logits: Tensor, row: Row, span: LogitSpan) -> tuple[TokenLo
 
 def _with_prompt(output: RowOutput | None, sequence_id: int, found: tuple[TokenLogprobs, ...]) -> RowOutput:
     if any(math.isnan(logprobs.logprob) for logprobs in found):
-        return _no_numbers(sequence_id)
+        return without_numbers(sequence_id)
     if output is None:
         return RowOutput(sequence_id, None, prompt_logprobs=found)
-    return RowOutput(sequence_id, output.token_id, output.logprobs, found, output.error)
+    return replace(output, prompt_logprobs=found)

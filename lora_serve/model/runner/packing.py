@@ -21,7 +21,7 @@ _COLUMNS = 5  # token id, position, place in the cache, keys, slot; then the blo
 
 @dataclass(frozen=True, slots=True)
 class LogitSpan:
-    """The place of a row's logits among all logits of the step."""
+    """The place of a row's logits among all logits of the step: those of its last positions, or of all of them."""
 
     start: int
     end: int
@@ -113,7 +113,7 @@ def _layout(rows: Sequence[Row]) -> _Layout:
     layout, position = _Layout([], [], []), 0
     for row in rows:
         end = position + len(row.token_ids)
-        first = position if row.prompt_targets else end - 1 if row.sample is not None else end
+        first = position if row.prompt_targets else end - row.num_sampled
         num_before = len(layout.logit_positions)
         layout.spans.append(LogitSpan(num_before, num_before + end - first))
         layout.logit_positions.extend(range(first, end))

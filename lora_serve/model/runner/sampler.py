@@ -102,6 +102,11 @@ def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> list[tuple[int, 
     return [(token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob > -math.inf]
 
 
+def is_cheap(row: SampleInput) -> bool:
+    """True if the row's token is the largest logit, and nothing else of the vocabulary counts."""
+    return row.params.temperature < _COLDEST and row.params.logprobs is None and not row.params.has_penalties
+
+
 def _is_truncated(row: SampleInput) -> bool:
     params = row.params
     return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
@@ -236,6 +241,11 @@ class Choice:
     logprobs: TokenLogprobs | None  # None: not asked for
     is_number: bool  # False: the logits are NaN or infinite, and the token means nothing
     error: LoraServeError | None = None  # of the row's grammar; then the token means nothing either
+
+    @property
+    def is_usable(self) -> bool:
+        """True if the token means something."""
+        return self.is_number and self.error is None
 
 
 def choose(logits: Tensor, rows: Sequence[SampleInput]) -> list[Choice]:

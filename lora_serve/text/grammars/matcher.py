@@ -51,22 +51,13 @@ class _Figures:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass(slots=True)
-class _Compiled:
-    """A grammar at its beginning, which every request copies."""
-
-    matcher: LLMatcher
-    vocab_size: int
-    num_uses: int = 0
-
-
 class GrammarConstraint:
     """See `engine.constraints.base.TokenConstraint`."""
 
-    def __init__(self, compiled: _Compiled, figures: _Figures) -> None:
-        self.matcher = compiled.matcher.deep_copy()
-        compiled.num_uses += 1
-        self.num_words = -(-compiled.vocab_size // 32)
+    def __init__(self, matcher: LLMatcher, num_words: int, figures: _Figures) -> None:
+        """`num_words`: of 32 tokens each."""
+        self.matcher = matcher
+        self.num_words = num_words
         self.begun: tuple[Future[list[bytes]], int] | None = None  # the masks of a step, and this one's place
         self.is_suspect = False  # it was among masks that took too long together
         self.is_slow = False
@@ -97,10 +88,35 @@ class GrammarConstraint:
         """See `TokenConstraint.forced`."""
         return tuple(self.matcher.compute_ff_tokens())
 
+    def after(self, draft: Sequence[int]) -> tuple[GrammarConstraint, ...]:
+        """See `TokenConstraint.after`. Each has a matcher of its own: nothing comes of a guess that fails."""
+        found: list[GrammarConstraint] = []
+        last = self.matcher
+        for token in () if self.is_suspect else draft:
+            last = last.deep_copy()
+            if not last.consume_token(token) or last.is_stopped() or last.compute_ff_tokens():
+                break
+            found.append(GrammarConstraint(last, self.num_words, self._figures))
+        return tuple(found)
+
     def _check(self) -> None:
         if self.is_slow or self.matcher.is_error():
             reason = _TOO_SLOW if self.is_slow else _first_line(self.matcher.get_error())
             raise InvalidRequestError(f"The answer cannot be held to the grammar any further: {reason}")
+
+
+@dataclass(slots=True)
+class _Compiled:
+    """A grammar at its beginning, which every request copies."""
+
+    matcher: LLMatcher
+    vocab_size: int
+    num_uses: int = 0
+
+    def constraint(self, figures: _Figures) -> GrammarConstraint:
+        """A new request's."""
+        self.num_uses += 1
+        return GrammarConstraint(self.matcher.deep_copy(), -(-self.vocab_size // 32), figures)
 
 
 class GrammarConstraints:
@@ -193,7 +209,7 @@ class GrammarConstraints:
             return GrammarCompiled(request_id, None, NotReadyError("The server is shutting down."))
         error = done.exception()
         if error is None:
-            return GrammarCompiled(request_id, GrammarConstraint(done.result(), self._figures))
+            return GrammarCompiled(request_id, done.result().constraint(self._figures))
         if not isinstance(error, LoraServeError):
             _log.error("a grammar could not be compiled", exc_info=error)
             error = InternalError("The grammar could not be compiled.")

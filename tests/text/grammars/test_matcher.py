@@ -106,6 +106,60 @@ def test_requests_do_not_share_their_state(bench: Bench, text: TextModel) -> Non
     assert bench.allowed(second)
 
 
+def test_tokens_after_each_guess_are_those_that_come_once_it_was_right(bench: Bench, text: TextModel) -> None:
+    """Those of a schema's string, up to a guess that ends it, after which the schema leaves no choice."""
+    grammar = LLMatcher.grammar_from_json_schema({"properties": {"kind": {}, "n": {"type": "integer"}}})
+    constraint, other = bench.compiled(grammar), bench.compiled(grammar)
+    start = text.encode('{"kind": "', add_special_tokens=False)
+    guess = text.encode("refund me", add_special_tokens=False)
+    for one in (constraint, other):
+        one.advance(start)
+    after = constraint.after(guess)
+    assert len(after) == len(guess) > 2
+    bench.constraints.start([constraint, *after])
+    assert constraint.wait()
+    for token, guessed in zip(guess, after, strict=True):
+        other.advance([token])
+        bench.constraints.start([other])
+        assert guessed.wait() == other.wait()
+    constraint.advance(text.encode("no", add_special_tokens=False))  # the guess was wrong
+    assert not constraint.is_over
+
+
+@pytest.mark.parametrize(
+    ("guess", "num_allowed"),
+    [("help 12", len("hel")), ("hex", len("he")), ("wrong", 0), ("", 0)],
+    ids=["rest is forced", "not allowed", "not at all", "nothing"],
+)
+def test_guesses_end_before_one_that_leaves_nothing_to_guess(
+    bench: Bench, text: TextModel, guess: str, num_allowed: int
+) -> None:
+    constraint = bench.compiled(regex("(hello|help) [0-9]{2}"))
+    tokens = [token for letter in guess for token in text.encode(letter, add_special_tokens=False)]
+    assert len(constraint.after(tokens)) == num_allowed
+    assert not constraint.is_over
+    assert bench.allowed(constraint)
+
+
+def test_guess_that_completes_the_answer_is_left_to_the_row(bench: Bench, text: TextModel) -> None:
+    constraint = bench.compiled(regex("[ab]{3}"))
+    tokens = [token for letter in "aba" for token in text.encode(letter, add_special_tokens=False)]
+    assert len(constraint.after(tokens)) == 2
+    constraint.advance(tokens)
+    assert constraint.is_over
+
+
+def test_nothing_is_guessed_while_masks_are_slow(
+    bench: Bench, text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = bench.compiled(regex("[ab]{30}"))
+    tokens = text.encode("abba", add_special_tokens=False)
+    assert constraint.after(tokens)
+    monkeypatch.setattr(matcher, "MASK_SECONDS", 0.0)
+    assert bench.allowed(constraint)
+    assert not constraint.after(tokens)
+
+
 def test_masks_of_a_step_belong_to_their_rows(bench: Bench) -> None:
     added = tuple(AddedToken(2048 + i, f"<tool{i}>", is_special=True) for i in range(40))
     grammars = [TokenGrammar(regex("x+")), TokenGrammar(regex("y+"), added), TokenGrammar(regex("z+"))]
