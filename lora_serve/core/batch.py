@@ -93,6 +93,7 @@ class StepLoad:
     num_adapters: int  # distinct
     num_kv_read: int  # cached tokens that attention reads, summed over the rows
     num_attended: int = 0  # pairs of a token and one it attends to: quadratic in the length of a prompt
+    num_drafted: int = 0  # guesses, which are not among num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,19 @@ class Batch:
         return sum(len(row.token_ids) for row in self.rows)
 
     @property
+    def num_drafted(self) -> int:
+        return sum(row.num_draft for row in self.rows)
+
+    @property
     def num_adapters(self) -> int:
         return len({adapter.slot.digest for row in self.rows for adapter in row.adapters})
 
     @property
     def load(self) -> StepLoad:
         num_kv_read = sum(row.start + len(row.token_ids) for row in self.rows)
-        return StepLoad(self.num_tokens, len(self.rows), self.num_adapters, num_kv_read, self.num_attended)
+        num_drafted = self.num_drafted
+        num_known = self.num_tokens - num_drafted
+        return StepLoad(num_known, len(self.rows), self.num_adapters, num_kv_read, self.num_attended, num_drafted)
 
     @property
     def num_attended(self) -> int:

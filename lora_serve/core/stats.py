@@ -139,6 +139,28 @@ class ConstraintStats:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpeculation:
+    """The guesses of one adapter's tokens, or of several that answer together."""
+
+    digests: tuple[str, ...]  # none: the base model
+    num_drafted: int
+    num_accepted: int
+    rates: tuple[float, ...]  # learned, by kind of guess (`engine/speculation/acceptance.py`)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Guessed tokens and what became of them, since the engine's start."""
+
+    most: int = 0  # guesses of a row and step; 0: none are made
+    num_drafts: int = 0
+    num_drafted: int = 0  # tokens
+    num_accepted: int = 0
+    accepted_by_place: tuple[int, ...] = ()  # how often the first guess of a draft was accepted, the second, ...
+    adapters: tuple[AdapterSpeculation, ...] = ()  # those with the most guesses
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """One snapshot of the engine."""
 
@@ -167,6 +189,7 @@ class EngineStats:
     num_constrained: int = 0  # running rows whose output obeys a grammar
     num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
     constraints: ConstraintStats = field(default_factory=ConstraintStats)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
     num_hung_loads: int = 0  # that ended with LoadHangsError, since start
     steps_by_tokens: tuple[int, ...] = ()  # steps since start: up to each of STEP_TOKENS, then larger ones
     num_step_tokens: int = 0  # in all of them

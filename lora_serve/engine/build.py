@@ -24,6 +24,7 @@ from lora_serve.engine.kv.swapping import Swapping, SwapSpace
 from lora_serve.engine.policies import create_policy
 from lora_serve.engine.policies.base import PolicyView
 from lora_serve.engine.scheduling.continuation import Ends
+from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.scheduling.scheduler import Scheduler
 
@@ -71,6 +72,7 @@ def build_engine(
     batcher = Batcher(engine_config.batch, cost, padded_length if is_padded else None)
     guard = MemoryGuard(memory, residency.slots)
     swapping = Swapping(SwapSpace(memory.num_host_blocks), blocks, cost, memory.block_copy_seconds)
+    ends = Ends(spec.eos_token_ids, spec.max_model_len)
     scheduler = Scheduler(
         random.Random(engine_config.seed),
         blocks,
@@ -78,9 +80,10 @@ def build_engine(
         residency,
         policy,
         batcher,
-        Ends(spec.eos_token_ids, spec.max_model_len),
+        ends,
         guard,
         swapping,
+        Drafting(engine_config.speculate, cost, ends),
         constraints,
     )
     return Engine(runner, scheduler, residency, blocks, guard, clock, constraints)

@@ -193,6 +193,7 @@ class Engine:
             num_constrained=sum(sequence.constraint is not None for sequence in self.scheduler.running),
             num_forced=self.scheduler.num_forced,
             constraints=ConstraintStats() if self._constraints is None else self._constraints.stats(),
+            speculation=self.scheduler.drafting.stats(),
             num_hung_loads=residency.num_hung_loads,
         )
 
@@ -216,8 +217,9 @@ class Engine:
     def _start_masks(self, batch: Batch) -> None:
         """Begins to work out what may come next in the rows that obey a grammar, beside the forward pass."""
         if self._constraints is not None:
-            wanted = [row.sample.allowed for row in batch.rows if row.sample is not None]
-            self._constraints.start([allowed for allowed in wanted if allowed is not None])
+            samples = [row.sample for row in batch.rows if row.sample is not None and row.sample.allowed is not None]
+            wanted = [(sample.allowed, *sample.allowed_after) for sample in samples]
+            self._constraints.start([allowed for row in wanted for allowed in row if allowed is not None])
 
     def _move(self, moves: BlockMoves) -> float:
         if not moves:

@@ -10,6 +10,7 @@ from lora_serve.core.batch import SlotRef
 from lora_serve.core.messages import Event, FinishEvent, PooledEvent, PromptEvent, Timings, TokenEvent, TokenLogprobs
 from lora_serve.core.request import AdapterUse, FinishReason, InferenceRequest
 from lora_serve.engine.constraints.base import TokenConstraint
+from lora_serve.engine.speculation.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Sequence:
     waiting_since: float = 0.0  # while it waits: its arrival, moved on by the time that it ran before a preemption
     constraint: TokenConstraint | None = None  # None too: its grammar is being compiled
     compiled_at: float | None = None  # when its constraint was there
-    num_new: int = 1  # tokens that its last step brought: a sampled one, and those that its grammar forced after it
+    num_new: int = 1  # tokens that its last step brought and that are not computed: the last sampled, those forced then
+    drafter: Drafter | None = None  # once it decodes, where guesses are made
     num_served: int = 0  # tokens of its prompt that were computed for it once
     num_preemptions: int = 0
     fell_back: bool = False

@@ -69,6 +69,18 @@ class FakeConstraint:
             assert token in allowed, "a token that may not come, or the same one twice"
             self.taken.append(token)
 
+    def after(self, draft: Sequence[int]) -> tuple[FakeConstraint, ...]:
+        found: list[FakeConstraint] = []
+        state = FakeConstraint(self.steps, self.can_force, list(self.taken))
+        for token in draft:
+            if token not in self.steps[len(state.taken)] or TOO_COMPLEX in self.steps[len(state.taken)]:
+                break
+            state = FakeConstraint(self.steps, self.can_force, [*state.taken, token])
+            if state.is_over or state.forced():
+                break
+            found.append(state)
+        return tuple(found)
+
     def forced(self) -> tuple[int, ...]:
         if not self.can_force:
             return ()

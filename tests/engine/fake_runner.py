@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lora_serve.core.batch import Batch, BlockMoves, Row, RowAdapter, RowOutput, SlotRef
+from lora_serve.core.batch import Batch, BlockMoves, NextToken, Row, RowAdapter, RowOutput, SampleInput, SlotRef
 from lora_serve.core.errors import DeviceMemoryError, NumericalError
 from lora_serve.core.messages import SmokeTestResult, TokenLogprobs
 from lora_serve.core.request import PoolingParams
@@ -51,6 +52,9 @@ class FakeRunner:
     host: dict[int, dict[int, tuple[int, str]]] = field(default_factory=dict)  # host block -> offset, as in `cache`
     max_tokens: int | None = None  # more than these in one batch, and it is out of memory
     num_tokens_run: int = 0
+    rejected: set[tuple[int, int]] = field(default_factory=set)  # places that hold the K and V of wrong guesses
+    num_accepted: int = 0  # guesses that were right
+    next_token: Callable[[object, list[int]], int] = field(default=next_token)
 
     def load_slot(self, slot: SlotRef, adapter: str) -> None:
         self.slots[slot.index] = (slot, adapter)
@@ -66,6 +70,7 @@ class FakeRunner:
         for block in batch.fresh_blocks:
             for offset in range(self.block_size):
                 self.cache.pop((block, offset), None)
+                self.rejected.discard((block, offset))
         if self.max_tokens is not None and batch.num_tokens > self.max_tokens:
             raise DeviceMemoryError("the device has no memory")  # after the blocks were zeroed, as a real one may
         return [self._row(row) for row in batch.rows]
@@ -75,11 +80,12 @@ class FakeRunner:
             self.host[copy.host_block] = {
                 offset: self.cache[copy.block, offset]
                 for offset in range(self.block_size)
-                if (copy.block, offset) in self.cache
+                if (copy.block, offset) in self.cache and (copy.block, offset) not in self.rejected
             }
         for copy in moves.back:
             for offset in range(self.block_size):
                 self.cache.pop((copy.block, offset), None)
+                self.rejected.discard((copy.block, offset))
             for offset, content in self.host.pop(copy.host_block).items():
                 self.cache[copy.block, offset] = content
 
@@ -104,10 +110,24 @@ class FakeRunner:
             return RowOutput(row.sequence_id, None, error=NumericalError("not a number"))
         if EXPLOSION in history:
             raise RuntimeError("this row fails alone, too")
-        token = next_token(key_of_uses(used), history)
-        if row.sample.allowed is not None:
-            token = chosen(token, tokens_in(row.sample.allowed.wait()))
-        return RowOutput(row.sequence_id, token, prompt_logprobs=prompt)
+        first, *following = self._sampled(row, row.sample, key_of_uses(used), history)
+        self.num_accepted += len(following)
+        last = row.start + len(row.token_ids)
+        self.rejected.update(self._place(row, last - 1 - i) for i in range(row.num_draft - len(following)))
+        return RowOutput(
+            row.sequence_id, first, prompt_logprobs=prompt, following=tuple(NextToken(token) for token in following)
+        )
+
+    def _sampled(self, row: Row, sample: SampleInput, key: object, history: list[int]) -> list[int]:
+        """The token at the first position that is not decided, and behind each guess that is right."""
+        num_known = len(history) - row.num_draft
+        found: list[int] = []
+        masks = () if sample.allowed is None else (sample.allowed, *sample.allowed_after)
+        assert not masks or len(masks) == row.num_draft + 1
+        while not found or (len(found) <= row.num_draft and found[-1] == history[num_known + len(found) - 1]):
+            token = self.next_token(key, history[: num_known + len(found)])
+            found.append(token if not masks else chosen(token, tokens_in(masks[len(found)].wait())))
+        return found
 
     def _pooled(self, row: Row, key: object, pool: PoolingParams) -> RowOutput:
         assert (row.start, row.block_table, row.sample, row.prompt_targets) == (0, (), None, None)
@@ -128,8 +148,10 @@ class FakeRunner:
             token = row.token_ids[position - row.start] if is_new else self.cache[place][0]
             state = hashlib.sha256(repr((state, token, acting_at(row, position))).encode()).hexdigest()
             if is_new:
-                assert place not in self.cache, "a block that was not given to this row as a fresh one is written"
+                assert place not in self.cache or place in self.rejected, "a block that was not given to this row as a fresh one is written"
                 self.cache[place] = (token, state)
+                self.rejected.discard(place)
+            assert place not in self.rejected, "the row reads what a guess that was wrong left behind"
             assert self.cache[place] == (token, state), "the row reads what another sequence, tenant or adapter wrote"
             history.append(token)
         self.num_tokens_run += len(row.token_ids)

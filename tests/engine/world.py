@@ -70,11 +70,12 @@ class World:
         memory: MemoryPlan | None = None,
         pooling: PoolingSpec | None = None,
         constraints: FakeConstraints | None = None,
+        next_token: Callable[[object, list[int]], int] = next_token,
         **settings: Any,
     ) -> None:
-        defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4}
+        defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4, "speculate": "off"}
         self.settings = Settings(model="fake", **{**defaults, **settings})
-        self.runner = FakeRunner(self.settings.block_size)
+        self.runner = FakeRunner(self.settings.block_size, next_token=next_token)
         spec = ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling)
         self.loading: list[AdapterRef] = []
         self.engine = build_engine(
@@ -190,7 +191,7 @@ class World:
         history = list(request.prompt_token_ids)
         steps = None if request.grammar is None else steps_of(request.grammar.text)
         for count in range(request.sampling.max_tokens if steps is None else len(steps)):
-            token = next_token(key, history)
+            token = self.runner.next_token(key, history)
             history.append(token if steps is None else chosen(token, steps[count]))
         output = history[len(request.prompt_token_ids) :]
         return output[: request.sampling.max_tokens]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from operator import add, mul
+from operator import mul
 
 from lora_serve.core.batch import StepLoad
 
-_NAMES = ("step", "token", "row", "adapter", "kv_token", "attended_pair")
-_FIRST_GUESS = (1e-3, 1.6e-4, 1e-4, 1e-4, 2.5e-7, 1.5e-8)  # seconds for one of each: what counts is their ratios
+_NAMES = ("step", "token", "row", "adapter", "kv_token", "attended_pair", "drafting_step", "draft_token")
+_FIRST_GUESS = (1e-3, 1.6e-4, 1e-4, 1e-4, 2.5e-7, 1.5e-8, 1e-4, 8e-5)  # seconds for one of each: what counts is their ratios
 _FORGETTING = 0.99  # weight of a step that is one step older
 _RIDGE = 0.02  # pulls the coefficients to the ratios of the first guess where the data does not tell them apart
 _NUM_SWEEPS = 2
@@ -43,7 +43,8 @@ class _Equations:
 
 
 class StepCost:
-    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs), where every c is at least 0.
+    """seconds = c . (1, tokens, rows, adapters, KV tokens read, query-key pairs, 1 if there are drafts, their tokens),
+    where every c is at least 0.
 
     Least squares of the relative error with exponential forgetting: the normal equations A c = b are kept, and each
     step moves c by sweeps of coordinate descent that stay at or above 0 (Franc, Hlavac and Navara, Sequential
@@ -53,7 +54,8 @@ class StepCost:
 
     def __init__(self) -> None:
         self._shares = [1.0] * len(_NAMES)  # of the first guess: c = shares * _FIRST_GUESS
-        self._decode, self._prompt = _Equations(), _Equations()  # so that hours of one do not erase the other
+        # Apart, so that hours of one kind do not erase the others:
+        self._decode, self._prompt, self._draft = _Equations(), _Equations(), _Equations()
         self._scale = 1.0  # what all shares would be if the first guess had the right ratios
         self._drift = 0.0
         self._error: float | None = None
@@ -75,7 +77,7 @@ class StepCost:
             self._rescale(math.exp(self._drift))
         self.num_observed += 1
         predicted = self._predict(x)
-        equations = self._prompt if load.num_tokens > load.num_rows else self._decode
+        equations = self._prompt if load.num_tokens > load.num_rows else self._draft if load.num_drafted else self._decode
         equations.add([value / predicted for value in x], math.exp(log_ratio))
         self._scale += (1 - _FORGETTING) * (math.exp(log_ratio) * predicted / sum(x) - self._scale)
         self._fit()
@@ -108,13 +110,15 @@ class StepCost:
         self._shares = [factor * share for share in self._shares]
         self._decode.rescale(factor)
         self._prompt.rescale(factor)
+        self._draft.rescale(factor)
         self._scale *= factor
         self._drift = 0.0
 
     def _fit(self) -> None:
         shares, ridge = self._shares, _RIDGE / self._scale**2
-        matrix = [list(map(add, *rows)) for rows in zip(self._decode.matrix, self._prompt.matrix, strict=True)]
-        vector = list(map(add, self._decode.vector, self._prompt.vector))
+        kinds = (self._decode, self._prompt, self._draft)
+        matrix = [[a + b + c for a, b, c in zip(*rows)] for rows in zip(*(kind.matrix for kind in kinds))]
+        vector = [a + b + c for a, b, c in zip(*(kind.vector for kind in kinds))]
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(matrix):
                 descent = vector[i] - _dot(row, shares) + ridge * (self._scale - shares[i])
@@ -137,6 +141,8 @@ def _features(load: StepLoad) -> Vector:
         _FIRST_GUESS[3] * load.num_adapters,
         _FIRST_GUESS[4] * load.num_kv_read,
         _FIRST_GUESS[5] * load.num_attended,
+        _FIRST_GUESS[6] * (load.num_drafted > 0),
+        _FIRST_GUESS[7] * load.num_drafted,
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lora_serve.core.adapter import AdapterRef
-from lora_serve.core.batch import Row, RowAdapter, SampleInput
+from lora_serve.core.batch import AllowedTokens, Row, RowAdapter, SampleInput
 from lora_serve.core.memory import MemoryLoad, memory_load
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
 from lora_serve.engine.sequence import Sequence
@@ -82,6 +82,29 @@ class StepRows:
         one = memory_load((row,))
         self._load = self._load.plus(row.start, one.num_tokens, one.num_logits)
         self._digests.update(adapter.slot.digest for adapter in row.adapters)
+
+    def row(self, sequence_id: int) -> Row | None:
+        """A sequence's row, if it has one."""
+        return self._rows.get(sequence_id, (None, 0))[0]
+
+    def add_draft(self, row: Row, draft: tuple[int, ...], allowed: tuple[AllowedTokens, ...]) -> None:
+        """Lengthens a row of this step by guesses. `row`: with the blocks for them."""
+        assert row.sample is not None, "only what comes after the last known token is guessed"
+        _, num_tokens = self._rows[row.sequence_id]
+        sample = replace(row.sample, allowed_after=allowed) if allowed else row.sample
+        row = replace(row, token_ids=row.token_ids + draft, num_draft=len(draft), sample=sample)
+        self._rows[row.sequence_id] = (row, num_tokens + len(draft))
+        self.budget -= len(draft)
+        self._load = self._with_draft(row.start, len(draft))
+
+    def fits_draft(self, start: int, count: int) -> bool:
+        """True if memory has room for so many guesses in a row at `start`."""
+        load = replace(self._with_draft(start, count), num_adapters=len(self._digests))
+        return self._memory.fits(load, ())
+
+    def _with_draft(self, start: int, count: int) -> MemoryLoad:
+        """The row is counted as a chunk beside its decode row, a little more than it takes."""
+        return self._load.plus(start, 1 + count, count)
 
     def drop(self, sequence_id: int) -> None:
         """Removes the row of a preempted sequence, if it has one."""

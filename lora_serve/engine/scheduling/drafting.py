@@ -1,0 +1,155 @@
+"""Drafts of the rows of a step: how many guesses of each pay, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lora_serve.core.batch import StepLoad
+from lora_serve.core.setting_types import MAX_DRAFT
+from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
+from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.scheduling.continuation import Ends
+from lora_serve.engine.scheduling.step_rows import StepRows
+from lora_serve.engine.sequence import Sequence
+from lora_serve.engine.speculation.acceptance import AcceptanceByAdapter
+from lora_serve.engine.speculation.drafter import Drafter
+from lora_serve.engine.speculation.habits import HabitsByOwner
+
+_READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
+_NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
+_NUM_SHOWN = 8  # adapters
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """One row that may have a draft."""
+
+    sequence: Sequence
+    drafter: Drafter
+    most: int
+    seconds: float  # for one more of its tokens
+    rates: list[float]  # of each guess: that it and those before it come true
+
+    def count(self, price: float) -> int:
+        """The guesses that are worth their time at `price` tokens a second."""
+        least = price * self.seconds
+        return next((i for i, rate in enumerate(self.rates) if rate <= least), len(self.rates))
+
+
+class Drafting:
+    """Chooses drafts so that a step gives the most tokens per second.
+
+    A guess that comes true with probability p is worth p tokens and costs c seconds; the step without drafts gives n
+    tokens in t seconds. The most (n + sum p) / (t + sum c) is that of all guesses with p / c above it: a fractional
+    program, solved by Dinkelbach's iteration (On nonlinear fractional programming, 1967). So where rows are many or
+    guesses poor, there are none.
+    """
+
+    def __init__(self, setting: str, cost: StepCost, ends: Ends) -> None:
+        """`setting`: "auto", "off" or the number of tokens of every draft."""
+        self._is_auto = setting == "auto"
+        self._most = 0 if setting == "off" else MAX_DRAFT if self._is_auto else int(setting)
+        self._cost = cost
+        self._ends = ends
+        self._acceptance = AcceptanceByAdapter()
+        self._habits = HabitsByOwner()
+        self._num_drafts = 0
+        self._num_drafted = 0
+        self._accepted_by_place = [0] * self._most
+
+    @property
+    def is_on(self) -> bool:
+        return self._most > 0
+
+    def choose(self, running: Iterable[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
+        """The drafts that pay in this step, beside its rows so far; none is empty."""
+        if not self._most or rows.budget <= 0:
+            return []
+        decoding = [sequence for sequence in running if self._samples(sequence, rows)]
+        if not decoding:
+            return []
+        num_kv = sum(len(sequence.token_ids) for sequence in decoding)
+        num_adapters = len({ref.digest for sequence in decoding for ref in sequence.refs})
+        load = StepLoad(len(decoding), len(decoding), num_adapters, num_kv, num_kv)
+        seconds = self._cost.seconds(load)
+        price = len(decoding) / seconds if self._is_auto else 0.0
+        candidates = self._candidates(decoding, price, rows.budget)
+        price = self._best_price(candidates, len(decoding), seconds) if self._is_auto else price
+        counted = ((candidate, candidate.count(price)) for candidate in candidates)
+        return [(candidate.sequence, candidate.drafter.take(count)) for candidate, count in counted if count]
+
+    def learn(self, sequence: Sequence, num_before: int, num_drafted: int, num_accepted: int) -> None:
+        """Takes in the tokens that a step brought to the `num_before` that were known, and how its guesses did."""
+        drafter = sequence.drafter
+        if drafter is None:
+            return
+        drafter.learn(num_before)
+        if num_drafted:
+            self._num_drafts += 1
+            self._num_drafted += num_drafted
+            drafter.acceptance.num_drafted += num_drafted
+            drafter.acceptance.num_accepted += num_accepted
+            for place in range(num_accepted):
+                self._accepted_by_place[place] += 1
+
+    def stats(self) -> SpeculationStats:
+        busiest = self._acceptance.busiest(_NUM_SHOWN)
+        adapters = [
+            AdapterSpeculation(digests, one.num_drafted, one.num_accepted, tuple(round(rate, 3) for rate in one.rates))
+            for digests, one in busiest
+        ]
+        return SpeculationStats(
+            self._most,
+            self._num_drafts,
+            self._num_drafted,
+            sum(self._accepted_by_place),
+            tuple(self._accepted_by_place),
+            tuple(adapters),
+        )
+
+    def _samples(self, sequence: Sequence, rows: StepRows) -> bool:
+        if sequence.is_pooling or not sequence.is_decoding or sequence.num_output == 0:
+            return False
+        row = rows.row(sequence.sequence_id)
+        return row is not None and row.sample is not None
+
+    def _candidates(self, decoding: list[Sequence], price: float, budget: int) -> list[_Candidate]:
+        found, to_read = [], _READ_PER_STEP
+        each, least = self._cost.coefficients, 1e-9
+        for sequence in decoding:
+            num_known = len(sequence.token_ids)
+            left = min(sequence.num_steps_left, self._ends.max_model_len - num_known) - 1
+            drafter = sequence.drafter or self._begin(sequence)
+            to_read -= drafter.read(min(to_read, _READ_PER_ROW))
+            seconds = least + each["draft_token"] + each["kv_token"] + each["attended_pair"] * num_known
+            most = min(self._most, left, budget)
+            rates = drafter.draft(most, price * seconds)
+            found.append(_Candidate(sequence, drafter, most, seconds, rates))
+        return found
+
+    def _best_price(self, candidates: list[_Candidate], num_tokens: int, seconds: float) -> float:
+        """The tokens per second of the best step; infinity if that has no drafts."""
+        plain = price = num_tokens / seconds
+        fixed = self._cost.coefficients["drafting_step"]
+        for _ in range(_NUM_SWEEPS):
+            gain, spent = 0.0, fixed
+            for candidate in candidates:
+                count = candidate.count(price)
+                gain += sum(candidate.rates[:count])
+                spent += count * candidate.seconds
+            price = (num_tokens + gain) / (seconds + spent)
+            if price <= plain:
+                return float("inf")
+        return price
+
+    def _begin(self, sequence: Sequence) -> Drafter:
+        request, digests = sequence.request, tuple(ref.digest for ref in sequence.refs)
+        habits = self._habits.of((request.cache_scope or request.tenant, digests))
+        ends = () if request.sampling.ignore_eos else self._ends.eos_token_ids
+        drafter = Drafter(
+            sequence.token_ids, habits, self._acceptance.of(digests), (*ends, *request.sampling.stop_token_ids)
+        )
+        drafter.learn(sequence.num_prompt)
+        sequence.drafter = drafter
+        return drafter

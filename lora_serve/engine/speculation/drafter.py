@@ -1,0 +1,109 @@
+"""One sequence's guesses: its look-up and its owner's habits, whichever is right more often."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from lora_serve.engine.speculation.acceptance import Acceptance, kind_of_habit, kind_of_match
+from lora_serve.engine.speculation.habits import Habits
+from lora_serve.engine.speculation.lookup import LONGEST_MATCH, PromptLookup
+
+_CONTEXTS = (3, 2)  # tokens that a habit follows
+
+
+class _Candidate(NamedTuple):
+    token: int
+    kind: int
+    position: int = 0  # in the sequence, of a guess by look-up; 0: by habit
+
+
+class Drafter:
+    """Guesses for one sequence. `token_ids` is its own list of prompt and output, which grows at its end only."""
+
+    __slots__ = ("_candidates", "_draft", "_ends", "_habits", "_lookup", "_tokens", "acceptance")
+
+    def __init__(
+        self, token_ids: list[int], habits: Habits, acceptance: Acceptance, ends: Collection[int] = ()
+    ) -> None:
+        """`ends`: tokens that end the output, behind which there is nothing to guess."""
+        self._tokens = token_ids
+        self._ends = ends
+        self._lookup = PromptLookup(token_ids)
+        self._habits = habits
+        self.acceptance = acceptance
+        self._candidates: list[_Candidate] = []  # for the next token
+        self._draft: list[_Candidate] = []  # as far as it was worked out
+
+    def read(self, most: int) -> int:
+        """Takes new tokens into the index, `most` at most; returns their number."""
+        count = min(most, self._lookup.num_missing)
+        self._lookup.read(count)
+        return count
+
+    def draft(self, most: int, least_rate: float) -> list[float]:
+        """Works out the next tokens, `most` at most, each with the probability that it and all before it come true.
+
+        Ends before a token whose probability is not above `least_rate`.
+        """
+        self._candidates = self._first()
+        self._draft = []
+        rates, probability = self.acceptance.rates, 1.0
+        tail = tuple(self._tokens[-3:])
+        found: list[float] = []
+        candidates = self._candidates
+        while candidates and len(found) < most:
+            best = max(candidates, key=lambda candidate: rates[candidate.kind])
+            probability *= rates[best.kind]
+            if probability <= least_rate or best.token in self._ends:
+                break
+            found.append(probability)
+            self._draft.append(best)
+            if len(found) < most:
+                tail = (*tail, best.token)[-3:]
+                candidates = self._next(best, tail)
+        return found
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """The first tokens of the draft that was worked out."""
+        del self._draft[count:]
+        return tuple(candidate.token for candidate in self._draft)
+
+    def learn(self, num_before: int) -> None:
+        """Compares the tokens that came after the first `num_before` with the guesses, if there are any."""
+        came = self._tokens[num_before:]
+        for candidate in self._candidates if came else ():
+            self.acceptance.note(candidate.kind, is_right=candidate.token == came[0])
+        for candidate, token in zip(self._draft[1:], came[1:], strict=False):
+            self.acceptance.note(candidate.kind, is_right=candidate.token == token)
+        self._candidates, self._draft = [], []
+        for place in range(num_before, len(self._tokens)):
+            for length in _CONTEXTS:
+                self._habits.learn(tuple(self._tokens[max(0, place - length) : place]), self._tokens[place])
+
+    def _first(self) -> list[_Candidate]:
+        found = self._by_habit(tuple(self._tokens[-3:]))
+        guess = self._lookup.guess()
+        if guess is not None:
+            token = self._lookup.token_at(guess.position, ())
+            found.append(_Candidate(token, kind_of_match(guess.num_matched), guess.position))
+        return found
+
+    def _next(self, last: _Candidate, tail: tuple[int, ...]) -> list[_Candidate]:
+        """Candidates behind a draft that ends with `last`."""
+        found = self._by_habit(tail)
+        if last.position:
+            drafted = [candidate.token for candidate in self._draft]
+            kind = min(last.kind + 1, kind_of_match(LONGEST_MATCH))
+            found.append(_Candidate(self._lookup.token_at(last.position + 1, drafted), kind, last.position + 1))
+        elif position := self._lookup.after(tail[-2:]):
+            found.append(_Candidate(self._lookup.token_at(position, ()), kind_of_match(2), position))
+        return found
+
+    def _by_habit(self, tail: tuple[int, ...]) -> list[_Candidate]:
+        found = []
+        for length in _CONTEXTS:
+            known = self._habits.after(tail[-length:])
+            if known is not None:
+                found.append(_Candidate(known[0], kind_of_habit(length, known[1])))
+        return found

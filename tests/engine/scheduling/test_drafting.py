@@ -1,0 +1,201 @@
+"""Drafts in the engine: the same answers as without them, in fewer steps, and nothing taken from anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lora_serve.core.memory import MemoryPlan
+from lora_serve.core.messages import ErrorEvent, FinishEvent
+from lora_serve.core.request import FinishReason
+from tests.engine.fake_constraints import FakeConstraints, grammar
+from tests.engine.fake_runner import next_token
+from tests.engine.world import World, adapter
+
+
+def cycle(key: object, tokens: list[int]) -> int:
+    """The token behind the newest one in a round of ten: what an answer that repeats itself looks like."""
+    return (tokens[-1] + 1) % 10
+
+
+def mostly_cycle(key: object, tokens: list[int]) -> int:
+    """The round of ten with a token out of place now and then, each adapter in places of its own."""
+    wish = next_token(key, tokens)
+    return wish % 10 if wish % 7 == 0 else cycle(key, tokens)
+
+
+def run_one(speculate: str, **fields: Any) -> World:
+    world = World(next_token=cycle, speculate=speculate, max_num_batched_tokens=64)
+    world.add("a", [*range(10), 0, 1], **{"max_tokens": 40, **fields})
+    world.run()
+    world.check_nothing_held()
+    return world
+
+
+def test_answer_that_repeats_its_prompt_takes_fewer_steps() -> None:
+    plain, drafted = run_one("off"), run_one("4")
+    assert drafted.tokens == plain.tokens
+    assert len(plain.runner.batches) == 40
+    assert len(drafted.runner.batches) <= 10  # a token of the prompt, then five in each step
+    stats = drafted.engine.stats().speculation
+    assert stats.num_accepted == drafted.runner.num_accepted == sum(stats.accepted_by_place)
+    assert stats.num_drafted >= stats.num_accepted >= 30
+
+
+def test_draft_is_never_longer_than_what_the_request_may_still_have() -> None:
+    world = run_one("16", max_tokens=7)
+    assert len(world.tokens["a"]) == 7
+    assert all(row.start + len(row.token_ids) <= 12 + 6 for batch in world.runner.batches for row in batch.rows)
+
+
+def test_draft_stays_within_the_longest_sequence() -> None:
+    world = World(next_token=cycle, speculate="16", max_model_len=20, max_num_batched_tokens=64)
+    world.add("a", [*range(10), 0, 1], max_tokens=100)
+    world.run()
+    assert len(world.tokens["a"]) == 8
+    assert all(row.start + len(row.token_ids) < 20 for batch in world.runner.batches for row in batch.rows)
+
+
+def test_tokens_behind_a_stop_are_dropped() -> None:
+    world = run_one("8", stop_token_ids=(6,), min_tokens=10)
+    assert world.tokens["a"] == [2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 6]
+    end = world.ends["a"]
+    assert isinstance(end, FinishEvent)
+    assert end == FinishEvent("a", FinishReason.STOP, 6)
+
+
+def test_nobody_is_preempted_and_no_prompt_waits_for_a_draft() -> None:
+    world = World(num_blocks=12, next_token=cycle, speculate="16", max_num_batched_tokens=20, enable_prefix_caching=False)
+    world.add("a", [*range(10), 0, 1], max_tokens=12)
+    world.step()
+    world.step()
+    world.add("b", list(range(20)), max_tokens=4)
+    world.step()
+    last = world.runner.batches[-1]
+    assert sum(len(row.token_ids) - row.num_draft for row in last.rows) == 20, "the prompt had all that was left"
+    assert last.num_drafted == 0
+    world.run()
+    assert world.scheduler.num_preemptions == 0
+    world.check_answers()
+    world.check_nothing_held()
+
+
+def test_draft_takes_free_blocks_only_and_gives_back_those_of_wrong_guesses() -> None:
+    world = World(num_blocks=5, next_token=cycle, speculate="16", block_size=4)
+    world.add("a", [*range(10), 0, 1], max_tokens=9)
+    world.run()
+    assert world.scheduler.num_preemptions == 0
+    world.check_answers()
+    world = World(num_blocks=20, next_token=mostly_cycle, speculate="16", block_size=4, max_num_batched_tokens=64)
+    world.add("a", [*range(10), 0, 1], max_tokens=40)
+    while world.step() and world.scheduler.running:
+        (sequence,) = world.scheduler.running
+        assert len(sequence.blocks) <= -(-(sequence.num_computed + 1) // 4)
+    world.check_answers()
+
+
+def test_wrong_guesses_end_and_right_ones_begin_again() -> None:
+    """`auto` learns that guesses fail, without running them, and notices when they come true again."""
+    is_random = True
+
+    def token(key: object, tokens: list[int]) -> int:
+        return next_token(key, tokens) % 10 if is_random else cycle(key, tokens)
+
+    world = World(num_blocks=400, next_token=token, speculate="auto", max_model_len=1000)
+    world.add("a", [*range(10), 0, 1], max_tokens=900)
+    for _ in range(300):
+        world.step()
+    before = world.engine.stats().speculation
+    for _ in range(100):
+        world.step()
+    after = world.engine.stats().speculation
+    assert after.num_accepted - before.num_accepted < 40
+    is_random = False
+    for _ in range(60):
+        world.step()
+    assert world.engine.stats().speculation.num_accepted > after.num_accepted + 60
+
+
+def test_answers_of_one_tenant_leave_no_guess_for_another() -> None:
+    """How fast an answer comes would tell what others were answered."""
+    world = World(next_token=lambda key, tokens: (tokens[-1] * 7 + 11) % 1999, speculate="8")
+    for request_id, tenant in (("a", "one"), ("b", "one"), ("c", "two")):
+        world.add(request_id, [5], max_tokens=16, tenant=tenant)
+        accepted = world.runner.num_accepted
+        world.run()
+        found = world.runner.num_accepted - accepted
+        assert (found > 8) == (request_id == "b"), request_id
+
+
+def test_draft_of_a_row_that_memory_has_no_room_for_is_left_out() -> None:
+    world = World(next_token=cycle, speculate="8")
+    world.runner.max_tokens = 12
+    world.add("a", [*range(10), 0, 1], max_tokens=30)
+    world.add("b", [*range(10), 0, 2], max_tokens=30)
+    world.run()
+    world.check_answers()
+    world.check_nothing_held()
+
+
+def test_grammar_keeps_its_answers() -> None:
+    steps = [[1, 2], [2, 3], [3], [3, 4, 5], [4, 6], [5, 6], [6, 7], [7], [8], [0, 8]]
+    for speculate in ("off", "8"):
+        world = World(next_token=cycle, speculate=speculate, constraints=FakeConstraints())
+        world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar(*steps))
+        world.run()
+        world.check_answers()
+        assert (world.runner.num_accepted > 0) == (speculate == "8")
+
+
+@pytest.mark.parametrize("speculate", ["auto", "3", "16"])
+@given(data=st.data())
+def test_any_traffic_is_answered_as_without_drafts(speculate: str, data: st.DataObject) -> None:
+    """Random adapters, lengths, stops, grammars, aborts, tight memory: the same tokens and the same ends."""
+    settings = {
+        "num_blocks": data.draw(st.integers(12, 40), "blocks"),
+        "max_num_seqs": data.draw(st.integers(1, 6), "rows"),
+        "max_num_batched_tokens": data.draw(st.integers(16, 60), "tokens"),
+        "policy": data.draw(st.sampled_from(["fcfs", "fair", "priority"]), "policy"),
+    }
+    short_of = data.draw(st.sampled_from([None, 5, 20]), "most tokens that the device has memory for")
+    plan = MemoryPlan(num_host_blocks=data.draw(st.sampled_from([0, 10]), "host blocks"))
+    script: list[tuple[Any, ...]] = []
+    for index in range(data.draw(st.integers(1, 8), "requests")):
+        prompt = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+        sampling: dict[str, Any] = {
+            "max_tokens": data.draw(st.integers(1, 18)),
+            "min_tokens": data.draw(st.sampled_from([0, 0, 3])),
+            "stop_token_ids": data.draw(st.sampled_from([(), (3,), (8, 9)])),
+            "prompt_logprobs": data.draw(st.sampled_from([None, None, 0])),
+            "priority": data.draw(st.integers(0, 1)),
+        }
+        if data.draw(st.integers(0, 3)) == 0:
+            steps = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=12))
+            sampling |= {"grammar": grammar(*steps), "stop_token_ids": (), "max_tokens": 20}
+        name = data.draw(st.sampled_from([None, "a", "b"]))
+        abort = data.draw(st.integers(0, 7)) == 0
+        script.append((f"r{index}", prompt, name, sampling, data.draw(st.integers(0, 4)), abort))
+    worlds = []
+    for setting in ("off", speculate):
+        world = World(
+            next_token=mostly_cycle, speculate=setting, max_model_len=40, memory=plan, constraints=FakeConstraints(),
+            **settings,
+        )  # fmt: skip
+        world.runner.max_tokens = short_of
+        for request_id, prompt, name, sampling, num_steps, abort in script:
+            world.add(request_id, prompt, adapter(name) if name else None, **sampling)
+            for _ in range(num_steps):
+                world.step()
+            if abort and request_id not in world.ends:
+                world.scheduler.abort(request_id)
+        world.run()
+        world.check_nothing_held()
+        worlds.append(world)
+    plain, drafted = worlds
+    for request_id in set(plain.ends) & set(drafted.ends):
+        assert drafted.tokens[request_id] == plain.tokens[request_id]
+        assert drafted.ends[request_id] == plain.ends[request_id]
+    assert not any(isinstance(end, ErrorEvent) for end in drafted.ends.values())
