@@ -77,13 +77,13 @@ def requests(engine: LocalEngine) -> list[InferenceRequest]:
     return found
 
 
-def told(monkeypatch: pytest.MonkeyPatch, answers: Sequence[list[int]]) -> None:
-    """Guesses are what the answers will be, but for one of seven tokens."""
+def told(monkeypatch: pytest.MonkeyPatch, answers: Sequence[list[int]], wrong: int = 5) -> None:
+    """Guesses are what the answers will be, but for one of seven tokens, which is `wrong`."""
 
     def draft(self: Drafter, most: int, least_rate: float) -> list[float]:
         known = self._tokens
         following = next((tokens[len(known) :] for tokens in answers if tokens[: len(known)] == known), [])
-        guesses = [token if (len(known) + i) % 7 else 5 for i, token in enumerate(following[:most])]
+        guesses = [token if (len(known) + i) % 7 else wrong for i, token in enumerate(following[:most])]
         self._candidates, self._draft = [], [drafter._Candidate(token, 0) for token in guesses]
         return [1.0] * len(guesses)
 
@@ -176,7 +176,7 @@ def test_answers_under_a_grammar_are_those_without_guesses(guesses: str, monkeyp
 
     def answers(speculate: str) -> tuple[list[InferenceRequest], list[Answer], EngineStats]:
         engine = LocalEngine(DEMO, with_grammars=True, speculate=speculate, dtype="float32", kv_cache_memory="16MiB")
-        prompt = list(text.encode(document * 2))
+        prompt = list(text.encode(document * 2, add_special_tokens=True))
         sampling = [
             {"temperature": 0.0, "logprobs": 2},
             {"temperature": 1.0, "seed": 5, "min_tokens": 9, "logprobs": 0},
@@ -195,6 +195,7 @@ def test_answers_under_a_grammar_are_those_without_guesses(guesses: str, monkeyp
         told(
             monkeypatch,
             [[*one.prompt_token_ids, *answer.token_ids] for one, answer in zip(asked, wanted, strict=False)],
+            wrong=text.encode("e", add_special_tokens=False)[0],
         )
     _, found, stats = answers("5")
     assert [(one.token_ids, one.reason, one.error) for one in found] == [
