@@ -97,11 +97,6 @@ def without_numbers(sequence_id: int) -> RowOutput:
     return RowOutput(sequence_id, None, error=NumericalError("the model's logits for this request are not numbers"))
 
 
-def without_draft(row: Row) -> Row:
-    """The row without its guesses."""
-    return replace(row, token_ids=row.token_ids[: len(row.token_ids) - row.num_draft], num_draft=0)
-
-
 def sample_input(row: Row, position: int) -> SampleInput:
     """The sampler's input of a row that samples, after the first `position` guesses of its draft."""
     sample = row.sample
