@@ -18,5 +18,16 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What ran this: processor, memory, versions."""
-    return {**bench_machine(), "versions": versions(PACKAGES)}
+    """What ran this: processor, the level of the native kernels that it has, memory, versions."""
+    return {**bench_machine(), "kernels": kernel_level(), "versions": versions(PACKAGES)}
+
+
+def kernel_level() -> str:
+    """The level of the native kernels that serve in this process, e.g. "avx2" or "amx"."""
+    try:
+        from lora_serve.model.native import library
+    except ImportError:
+        found = bench_machine()["instructions"]
+        levels = {"amx_bf16": "amx", "avx512_bf16": "avx512_bf16", "avx512f": "avx512", "avx2": "avx2"}
+        return next((level for flag, level in levels.items() if flag in found), "generic")
+    return library.description().level
