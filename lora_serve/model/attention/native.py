@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor
 
 from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.step.step_context import StepInputs
 
 PREFERENCE = 2
-_SOURCE = Path(compiler.__file__).with_name("paged_attention.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: list[Any] = [
     _ADDRESS,
@@ -47,15 +45,15 @@ def why_not(cache: KVCache) -> str | None:
     """The reason why C kernels cannot serve `cache`; None: they can."""
     if cache.shape.dtype not in _DTYPES:
         return f"knows float32 and bfloat16, not {cache.shape.dtype}"
-    return compiler.why_not(_SOURCE, cache.device)
+    return library.why_not(cache.device, torch.float32)
 
 
 class Backend:
     def __init__(self, cache: KVCache) -> None:
-        library = compiler.load_library(_SOURCE)
-        library.paged_attention.argtypes, library.paged_attention.restype = _ARGUMENTS, None
-        self._attend = library.paged_attention
-        self._queries_together: int = library.queries_together()
+        kernels = library.load(torch.float32)
+        kernels.paged_attention.argtypes, kernels.paged_attention.restype = _ARGUMENTS, None
+        self._attend = kernels.paged_attention
+        self._queries_together: int = kernels.queries_together()
         self.cache = cache
 
     def __call__(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.native.packed_linear import PackedLinear
 
-_SOURCE = Path(__file__).with_name("decoder_layer.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -77,11 +76,11 @@ class Step(ctypes.Structure):
 
 def load() -> tuple[Any, Any]:
     """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_floats(layer). Raises OSError."""
-    library = compiler.load_library(_SOURCE)
-    library.decoder_layer.argtypes = [ctypes.POINTER(Layer), ctypes.POINTER(Step), *[_ADDRESS] * 4]
-    library.decoder_layer.restype = None
-    library.room_floats.argtypes, library.room_floats.restype = [ctypes.POINTER(Layer)], _SIZE
-    return library.decoder_layer, library.room_floats
+    kernels = library.load(torch.float32)
+    kernels.decoder_layer.argtypes = [ctypes.POINTER(Layer), ctypes.POINTER(Step), *[_ADDRESS] * 4]
+    kernels.decoder_layer.restype = None
+    kernels.room_floats.argtypes, kernels.room_floats.restype = [ctypes.POINTER(Layer)], _SIZE
+    return kernels.decoder_layer, kernels.room_floats
 
 
 def array_of(kind: type[Any], items: Sequence[Any]) -> Any:

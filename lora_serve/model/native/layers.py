@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 
-_SOURCE = Path(__file__).with_name("layers.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _NORM: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _FLOAT, _FLOAT, _ADDRESS]
 _GATED: list[Any] = [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE, _SIZE, _ADDRESS]
@@ -24,7 +22,7 @@ ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the enum
 
 @dataclass(frozen=True, slots=True)
 class LayerKernels:
-    """The functions of the compiled file."""
+    """The functions of the compiled kernels."""
 
     _rms_norm: Any
     _gated: Any
@@ -32,9 +30,9 @@ class LayerKernels:
 
     @staticmethod
     def load() -> LayerKernels:
-        """Compiles and loads the file. Raises OSError, see `compiler.load_library`."""
-        library = compiler.load_library(_SOURCE)
-        functions = library.rms_norm, library.gated, library.rotate_store
+        """Loads the kernels. Raises OSError, see `library.load`."""
+        kernels = library.load(torch.float32)
+        functions = kernels.rms_norm, kernels.gated, kernels.rotate_store
         for function, arguments in zip(functions, (_NORM, _GATED, _ROTATE), strict=True):
             function.argtypes, function.restype = arguments, None
         return LayerKernels(*functions)
@@ -78,4 +76,4 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     """The reason why these functions cannot serve a model; None: they can."""
     if dtype != torch.float32:
         return f"knows float32, not {dtype}"
-    return compiler.why_not(_SOURCE, device)
+    return library.why_not(device, dtype)

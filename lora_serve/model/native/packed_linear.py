@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.system.process import advise_huge_pages
 
-_SOURCE = Path(__file__).with_name("packed_linear.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
 
@@ -30,12 +28,12 @@ class PackedLinear:
     @staticmethod
     def of(weight: Tensor) -> PackedLinear:
         """Lays out weight [out, in] float32: in bfloat16 if every number of it is one. Raises OSError."""
-        library = _library()
-        panels = _packed(library, weight.contiguous(), torch.int32)
+        kernels = _kernels()
+        panels = _packed(kernels, weight.contiguous(), torch.int32)
         if panels is None:
-            panels = _packed(library, weight.contiguous(), torch.float32)
+            panels = _packed(kernels, weight.contiguous(), torch.float32)
         assert panels is not None, "float32 has room for every bit"
-        return PackedLinear(panels, len(weight), library.packed_linear)
+        return PackedLinear(panels, len(weight), kernels.packed_linear)
 
     @property
     def is_bfloat16(self) -> bool:
@@ -88,7 +86,7 @@ def why_not(weight: Tensor) -> str | None:
         return f"multiplies float32, not {weight.dtype}"
     if weight.numel() == 0:
         return "is empty"
-    return compiler.why_not(_SOURCE, weight.device)
+    return library.why_not(weight.device, weight.dtype)
 
 
 def _in_huge_pages(panels: Tensor) -> Tensor:
@@ -101,21 +99,21 @@ def _empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return panels
 
 
-def _library() -> Any:
-    library = compiler.load_library(_SOURCE)
-    library.packed_linear.argtypes, library.packed_linear.restype = _ARGUMENTS, None
-    library.pack.argtypes, library.pack.restype = [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE], _SIZE
-    library.lanes.restype = _SIZE
-    return library
+def _kernels() -> Any:
+    kernels = library.load(torch.float32)
+    kernels.packed_linear.argtypes, kernels.packed_linear.restype = _ARGUMENTS, None
+    kernels.pack.argtypes, kernels.pack.restype = [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE], _SIZE
+    kernels.lanes.restype = _SIZE
+    return kernels
 
 
-def _packed(library: Any, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _packed(kernels: Any, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     """weight [out, in] -> [num_panels, in, lanes] int32: output c low, output c + lanes high; None: it is no bfloat16.
 
     dtype float32 -> [num_panels, in, 2 * lanes]. Zeros after the last output.
     """
-    lanes, is_bfloat16 = library.lanes(), dtype == torch.int32
+    lanes, is_bfloat16 = kernels.lanes(), dtype == torch.int32
     shape = (-(-len(weight) // (2 * lanes)), weight.shape[1], lanes if is_bfloat16 else 2 * lanes)
     panels = _empty_in_huge_pages(shape, dtype)
-    is_exact = library.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), is_bfloat16)
+    is_exact = kernels.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), is_bfloat16)
     return panels if is_exact else None

@@ -12,13 +12,12 @@ import torch
 from lora_serve.core.errors import ConfigError
 from lora_serve.model.attention import create_attention
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.native import compiler, packed_linear
+from lora_serve.model.native import compiler, library, packed_linear
 from tests.local_engine import LocalEngine
-from tests.model.native.conftest import forget
+from tests.model.native.conftest import flags_of
 from tests.model.tiny import filled_cache
 from tests.oracle import save_adapter, save_tiny_model
 
-SOURCE = Path(compiler.__file__).with_name("layers.c")
 CPU = torch.device("cpu")
 
 
@@ -26,9 +25,9 @@ CPU = torch.device("cpu")
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Of a machine that has compiled nothing yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    forget()
+    library.forget()
     yield tmp_path / "cache" / "lora_serve"
-    forget()
+    library.forget()
 
 
 @pytest.fixture
@@ -38,19 +37,19 @@ def no_compiler(empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_is_compiled_once_per_machine(empty_cache: Path) -> None:
-    assert compiler.why_not(SOURCE, CPU) is None
-    assert [path.name.partition("-")[0] for path in empty_cache.iterdir()] == ["layers"]
-    forget()
+    assert library.why_not(CPU, torch.float32) is None
+    assert [path.name.partition("-")[0] for path in empty_cache.iterdir()] == ["kernels"]
+    library.forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled again"))
-        assert compiler.why_not(SOURCE, CPU) is None
+        patch.setattr(compiler, "compile_kernels", lambda *_: pytest.fail("compiled again"))
+        assert library.why_not(CPU, torch.float32) is None
 
 
 def test_other_flags_are_another_library(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler.load_library(SOURCE)
-    forget()
-    monkeypatch.setattr(compiler, "_FLAGS", ("-O0", "-fPIC", "-Wno-psabi"))
-    compiler.load_library(SOURCE)
+    library.load(torch.float32)
+    library.forget()
+    monkeypatch.setattr(compiler, "flags", flags_of(("-O0", "-fPIC", "-Wno-psabi")))
+    library.load(torch.float32)
     assert len(list(empty_cache.iterdir())) == 2
 
 
@@ -64,14 +63,14 @@ def test_a_compiler_that_fails_is_told_in_its_own_words_and_asked_once(
     broken.chmod(0o700)
     monkeypatch.setenv("CC", str(broken))
     for _ in range(3):
-        assert "out of vectors" in str(compiler.why_not(SOURCE, CPU))
+        assert "out of vectors" in str(library.why_not(CPU, torch.float32))
     assert (tmp_path / "calls").read_text() == "x"
     assert list(empty_cache.iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_torchs_own_operators_are_chosen() -> None:
-    assert "no C compiler" in str(compiler.why_not(SOURCE, CPU))
+    assert "no C compiler" in str(library.why_not(CPU, torch.float32))
     assert "no C compiler" in str(packed_linear.why_not(torch.zeros(3, 4)))
     linear = torch.nn.Linear(4, 3)
     frozen, x = FrozenLinear(linear), torch.randn(2, 4)

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lora_serve.model.lora.lora_slots import LoraSlots, SlotTables
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.step.step_context import LoraTokens
 
 PREFERENCE = 2
-_SOURCE = Path(compiler.__file__).with_name("lora.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, *[_ADDRESS] * 8]
 
 
 def why_not(slots: LoraSlots) -> str | None:
     """The reason why the kernel cannot serve `slots`; None: it can."""
-    return compiler.why_not(_SOURCE, slots.device)
+    return library.why_not(slots.device, torch.float32)
 
 
 class Kernel:
     reads_device_tokens = False
 
     def __init__(self, slots: LoraSlots) -> None:
-        self._add = compiler.load_library(_SOURCE).lora_add
+        self._add = library.load(torch.float32).lora_add
         self._add.argtypes, self._add.restype = _ARGUMENTS, None
         self._slots = slots
         self._tables = slots.tables
