@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from lora_serve.commands.bench.report import machine as bench_machine
 from lora_serve.commands.bench.report import versions
 from lora_serve.commands.bench.result import spread_ms
+from lora_serve.model.native import library
 
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
 
@@ -23,11 +26,6 @@ def machine() -> dict[str, Any]:
 
 
 def kernel_level() -> str:
-    """The level of the native kernels that serve in this process, e.g. "avx2" or "amx"."""
-    try:
-        from lora_serve.model.native import library
-    except ImportError:
-        found = bench_machine()["instructions"]
-        levels = {"amx_bf16": "amx", "avx512_bf16": "avx512_bf16", "avx512f": "avx512", "avx2": "avx2"}
-        return next((level for flag, level in levels.items() if flag in found), "generic")
-    return library.description().level
+    """The level of the native kernels that serve in this process, e.g. "avx2" or "amx"; "none" without any."""
+    found = library.description()
+    return "none" if library.problem(torch.float32) else found.level
