@@ -72,7 +72,8 @@ class MeasuringProcess:
 
     def round(self) -> dict[str, float]:
         """Seconds of each case, run once. Raises NoComparisonError."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write("\n")
             self._process.stdin.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from lora_serve.commands.bench.report import versions
 from lora_serve.commands.bench.result import spread_ms
 from lora_serve.model.native import library
 
+RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
 
 
@@ -29,3 +31,8 @@ def kernel_level() -> str:
     """The level of the native kernels that serve in this process, e.g. "avx2" or "amx"; "none" without any."""
     found = library.description()
     return "none" if library.problem(torch.float32) else found.level
+
+
+def result_file(*words: str) -> Path:
+    """Where figures of this kind of processor are kept: results/WORDS.json, joined by hyphens."""
+    return RESULTS / f"{'-'.join(words)}.json"

@@ -64,7 +64,11 @@ def enter(contest: Contest, options: argparse.Namespace, adapters: list[str]) ->
     """Every engine asked for: families whole, members alone."""
     trial = Load(max(options.concurrency, len(adapters)), options.concurrency, 16, 128, 16, options.seed + 999)
     for name in options.engines:
-        contest.enter(ours_or(members(name, options.dtype), options), partial(jobs_of_trial, trial, adapters, options.shape), trial)
+        contest.enter(
+            ours_or(members(name, options.dtype), options),
+            partial(jobs_of_trial, trial, adapters, options.shape),
+            trial,
+        )
 
 
 def ours_or(peers: Sequence[Peer], options: argparse.Namespace) -> Sequence[Peer]:
