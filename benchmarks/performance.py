@@ -1,10 +1,10 @@
-"""Rewrites the tables and pictures of docs/explanation/performance.md from the files in benchmarks/results.
+"""Rewrites the tables of README.md and docs/explanation/performance.md, and its pictures, from benchmarks/results.
 
     python -m benchmarks.performance
 
-Measures nothing: `benchmarks.step`, `.step_growth`, `.start` and `.many_adapters` do. Each table has a part for every
-file that fits its pattern, one file per kind of processor and type, and each part says on which processor it was
-measured. A table without any file stays as it is. Pictures need matplotlib (the extra `plots`).
+Measures nothing: `benchmarks.side_by_side`, `.step`, `.step_growth`, `.start` and `.many_adapters` do. Each table has
+a part for every file that fits its pattern, one file per kind of processor and type, and each part says on which
+processor it was measured. A table without any file stays as it is. Pictures need matplotlib (the extra `plots`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.step_growth_plot import draw
 from lora_serve.model.native import levels
 
 ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "explanation" / "performance.md"
 STEP, GROWTH = "step-[!g]*.json", "step-growth-*.json"
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -40,19 +41,26 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "start": ("start-*.json", tables.start),
     "many": ("many-adapters.json", tables.many),
 }
+SIDE_BY_SIDE = "side-by-side*.json"
+BESIDE = {  # tables of several files: their patterns, and the columns
+    "beside": ((SIDE_BY_SIDE,), ("base", "identical", "uniform")),
+    "measured": (("side-by-side.json", "side-by-side-vllm.json", "side-by-side-a*.json"), ("base", "uniform")),
+}
 WITH_COMMANDS = ("roofline", "growth", "start", "many")  # the first tables of their files
 
 
 def main() -> None:
     reports = read_reports()
-    DOCUMENT.write_text(with_tables(DOCUMENT.read_text(), reports))
+    for page in (DOCUMENT, README):
+        page.write_text(with_tables(page.read_text(), reports))
     for name in matching(GROWTH, reports):
         draw(reports[name], DOCUMENT.with_name(tables.growth_file(reports[name])))
 
 
 def read_reports() -> dict[str, dict[str, Any]]:
     """File name -> what it holds, of those that a table is made of."""
-    files = (file for pattern, _ in TABLES.values() for file in RESULTS.glob(pattern))
+    patterns = {pattern for pattern, _ in TABLES.values()} | {SIDE_BY_SIDE}
+    files = (file for pattern in patterns for file in RESULTS.glob(pattern))
     return {file.name: json.loads(file.read_text()) for file in files}
 
 
@@ -61,7 +69,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
     def place(name: str) -> tuple[int, int, str]:
         level = next((i for i, level in enumerate(levels.LEVELS) if f"-{level}" in name), -1)
-        return level, name.endswith("bfloat16.json"), name
+        return level, name.endswith("bfloat16.json"), Path(name).stem
 
     return sorted(fnmatch.filter(names, pattern), key=place)
 
@@ -70,6 +78,11 @@ def with_tables(text: str, reports: Mapping[str, dict[str, Any]]) -> str:
     """The document with its parts between `<!-- begin NAME -->` and `<!-- end -->` written anew."""
 
     def part(match: re.Match[str]) -> str:
+        if match[1] in BESIDE:
+            patterns, popularities = BESIDE[match[1]]
+            names = [name for pattern in patterns for name in matching(pattern, reports)]
+            made = tables.beside([reports[name] for name in names], popularities)
+            return f"<!-- begin {match[1]} -->\n\n{made}\n<!-- end -->"
         pattern, make = TABLES[match[1]]
         names = matching(pattern, reports)
         words = tables.caption if match[1] in WITH_COMMANDS else tables.place

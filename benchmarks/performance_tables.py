@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.step_seams import PARTS
 
 Report = dict[str, Any]
+POPULARITIES = {"base": "base only", "identical": "one adapter for all", "uniform": "16 adapters in the batch"}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -23,6 +24,29 @@ def processor(report: Report) -> str:
     words += [f"({found['cpu_numbers']})"] if found.get("cpu_numbers") else []
     instructions = "with" if found["bf16_instructions"] else "without"
     return f"{' '.join(words)}, {found['cores']} cores, {instructions} bf16 instructions"
+
+
+def beside(reports: Sequence[Report], popularities: Sequence[str]) -> str:
+    """Engines of several side by sides, each under its processor: tokens/s, time to the first and between tokens."""
+    rows = []
+    for report in reports:
+        cells = {(median["engine"], median["popularity"]): median for median in report["medians"]}
+        measured = [one for one in report["engines"] if any((one["engine"], name) in cells for name in popularities)]
+        for engine in measured:
+            first = processor(report) if engine is measured[0] else ""
+            found = [_throughput(cells.get((engine["engine"], name))) for name in popularities]
+            load = f"{report['rounds']} x {report['load']['num_requests']}, {report['shape']}"
+            memory = f"{engine['peak_rss'] / 2**30:.1f} GiB"
+            rows.append([first, engine["engine"], load, *found, memory, f"{engine['start_s']:.0f} s"])
+    titles = [POPULARITIES[name] for name in popularities]
+    return table(["processor", "engine", "rounds x requests", *titles, "peak memory", "start"], rows)
+
+
+def _throughput(median: Report | None) -> str:
+    if median is None:
+        return ""
+    first, between = median["ttft_ms"]["p50"] / 1000, median["itl_ms"]["p50"]
+    return f"{median['output_tokens_per_s']:.0f} tokens/s, {first:.1f} s, {between:.0f} ms"
 
 
 def place(report: Report) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evenness, registered
-from benchmarks.performance import DOCUMENT, GROWTH, STEP, TABLES, matching, read_reports, with_tables
+from benchmarks.performance import DOCUMENT, GROWTH, README, STEP, TABLES, matching, read_reports, with_tables
 from benchmarks.performance_tables import growth_file
 from benchmarks.start import arguments, memory_of, summary
 from benchmarks.step_growth import PANELS
@@ -18,15 +18,27 @@ from benchmarks.workload import Sample
 
 def test_every_table_has_its_place_in_the_document() -> None:
     text = DOCUMENT.read_text()
-    for name in TABLES:
+    for name in (*TABLES, "beside"):
         assert text.count(f"<!-- begin {name} -->") == 1, name
-    assert with_tables(text, {}) == text
+    assert README.read_text().count("<!-- begin measured -->") == 1
 
 
 def test_the_documents_tables_are_those_of_the_results() -> None:
     text, reports = DOCUMENT.read_text(), read_reports()
     assert all(matching(pattern, reports) for pattern, _ in TABLES.values())
     assert with_tables(text, reports) == text
+    assert with_tables(README.read_text(), reports) == README.read_text()
+
+
+def test_readmes_table_names_the_processor_of_every_file_and_all_engines() -> None:
+    reports = read_reports()
+    first = reports["side-by-side.json"]
+    other = {**first, "machine": {**first["machine"], "cpu": "Another Processor", "bf16_instructions": True}}
+    text = with_tables(README.read_text(), {**reports, "side-by-side-amx-bfloat16.json": other})
+    part = text.partition("<!-- begin measured -->")[2].partition("<!-- end -->")[0]
+    assert "| Another Processor, 2 cores, with bf16 instructions | lora_serve | 5 x 64, 135m | 114 tokens/s" in part
+    assert part.count("| llama_cpp-f16 |") == 2
+    assert "peft" not in part
 
 
 def test_each_kind_of_processor_has_its_part_in_every_table_and_says_its_name() -> None:
