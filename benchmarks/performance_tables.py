@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.step_seams import PARTS
+from lora_serve.commands.bench.report import processor_words
 
 Report = dict[str, Any]
 POPULARITIES = {"base": "base only", "identical": "one adapter for all", "uniform": "16 adapters in the batch"}
@@ -18,12 +19,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def processor(report: Report) -> str:
-    """The processor, in words: "AMD EPYC, 2 cores, without bf16 instructions"."""
-    found = report["machine"]
-    words = [found["cpu"]]
-    words += [f"({found['cpu_numbers']})"] if found.get("cpu_numbers") else []
-    instructions = "with" if found["bf16_instructions"] else "without"
-    return f"{' '.join(words)}, {found['cores']} cores, {instructions} bf16 instructions"
+    """The processor, in words."""
+    return processor_words(report["machine"])
 
 
 def beside(reports: Sequence[Report], popularities: Sequence[str]) -> str:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lora_serve.commands.bench.report import machine as bench_machine
 from lora_serve.commands.bench.report import versions
 from lora_serve.commands.bench.result import spread_ms
-from lora_serve.model.native import library
+from lora_serve.model.native import levels
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
@@ -28,9 +26,8 @@ def machine() -> dict[str, Any]:
 
 
 def kernel_level() -> str:
-    """The level of the native kernels that serve in this process, e.g. "avx2" or "amx"; "none" without any."""
-    found = library.description()
-    return "none" if library.problem(torch.float32) else found.level
+    """The best level of native kernels for this processor, or the lower one that is asked for: "avx2", "amx", ..."""
+    return levels.current().name
 
 
 def result_file(*words: str) -> Path:

@@ -47,6 +47,7 @@ class RunFacts:
     command: str
     engine_version: str | None = None
     server: Mapping[str, Any] = field(default_factory=dict)  # of a spawned one: shape, start_s, peak_rss_bytes
+    kernels: Mapping[str, str] = field(default_factory=dict)  # the server's: level, dtype, order, source
 
 
 def make_report(result: LoadResult, facts: RunFacts, objective: Objective | None = None) -> dict[str, Any]:
@@ -157,6 +158,13 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def processor_words(found: Mapping[str, Any]) -> str:
+    """The processor of a `machine`: "AMD EPYC (family 25, model 1, stepping 1), 2 cores, without bf16 instructions"."""
+    numbers = f" ({found['cpu_numbers']})" if found.get("cpu_numbers") else ""
+    instructions = "with" if found["bf16_instructions"] else "without"
+    return f"{found['cpu']}{numbers}, {found['cores']} cores, {instructions} bf16 instructions"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
