@@ -11,30 +11,6 @@
 #include "real.h"
 #include "threads.h"
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* The first of as few parts as `left` rows make, `most` or fewer each, and all alike. */
-static inline int64_t spread(int64_t left, int64_t most) {
-    const int64_t parts = (left + most - 1) / most;
-    return (left + parts - 1) / parts;
-}
-
-/* Sums begin at `start`, the same for every row; NULL: they go on from y. */
-__attribute__((unused)) static void begin(const float *start, int64_t rows, int64_t width, float *y, int64_t stride) {
-    for (int64_t r = 0; start && r < rows; r++) memcpy(y + r * stride, start, width * sizeof(float));
-}
-
-/* x with zeros after `depth`, up to a whole unit. */
-__attribute__((unused)) static const real *padded(const real *x, int64_t *stride, int64_t rows, int64_t depth,
-                                                  int64_t unit, real *room) {
-    for (int64_t r = 0; r < rows; r++) {
-        memcpy(room + r * unit, x + r * *stride, depth * sizeof(real));
-        memset(room + r * unit + depth, 0, (unit - depth) * sizeof(real));
-    }
-    *stride = unit;
-    return room;
-}
-
 #ifndef REAL_IS_BFLOAT16
 #include "product_float.h"
 #elif defined(__AMX_BF16__) || defined(BFLOAT16_ORDER_BLOCKS)
@@ -64,25 +40,23 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
     static const float zeros[MOST_PANELS * PANEL];
     const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = panel_words(p->kind, p->in);
     const int is_whole = width == panels * PANEL;
-    const uint32_t *w = p->w + panel * step + panel_words(p->kind, k);
-    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
     float sums[MOST_ROWS * PANEL], last_bias[PANEL] = {0.0f};
+    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
     if (start && p->bias && !is_whole) start = memcpy(last_bias, start, width * sizeof(float));
-    for (const int64_t end = row + rows; row < end;) {
-        const int64_t group = rows_at_once(end - row);
-        float *y = p->y + row * p->out + panel * PANEL;
-        if (is_whole) {
-            multiply(p->kind, group, panels, x, x_stride, w, step, depth, start, y, p->out);
-        } else {
-            for (int64_t r = 0; r < group; r++) {
-                memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
-                memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
-            }
-            multiply(p->kind, group, panels, x, x_stride, w, step, depth, start, sums, PANEL);
-            for (int64_t r = 0; r < group; r++) memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
+    Group g = {.kind = p->kind, .panels = panels, .x = x, .x_stride = x_stride, .w_step = step, .depth = depth,
+               .w = p->w + panel * step + panel_words(p->kind, k), .start = start, .y_stride = is_whole ? p->out : PANEL,
+               .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
+    for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.part++) {
+        float *y = p->y + (row + done) * p->out + panel * PANEL;
+        g.rows = rows_at_once(rows - done);
+        g.y = is_whole ? y : sums;
+        for (int64_t r = 0; !is_whole && r < g.rows; r++) {
+            memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
+            memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
         }
-        row += group;
-        x += group * x_stride;
+        multiply(&g);
+        for (int64_t r = 0; !is_whole && r < g.rows; r++)
+            memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
     }
 }
 
