@@ -60,22 +60,25 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
     }
 }
 
-/* Panels first .. last. Depth that is no whole unit comes as a block of its own. */
-__attribute__((noinline)) static void share(const Product *p, int64_t first, int64_t last) {
-    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT, complete = p->out / PANEL;
-    input room[ROOM];
-    for (int64_t row = 0; row < p->rows; row += ROW_BLOCK) {
-        const int64_t rows = least(ROW_BLOCK, p->rows - row), wide = panels_at_once(rows);
-        for (int64_t k = 0, depth; k < p->in; k += depth) {
-            depth = k < whole ? least(DEPTH_BLOCK, whole - k) : p->in - k;
-            int64_t stride = p->x_stride;
-            const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
-            for (int64_t panel = first, panels; panel < last; panel += panels) {
-                panels = panel + wide <= least(last, complete) ? wide : 1;
-                block(p, row, rows, panel, panels, k, depth, x, stride);
-            }
+/* Panels first .. last by all of a depth. Depth that is no whole unit comes as a block of its own. */
+static void through(const Product *p, int64_t row, int64_t rows, int64_t first, int64_t last, input *room) {
+    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT, complete = p->out / PANEL, wide = panels_at_once(rows);
+    for (int64_t k = 0, depth; k < p->in; k += depth) {
+        depth = k < whole ? depth_at_once(rows, whole - k) : p->in - k;
+        int64_t stride = p->x_stride;
+        const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
+        for (int64_t panel = first, panels; panel < last; panel += panels) {
+            panels = panel + wide <= least(last, complete) ? wide : 1;
+            block(p, row, rows, panel, panels, k, depth, x, stride);
         }
     }
+}
+
+__attribute__((noinline)) static void share(const Product *p, int64_t first, int64_t last) {
+    input room[ROOM];
+    for (int64_t row = 0; row < p->rows; row += ROW_BLOCK)
+        for (int64_t panel = first; panel < last; panel += PANELS_IN_TURN)
+            through(p, row, least(ROW_BLOCK, p->rows - row), panel, least(last, panel + PANELS_IN_TURN), room);
 }
 
 #define DEPTH_PACKED 16 /* 4-byte words of each output's weights at a time: a cache line of float32 */

@@ -22,10 +22,12 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
 #include <immintrin.h>
 
 #define TILE_ROWS 16
-#define MOST_PANELS 4
+#define MOST_PANELS 2
+#define PANELS_IN_TURN 2 /* by all of the depth: their sums stay near */
 #define MOST_ROWS (2 * TILE_ROWS)
-#define ROW_BLOCK 384
-#define DEPTH_BLOCK 4096
+#define ROW_BLOCK 256
+#define DEPTH_BLOCK 320
+#define FEW 96 /* rows for which weights are waited for: read straight through */
 #define BLOCK (DEPTH_UNIT / 2 * PANEL) /* words of a block of a panel */
 #define LINES (4 * BLOCK / 64)
 #define AHEAD 4096 /* bytes of weights asked for before they are multiplied by */
@@ -51,7 +53,10 @@ static void shape_tiles(int64_t rows) {
     shaped_for = rows;
 }
 
-ALWAYS int64_t panels_at_once(int64_t rows) { return rows <= TILE_ROWS ? 2 : 4; } /* 4: while their rows are near */
+ALWAYS int64_t panels_at_once(int64_t rows) { return (void)rows, 2; }
+ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) {
+    return rows <= FEW ? left : (spread(left, DEPTH_BLOCK) + DEPTH_UNIT - 1) / DEPTH_UNIT * DEPTH_UNIT;
+}
 ALWAYS int64_t rows_at_once(int64_t left) { return left < MOST_ROWS ? left : MOST_ROWS; }
 ALWAYS uint64_t begin_products(void) { return shaped_for = 0; }
 ALWAYS void end_products(uint64_t before) {
@@ -121,11 +126,12 @@ static void multiply(const Group *g) {
 #include "flushing.h"
 
 #define MOST_PANELS 1
+#define PANELS_IN_TURN 1
 #define MOST_ROWS 1
 #define ROW_BLOCK 96
-#define DEPTH_BLOCK 1024
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return (void)rows, 1; }
+ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) { return (void)rows, left; }
 ALWAYS int64_t rows_at_once(int64_t left) { return (void)left, 1; }
 ALWAYS uint64_t begin_products(void) { return flush_denormals(); }
 ALWAYS void end_products(uint64_t before) { restore_denormals(before); }

@@ -16,9 +16,11 @@ typedef float input;
 #define DEPTH_UNIT 2
 #define DEPTH_BLOCK 1024
 #define MOST_PANELS 4
+#define PANELS_IN_TURN (INT64_MAX / 2) /* x is prepared once */
 #define MOST_ROWS MAX_ROWS
 
 ALWAYS int64_t panel_words(int64_t kind, int64_t in) { return (void)kind, (in + 1) / 2 * PANEL; }
+ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) { return (void)rows, least(DEPTH_BLOCK, left); }
 ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
 
 #ifdef __AVX512BF16__

@@ -6,11 +6,13 @@ typedef float input;
 #define DEPTH_BLOCK 1024
 #define ROW_BLOCK 96
 #define MOST_PANELS 4
+#define PANELS_IN_TURN (INT64_MAX / 2) /* x is prepared once */
 #define MOST_ROWS MAX_ROWS
 #define ROOM 1
 
 ALWAYS int64_t panel_words(int64_t kind, int64_t in) { return in * (kind == PAIRS ? LANES : PANEL); }
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : 1; } /* sums that hide an addition's latency */
+ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) { return (void)rows, least(DEPTH_BLOCK, left); }
 ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
 ALWAYS uint64_t begin_products(void) { return 0; }
 ALWAYS void end_products(uint64_t before) { (void)before; }
