@@ -19,6 +19,11 @@ static inline int64_t spread(int64_t left, int64_t most) {
     return (left + parts - 1) / parts;
 }
 
+/* Sums begin at `start`, the same for every row; NULL: they go on from y. */
+__attribute__((unused)) static void begin(const float *start, int64_t rows, int64_t width, float *y, int64_t stride) {
+    for (int64_t r = 0; start && r < rows; r++) memcpy(y + r * stride, start, width * sizeof(float));
+}
+
 /* x with zeros after `depth`, up to a whole unit. */
 __attribute__((unused)) static const real *padded(const real *x, int64_t *stride, int64_t rows, int64_t depth,
                                                   int64_t unit, real *room) {
@@ -53,30 +58,29 @@ int64_t panel_outputs(void) { return PANEL; }
 /* 4-byte words of a panel. */
 int64_t words_of_panel(int64_t kind, int64_t in) { return panel_words(kind, in); }
 
-static void begin(const Product *p, int64_t panel, int64_t width, float *y) {
-    if (p->bias) memcpy(y, p->bias + panel * PANEL, width * sizeof(float));
-    else memset(y, 0, width * sizeof(float));
-}
-
-/* `rows` rows of x, whose numbers from k on lie at `x`, times `panels` panels; an incomplete last one by a buffer. */
+/* `rows` rows of x, whose numbers from k on lie at `x`, times `panels` panels; an incomplete last one by buffers. */
 static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k, int64_t depth,
                   const input *x, int64_t x_stride) {
+    static const float zeros[MOST_PANELS * PANEL];
     const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = panel_words(p->kind, p->in);
+    const int is_whole = width == panels * PANEL;
     const uint32_t *w = p->w + panel * step + panel_words(p->kind, k);
+    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
+    float sums[MOST_ROWS * PANEL], last_bias[PANEL] = {0.0f};
+    if (start && p->bias && !is_whole) start = memcpy(last_bias, start, width * sizeof(float));
     for (const int64_t end = row + rows; row < end;) {
         const int64_t group = rows_at_once(end - row);
-        float *y = p->y + row * p->out + panel * PANEL, buffer[MOST_ROWS * PANEL];
-        const int is_whole = width == panels * PANEL;
-        const int64_t stride = is_whole ? p->out : PANEL;
-        float *sums = is_whole ? y : buffer;
-        for (int64_t r = 0; r < group; r++) {
-            if (k == 0) begin(p, panel, width, sums + r * stride);
-            else if (!is_whole) memcpy(sums + r * stride, y + r * p->out, width * sizeof(float));
-            if (!is_whole) memset(sums + r * stride + width, 0, (PANEL - width) * sizeof(float));
+        float *y = p->y + row * p->out + panel * PANEL;
+        if (is_whole) {
+            multiply(p->kind, group, panels, x, x_stride, w, step, depth, start, y, p->out);
+        } else {
+            for (int64_t r = 0; r < group; r++) {
+                memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
+                memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
+            }
+            multiply(p->kind, group, panels, x, x_stride, w, step, depth, start, sums, PANEL);
+            for (int64_t r = 0; r < group; r++) memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
         }
-        multiply(p->kind, group, panels, x, x_stride, w, step, depth, sums, stride);
-        for (int64_t r = 0; !is_whole && r < group; r++)
-            memcpy(y + r * p->out, buffer + r * PANEL, width * sizeof(float));
         row += group;
         x += group * x_stride;
     }

@@ -23,6 +23,7 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
 #include <immintrin.h>
 
 #define TILE_ROWS 16
+#define MOST_PANELS 4
 #define MOST_ROWS (2 * TILE_ROWS)
 #define ROW_BLOCK 384
 #define DEPTH_BLOCK 4096
@@ -49,7 +50,7 @@ static void shape_tiles(int64_t rows) {
     shaped_for = rows;
 }
 
-ALWAYS int64_t panels_at_once(int64_t rows) { return rows <= TILE_ROWS ? 2 : 1; }
+ALWAYS int64_t panels_at_once(int64_t rows) { return rows <= TILE_ROWS ? 2 : 4; } /* 4: while their rows are near */
 ALWAYS int64_t rows_at_once(int64_t left) { return left < MOST_ROWS ? left : MOST_ROWS; }
 ALWAYS uint64_t begin_products(void) { return shaped_for = 0; }
 ALWAYS void end_products(uint64_t before) {
@@ -59,15 +60,16 @@ ALWAYS void end_products(uint64_t before) {
 
 /* Two groups of rows by one panel, or one group by one or two. */
 ALWAYS void tiles(const int groups, const int panels, const input *x, int64_t x_stride, const uint32_t *w,
-                  int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
-    const int64_t bytes = 4 * y_stride, block = 16 * PANEL;
-    float *other = groups == 2 ? y + TILE_ROWS * y_stride : y + PANEL;
+                  int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
+    const int64_t block = 16 * PANEL, second = groups == 2 ? TILE_ROWS * y_stride : PANEL, bytes = 4 * y_stride;
+    const float *from = start ? start : y, *other = from + (start && groups == 2 ? 0 : second);
+    const int64_t apart = start ? 0 : bytes;
     __asm__ volatile("" ::: "memory"); /* the compiler's own loads of tiles do not say that they read */
-    _tile_loadd(0, y, bytes);
-    _tile_loadd(1, y + 16, bytes);
+    _tile_loadd(0, from, apart);
+    _tile_loadd(1, from + 16, apart);
     if (groups * panels == 2) {
-        _tile_loadd(2, other, bytes);
-        _tile_loadd(3, other + 16, bytes);
+        _tile_loadd(2, other, apart);
+        _tile_loadd(3, other + 16, apart);
     }
     for (int64_t k = 0; k < depth; k += DEPTH_UNIT, x += DEPTH_UNIT, w += block) {
         _tile_loadd(4, x, 2 * x_stride);
@@ -94,23 +96,27 @@ ALWAYS void tiles(const int groups, const int panels, const input *x, int64_t x_
     _tile_stored(0, y, bytes);
     _tile_stored(1, y + 16, bytes);
     if (groups * panels == 2) {
-        _tile_stored(2, other, bytes);
-        _tile_stored(3, other + 16, bytes);
+        _tile_stored(2, y + second, bytes);
+        _tile_stored(3, y + second + 16, bytes);
     }
 }
 
 static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
+                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
     (void)kind;
     shape_tiles(rows);
-    if (rows > TILE_ROWS) tiles(2, 1, x, x_stride, w, w_step, depth, y, y_stride);
-    else if (panels == 2) tiles(1, 2, x, x_stride, w, w_step, depth, y, y_stride);
-    else tiles(1, 1, x, x_stride, w, w_step, depth, y, y_stride);
+    if (rows > TILE_ROWS)
+        for (int64_t p = 0; p < panels; p++)
+            tiles(2, 1, x, x_stride, (const uint32_t *)w + p * w_step, 0, depth, start ? start + p * PANEL : NULL,
+                  y + p * PANEL, y_stride);
+    else if (panels == 2) tiles(1, 2, x, x_stride, w, w_step, depth, start, y, y_stride);
+    else tiles(1, 1, x, x_stride, w, w_step, depth, start, y, y_stride);
 }
 
 #else
 #include "flushing.h"
 
+#define MOST_PANELS 1
 #define MOST_ROWS 1
 #define ROW_BLOCK 96
 #define DEPTH_BLOCK 1024
@@ -121,8 +127,9 @@ ALWAYS uint64_t begin_products(void) { return flush_denormals(); }
 ALWAYS void end_products(uint64_t before) { restore_denormals(before); }
 
 static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
-    (void)kind, (void)rows, (void)panels, (void)x_stride, (void)w_step, (void)y_stride;
+                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
+    (void)kind, (void)x_stride, (void)w_step;
+    begin(start, rows, panels * PANEL, y, y_stride);
     for (int64_t k = 0; k < depth; k += DEPTH_UNIT)
         for (int64_t c = 0; c < PANEL; c += LANES) {
             vec even = {}, odd = {};

@@ -10,6 +10,7 @@
 
 #define DEPTH_UNIT 2
 #define DEPTH_BLOCK 1024
+#define MOST_PANELS 4
 #define MOST_ROWS MAX_ROWS
 
 ALWAYS int64_t panel_words(int64_t kind, int64_t in) { return (void)kind, (in + 1) / 2 * PANEL; }
@@ -55,8 +56,9 @@ ALWAYS void dot_tile(const int rows, const int panels, const input *x, int64_t x
         return;
 
 static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
+                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
     (void)kind;
+    begin(start, rows, panels * PANEL, y, y_stride);
     if (panels == 4) dot_tile(1, 4, x, 0, w, w_step, (depth + 1) / 2, y, 0);
     else if (panels == 2)
         switch (rows) { DOT_CASE(2, 2) DOT_CASE(3, 2) DOT_CASE(4, 2) }
@@ -90,8 +92,9 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
 }
 
 static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
+                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
     (void)kind;
+    begin(start, rows, panels * PANEL, y, y_stride);
     if (panels == 1) rows_of_depth_pairs(rows, x, x_stride, w, PANEL, depth, y, y_stride);
     else tile(DEPTH_PAIRS, 1, 4, x, 0, w, PANEL, w_step, depth, y, 0);
 }

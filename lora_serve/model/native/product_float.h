@@ -4,6 +4,7 @@
 #define DEPTH_UNIT 1
 #define DEPTH_BLOCK 1024
 #define ROW_BLOCK 96
+#define MOST_PANELS 4
 #define MOST_ROWS MAX_ROWS
 #define ROOM 1
 
@@ -21,7 +22,8 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
 }
 
 static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
+                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
+    begin(start, rows, panels * PANEL, y, y_stride);
     if (kind == PAIRS) {
         if (panels == 1) rows_of_pairs(rows, x, x_stride, w, LANES, depth, y, y_stride);
         else tile(PAIRS, 1, 4, x, 0, w, LANES, w_step, depth, y, 0);
