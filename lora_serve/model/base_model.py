@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from lora_serve.core.config import ModelConfig
@@ -108,12 +108,11 @@ def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
     """A frozen model with the facts that one forward pass of it tells. Raises ModelError."""
     module, device = found.module, found.device
     observation = observe(module, device)
-    return LoadedModel(module, _spec(config, module, observation, found.dtype, device), observation, device)
+    return LoadedModel(module, _spec(config, found, observation), observation, device)
 
 
-def _spec(
-    config: ModelConfig, module: PreTrainedModel, observation: Observation, dtype: torch.dtype, device: torch.device
-) -> ModelSpec:
+def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) -> ModelSpec:
+    module = found.module
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
     if config.max_model_len is not None and config.max_model_len > limit:
@@ -131,13 +130,14 @@ def _spec(
         num_layers=text.num_hidden_layers,
         linears=observation.linears,
         num_bytes=resident_bytes(module),
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
+        dtype=str(found.dtype).removeprefix("torch."),
+        device=str(found.device),
         embeddings=observation.embeddings,
         modules=observation.parameters(module),
         input_embedding=path_of(module, embedding) or "",
         output_head=path_of(module, head) or "",
         ties_embeddings=head is not None and head.weight is embedding.weight,
+        kernels=found.kernels,
     )
 
 

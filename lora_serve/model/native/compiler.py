@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` for one level of processor and one type of numbers."""
+"""Compiles `kernels.c` for a level of processor and a type of numbers; without torch, as wheels are built with it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,45 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.model.native.levels import Level
+from lora_serve.model.native.levels import GENERIC, X86_LEVELS, Level, serving
 
 SOURCE = Path(__file__).with_name("kernels.c")
+SHIPPED = Path(__file__).with_name("compiled")  # what the wheel brings along
 DTYPES = {"float32": (), "bfloat16": ("-DREAL_IS_BFLOAT16",)}
-_FLAGS = (
-    *("-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=fast"),
+_FLAGS = ("-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+_GCC_FLAGS = (
+    "-fopenmp",  # clang's OpenMP is another than torch's
     # Fused multiply-adds everywhere or nowhere: for some processors GCC leaves out those of single chains, and then one
     # token's sums are not those of three.
     "--param=avoid-fma-max-bits=0",
 )
+_NAMES = ("gcc", "cc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler of this machine."""
+
+    path: str
+    is_gcc: bool
+    machine: str  # that it compiles for: "x86_64", "aarch64"
+
+
+def find() -> Compiler | None:
+    """$CC, else gcc, cc or clang: gcc before clang, whose kernels run on one thread."""
+    for name in (os.environ.get("CC"), *_NAMES):
+        if name and (path := shutil.which(name)):
+            is_clang = "clang" in _output(path, "--version").lower()
+            return Compiler(path, not is_clang, _output(path, "-dumpmachine").partition("-")[0])
+    return None
 
 
 def flags(level: Level, dtype: str) -> tuple[str, ...]:
-    """The compiler's flags of a variant; `dtype` is a key of DTYPES."""
-    return (*_FLAGS, *level.flags, *DTYPES[dtype])
+    """The flags of a variant, to which each compiler adds its own; `dtype` is a key of DTYPES."""
+    return (*_FLAGS, *_GCC_FLAGS, *level.flags, *DTYPES[dtype])
 
 
 def file_name(level: Level, dtype: str) -> str:
@@ -33,24 +55,33 @@ def file_name(level: Level, dtype: str) -> str:
     return f"kernels-{level.name}-{dtype}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
 
 
-def compile_kernels(level: Level, dtype: str, target: Path, openmp: Path | None) -> None:
+def variants(machine: str) -> list[tuple[Level, str]]:
+    """The levels and types of numbers that a wheel for `machine` brings kernels of."""
+    levels = X86_LEVELS if machine == "x86_64" else (GENERIC,)
+    return [(level, dtype) for dtype in DTYPES for level in levels if serving(level, dtype) is level]
+
+
+def compile_kernels(compiler: Compiler, level: Level, dtype: str, target: Path) -> None:
     """Compiles into a temporary file and renames it, so that two servers starting at once never read half a file.
 
-    Linked with torch's own OpenMP runtime: a second one would fight it for the cores. Without it: one thread.
-    Raises OSError or SubprocessError with the reason.
+    Linked with no OpenMP runtime: see `one_thread.h`. Raises OSError or SubprocessError with the reason.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise OSError("no C compiler (cc, gcc or clang) was found")
     target.parent.mkdir(parents=True, exist_ok=True)
+    given = [flag for flag in flags(level, dtype) if compiler.is_gcc or flag not in _GCC_FLAGS]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         item, library = Path(folder) / "item.o", Path(folder) / "library.so"
-        parallel = ["-fopenmp"] if openmp else []
         for arguments in (
-            [compiler, *flags(level, dtype), *parallel, "-c", str(SOURCE), "-o", str(item)],
-            [compiler, "-shared", str(item), *([str(openmp)] if openmp else []), "-lm", "-o", str(library)],
+            [*given, "-c", str(SOURCE), "-o", str(item)],
+            ["-shared", str(item), "-lm", "-o", str(library)],
         ):
-            done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run([compiler.path, *arguments], capture_output=True, text=True, timeout=300, check=False)
             if done.returncode != 0:
-                raise OSError(f"{compiler} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+                raise OSError(f"{compiler.path} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         library.replace(target)
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

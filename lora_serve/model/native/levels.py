@@ -26,18 +26,20 @@ class Level:
     features: frozenset[str]  # as /proc/cpuinfo spells them
     flags: tuple[str, ...]  # of the compiler
     bfloat16_order: str = "dot"  # of the sums of bfloat16 products: that of VDPBF16PS, or `blocks`, that of TDPBF16PS
+    multiplies_bfloat16: bool = False  # faster than float32
 
 
 GENERIC = Level("generic", frozenset(), ())
 X86_LEVELS = (  # the best last
     Level("avx2", _AVX2, ("-march=x86-64-v3",)),
     Level("avx512", _AVX512, ("-march=x86-64-v4",)),
-    Level("avx512_bf16", _AVX512_BF16, ("-march=x86-64-v4", "-mavx512bf16")),
+    Level("avx512_bf16", _AVX512_BF16, ("-march=x86-64-v4", "-mavx512bf16"), multiplies_bfloat16=True),
     Level(
         "amx",
         _AVX512_BF16 | {"amx_tile", "amx_bf16"},
         ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
         "blocks",
+        multiplies_bfloat16=True,
     ),
 )
 LEVELS = {level.name: level for level in (GENERIC, *X86_LEVELS)}
@@ -57,6 +59,11 @@ def current() -> Level:
             f"{', '.join(level.name for level in allowed)}"
         )
     return LEVELS[name]
+
+
+def serving(level: Level, dtype: str) -> Level:
+    """The level whose kernels serve `dtype` ("float32", "bfloat16") at `level`: float32 needs no bfloat16 products."""
+    return LEVELS["avx512"] if dtype == "float32" and level.multiplies_bfloat16 else level
 
 
 @functools.cache

@@ -25,9 +25,9 @@ def use_one_core() -> None:
 
 @functools.cache
 def openmp() -> Any:
-    """torch's own OpenMP; None where it is of another kind."""
+    """torch's own OpenMP, whose functions every library finds from then on; None where it is of another kind."""
     path = openmp_path()
-    return None if path is None else ctypes.CDLL(str(path))
+    return None if path is None else ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def openmp_path() -> Path | None:
