@@ -14,14 +14,17 @@ from lora_serve.model.native import compiler, levels, library
 from tests.local_engine import LocalEngine
 from tests.model.fusion.test_fuse import FUSED, fused_kinds
 from tests.model.fusion.test_row_alone import NAMES, SHAPE, assert_rows_are_alone, engine_of, numbers, requests
-from tests.model.native.conftest import QUICK, flags_of
+from tests.model.native.conftest import QUICK, builds, flags_of
 from tests.oracle import save_adapter, save_tiny_model
 
-_FUSED_ADDITIONS = next((("-march=x86-64-v3",) for level in levels.available() if "fma" in level.features), ())
+_LOWEST = levels.available()[:2][-1].flags  # with fused multiply-adds, AVX2's on x86
 # By the order of the sums of bfloat16 products: those of an AVX2 processor, in vectors of its own and in longer ones.
 PORTABLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "dot": (("-DLANES=8",), ("-DLANES=16",)),
-    "blocks": (("-DLANES=8", "-DBFLOAT16_ORDER_BLOCKS"), ("-DLANES=16", "-DBFLOAT16_ORDER_BLOCKS")),
+    "dot": ((*_LOWEST, "-DLANES=8"), (*_LOWEST, "-DLANES=16")),
+    "blocks": (
+        (*_LOWEST, "-DLANES=8", "-DBFLOAT16_ORDER_BLOCKS"),
+        (*_LOWEST, "-DLANES=16", "-DBFLOAT16_ORDER_BLOCKS"),
+    ),
 }
 
 
@@ -33,14 +36,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, P
 
 
 @contextmanager
-def kernels(folder: Path, *, level: str | None = None, flags: tuple[str, ...] = ()) -> Iterator[None]:
-    """Kernels of a lower level, or of a build of one's own."""
+def kernels(folder: Path, flags: tuple[str, ...]) -> Iterator[None]:
+    """Kernels of a build of one's own."""
     with pytest.MonkeyPatch.context() as patch:
-        if level is not None:
-            patch.setenv(levels.VARIABLE, level)
-        else:
-            patch.setattr(compiler, "flags", flags_of((*QUICK, "-fopenmp", *_FUSED_ADDITIONS, *flags)))
-            patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr(compiler, "flags", flags_of((*QUICK, "-fopenmp", *flags)))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         library.forget()
         try:
             yield
@@ -48,9 +48,9 @@ def kernels(folder: Path, *, level: str | None = None, flags: tuple[str, ...] = 
             library.forget()
 
 
-def base_rows(folders: tuple[Path, dict[str, Path]], dtype: str) -> list[object]:
+def base_rows(folders: tuple[Path, dict[str, Path]]) -> list[object]:
     """The numbers of rows without adapters, beside rows with some."""
-    engine = engine_of(folders, 64, dtype)
+    engine = engine_of(folders, 64, "bfloat16")
     assert fused_kinds(engine) == FUSED["qwen3"]
     answers = engine.run(requests(engine))
     return [numbers(answer) for i, answer in enumerate(answers) if NAMES[i % len(NAMES)] is None]
@@ -60,14 +60,11 @@ def base_rows(folders: tuple[Path, dict[str, Path]], dtype: str) -> list[object]
 def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
     order: str, folders: tuple[Path, dict[str, Path]], builds: Path
 ) -> None:
+    own = [level.flags for level in levels.available() if level.multiplies_bfloat16 and level.bfloat16_order == order]
     found = {}
-    for flags in PORTABLE[order]:
-        with kernels(builds, flags=flags):
-            found[" ".join(flags)] = base_rows(folders, "bfloat16")
-    for level in levels.available():
-        if level.bfloat16_order == order and level is not levels.GENERIC:
-            with kernels(builds, level=level.name):
-                found[level.name] = base_rows(folders, "bfloat16")
+    for flags in (*PORTABLE[order], *own):
+        with kernels(builds, flags):
+            found[" ".join(flags)] = base_rows(folders)
     first, *others = found.values()
     assert len(others) >= 1
     assert [name for name, bits in found.items() if bits != first] == []
@@ -77,7 +74,7 @@ def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
 def test_row_is_alone_in_portable_kernels_too(
     order: str, folders: tuple[Path, dict[str, Path]], builds: Path
 ) -> None:
-    with kernels(builds, flags=PORTABLE[order][0]):
+    with kernels(builds, PORTABLE[order][0]):
         assert_rows_are_alone(folders, "bfloat16", (512, 23))
 
 
@@ -85,6 +82,6 @@ def test_orders_differ_in_their_bits(folders: tuple[Path, dict[str, Path]], buil
     """Else the tests above compare nothing."""
     found = []
     for order in PORTABLE.values():
-        with kernels(builds, flags=order[0]):
-            found.append(base_rows(folders, "bfloat16"))
+        with kernels(builds, order[0]):
+            found.append(base_rows(folders))
     assert found[0] != found[1]
