@@ -11,30 +11,6 @@
 #include "real.h"
 #include "threads.h"
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* The first of as few parts as `left` rows make, `most` or fewer each, and all alike. */
-static inline int64_t spread(int64_t left, int64_t most) {
-    const int64_t parts = (left + most - 1) / most;
-    return (left + parts - 1) / parts;
-}
-
-/* Sums begin at `start`, the same for every row; NULL: they go on from y. */
-__attribute__((unused)) static void begin(const float *start, int64_t rows, int64_t width, float *y, int64_t stride) {
-    for (int64_t r = 0; start && r < rows; r++) memcpy(y + r * stride, start, width * sizeof(float));
-}
-
-/* x with zeros after `depth`, up to a whole unit. */
-__attribute__((unused)) static const real *padded(const real *x, int64_t *stride, int64_t rows, int64_t depth,
-                                                  int64_t unit, real *room) {
-    for (int64_t r = 0; r < rows; r++) {
-        memcpy(room + r * unit, x + r * *stride, depth * sizeof(real));
-        memset(room + r * unit + depth, 0, (unit - depth) * sizeof(real));
-    }
-    *stride = unit;
-    return room;
-}
-
 #ifndef REAL_IS_BFLOAT16
 #include "product_float.h"
 #elif defined(__AMX_BF16__) || defined(BFLOAT16_ORDER_BLOCKS)
@@ -64,44 +40,45 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
     static const float zeros[MOST_PANELS * PANEL];
     const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = panel_words(p->kind, p->in);
     const int is_whole = width == panels * PANEL;
-    const uint32_t *w = p->w + panel * step + panel_words(p->kind, k);
-    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
     float sums[MOST_ROWS * PANEL], last_bias[PANEL] = {0.0f};
+    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
     if (start && p->bias && !is_whole) start = memcpy(last_bias, start, width * sizeof(float));
-    for (const int64_t end = row + rows; row < end;) {
-        const int64_t group = rows_at_once(end - row);
-        float *y = p->y + row * p->out + panel * PANEL;
-        if (is_whole) {
-            multiply(p->kind, group, panels, x, x_stride, w, step, depth, start, y, p->out);
-        } else {
-            for (int64_t r = 0; r < group; r++) {
-                memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
-                memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
-            }
-            multiply(p->kind, group, panels, x, x_stride, w, step, depth, start, sums, PANEL);
-            for (int64_t r = 0; r < group; r++) memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
+    Group g = {.kind = p->kind, .panels = panels, .x = x, .x_stride = x_stride, .w_step = step, .depth = depth,
+               .w = p->w + panel * step + panel_words(p->kind, k), .start = start, .y_stride = is_whole ? p->out : PANEL,
+               .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
+    for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.part++) {
+        float *y = p->y + (row + done) * p->out + panel * PANEL;
+        g.rows = rows_at_once(rows - done);
+        g.y = is_whole ? y : sums;
+        for (int64_t r = 0; !is_whole && r < g.rows; r++) {
+            memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
+            memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
         }
-        row += group;
-        x += group * x_stride;
+        multiply(&g);
+        for (int64_t r = 0; !is_whole && r < g.rows; r++)
+            memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
     }
 }
 
-/* Panels first .. last. Depth that is no whole unit comes as a block of its own. */
-__attribute__((noinline)) static void share(const Product *p, int64_t first, int64_t last) {
-    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT, complete = p->out / PANEL;
-    input room[ROOM];
-    for (int64_t row = 0; row < p->rows; row += ROW_BLOCK) {
-        const int64_t rows = least(ROW_BLOCK, p->rows - row), wide = panels_at_once(rows);
-        for (int64_t k = 0, depth; k < p->in; k += depth) {
-            depth = k < whole ? least(DEPTH_BLOCK, whole - k) : p->in - k;
-            int64_t stride = p->x_stride;
-            const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
-            for (int64_t panel = first, panels; panel < last; panel += panels) {
-                panels = panel + wide <= least(last, complete) ? wide : 1;
-                block(p, row, rows, panel, panels, k, depth, x, stride);
-            }
+/* Panels first .. last by all of a depth. Depth that is no whole unit comes as a block of its own. */
+static void through(const Product *p, int64_t row, int64_t rows, int64_t first, int64_t last, input *room) {
+    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT, complete = p->out / PANEL, wide = panels_at_once(rows);
+    for (int64_t k = 0, depth; k < p->in; k += depth) {
+        depth = k < whole ? depth_at_once(rows, whole - k) : p->in - k;
+        int64_t stride = p->x_stride;
+        const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
+        for (int64_t panel = first, panels; panel < last; panel += panels) {
+            panels = panel + wide <= least(last, complete) ? wide : 1;
+            block(p, row, rows, panel, panels, k, depth, x, stride);
         }
     }
+}
+
+__attribute__((noinline)) static void share(const Product *p, int64_t first, int64_t last) {
+    input room[ROOM];
+    for (int64_t row = 0; row < p->rows; row += ROW_BLOCK)
+        for (int64_t panel = first; panel < last; panel += PANELS_IN_TURN)
+            through(p, row, least(ROW_BLOCK, p->rows - row), panel, least(last, panel + PANELS_IN_TURN), room);
 }
 
 #define DEPTH_PACKED 16 /* 4-byte words of each output's weights at a time: a cache line of float32 */

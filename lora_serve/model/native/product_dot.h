@@ -5,15 +5,22 @@
  * each rounded once to the nearest, denormal numbers taken as 0 going in and coming out. With the instruction, or by
  * the same arithmetic on widened numbers. After an odd `in` comes a 0, of x and of w.
  */
+#ifdef __AVX512BF16__
+typedef real input;
+#else
+typedef float input;
+#endif
 #include "flushing.h"
-#include "tile.h"
+#include "product.h"
 
 #define DEPTH_UNIT 2
 #define DEPTH_BLOCK 1024
 #define MOST_PANELS 4
+#define PANELS_IN_TURN (INT64_MAX / 2) /* x is prepared once */
 #define MOST_ROWS MAX_ROWS
 
 ALWAYS int64_t panel_words(int64_t kind, int64_t in) { return (void)kind, (in + 1) / 2 * PANEL; }
+ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) { return (void)rows, least(DEPTH_BLOCK, left); }
 ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
 
 #ifdef __AVX512BF16__
@@ -21,8 +28,6 @@ ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
 
 #define ROW_BLOCK 96
 #define ROOM (ROW_BLOCK * DEPTH_UNIT) /* the last numbers of rows of an odd length */
-
-typedef real input;
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
 ALWAYS uint64_t begin_products(void) { return 0; } /* the instruction has a rule of its own */
@@ -32,38 +37,36 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
     return depth % DEPTH_UNIT == 0 ? x : padded(x, stride, rows, depth, DEPTH_UNIT, room);
 }
 
-ALWAYS void dot_tile(const int rows, const int panels, const input *x, int64_t x_stride, const uint32_t *w,
-                     int64_t w_step, int64_t pairs, float *y, int64_t y_stride) {
-    __m512 sum[MAX_ROWS][8];
+ALWAYS void dot_tile(const int rows, const int panels, const Group *g) {
+    __m512 sum[MAX_ROWS][2 * MOST_PANELS];
+    float *y = g->y;
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (__m512)load(y + r * y_stride + v * LANES);
-    for (int64_t k = 0; k < pairs; k++)
+        UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (__m512)load(y + r * g->y_stride + v * LANES);
+    for (int64_t k = 0; k < g->depth; k += 2)
         UNROLL for (int v = 0; v < 2 * panels; v++) {
-            const __m512bh own = (__m512bh) * (const bits *)(w + v / 2 * w_step + k * PANEL + v % 2 * LANES);
+            const __m512bh own = (__m512bh) * (const bits *)(g->w + v / 2 * g->w_step + k / 2 * PANEL + v % 2 * LANES);
             UNROLL for (int r = 0; r < rows; r++) {
                 uint32_t pair;
-                memcpy(&pair, x + r * x_stride + 2 * k, sizeof pair);
+                memcpy(&pair, g->x + r * g->x_stride + k, sizeof pair);
                 sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)_mm512_set1_epi32((int)pair), own);
             }
         }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < 2 * panels; v++) store(y + r * y_stride + v * LANES, (vec)sum[r][v]);
+        UNROLL for (int v = 0; v < 2 * panels; v++) store(y + r * g->y_stride + v * LANES, (vec)sum[r][v]);
 }
 
-#define DOT_CASE(rows, panels)                                                         \
-    case rows:                                                                         \
-        dot_tile(rows, panels, x, x_stride, w, w_step, (depth + 1) / 2, y, y_stride);  \
+#define DOT_CASE(rows, panels)     \
+    case rows:                     \
+        dot_tile(rows, panels, g); \
         return;
 
-static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
-    (void)kind;
-    begin(start, rows, panels * PANEL, y, y_stride);
-    if (panels == 4) dot_tile(1, 4, x, 0, w, w_step, (depth + 1) / 2, y, 0);
-    else if (panels == 2)
-        switch (rows) { DOT_CASE(2, 2) DOT_CASE(3, 2) DOT_CASE(4, 2) }
+static void multiply(const Group *g) {
+    begin(g);
+    if (g->panels == 4) dot_tile(1, 4, g);
+    else if (g->panels == 2)
+        switch (g->rows) { DOT_CASE(2, 2) DOT_CASE(3, 2) DOT_CASE(4, 2) }
     else
-        switch (rows) {
+        switch (g->rows) {
             DOT_CASE(1, 1) DOT_CASE(2, 1) DOT_CASE(3, 1) DOT_CASE(4, 1) DOT_CASE(5, 1) DOT_CASE(6, 1)
             DOT_CASE(7, 1) DOT_CASE(8, 1) DOT_CASE(9, 1) DOT_CASE(10, 1) DOT_CASE(11, 1) DOT_CASE(12, 1)
         }
@@ -73,8 +76,6 @@ static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x,
 
 #define ROW_BLOCK 48
 #define ROOM (ROW_BLOCK * DEPTH_BLOCK) /* x widened, odd one first */
-
-typedef float input;
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : 1; }
 ALWAYS uint64_t begin_products(void) { return flush_denormals(); }
@@ -91,12 +92,10 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
     return room;
 }
 
-static void multiply(int64_t kind, int64_t rows, int64_t panels, const input *x, int64_t x_stride, const void *w,
-                     int64_t w_step, int64_t depth, const float *start, float *y, int64_t y_stride) {
-    (void)kind;
-    begin(start, rows, panels * PANEL, y, y_stride);
-    if (panels == 1) rows_of_depth_pairs(rows, x, x_stride, w, PANEL, depth, y, y_stride);
-    else tile(DEPTH_PAIRS, 1, 4, x, 0, w, PANEL, w_step, depth, y, 0);
+static void multiply(const Group *g) {
+    begin(g);
+    if (g->panels == 1) rows_of_depth_pairs(g->rows, g->x, g->x_stride, g->w, PANEL, g->depth, g->y, g->y_stride);
+    else tile(DEPTH_PAIRS, 1, 4, g->x, 0, g->w, PANEL, g->w_step, g->depth, g->y, 0);
 }
 
 #endif
