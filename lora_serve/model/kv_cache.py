@@ -74,7 +74,7 @@ class KVCache:
         return start + index * size, start + (self.shape.num_layers + index) * size
 
     def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
-        """Stores key and value [num_tokens, num_kv_heads, head_dim] at flat positions [num_tokens], rounded if need be."""
+        """Stores key and value [num_tokens, num_kv_heads, head_dim], rounded to the cache's type, at flat positions."""
         keys, values = self.layer(layer)
         keys.flatten(0, 1).index_copy_(0, positions, key.to(keys.dtype))
         values.flatten(0, 1).index_copy_(0, positions, value.to(values.dtype))
