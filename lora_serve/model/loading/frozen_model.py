@@ -217,9 +217,11 @@ def _tell(numbers: NumberType, kernels: KernelDescription | None) -> None:
     if kernels is None:
         _log.info("dtype: %s (%s)", name, numbers.reason)
     elif kernels.source == "torch":
-        advice = "" if numbers.dtype == torch.float16 else "; install gcc, or a wheel of lora-serve that brings kernels"
+        advice = "install gcc, or a wheel of lora-serve that brings kernels"
+        if numbers.dtype == torch.float16:
+            advice = "--dtype float32 has kernels"
         _log.warning(
-            "dtype: %s (%s); kernels: NONE (%s): torch's own operators serve, many times slower%s",
+            "dtype: %s (%s); kernels: NONE (%s): torch's own operators serve, many times slower; %s",
             name, numbers.reason, kernels.reason, advice,
         )  # fmt: skip
     else:

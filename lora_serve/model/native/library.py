@@ -73,8 +73,16 @@ def _loaded(dtype: torch.dtype) -> tuple[ctypes.CDLL, str]:
     file = compiler.file_name(level, name)
     for place, source in ((compiler.SHIPPED / file, "shipped"), (_cache() / file, "compiled")):
         if (found := _opened(place)) is not None:
+            _warn_of_one_thread(found, "torch's OpenMP runtime was not found")
             return found, source
-    return ctypes.CDLL(str(_compiled(level, name, file))), "compiled"
+    found = ctypes.CDLL(str(_compiled(level, name, file)))
+    _warn_of_one_thread(found, "clang's OpenMP is another than torch's: install gcc")
+    return found, "compiled"
+
+
+def _warn_of_one_thread(kernels: ctypes.CDLL, reason: str) -> None:
+    if kernels.num_threads() < torch.get_num_threads():
+        _log.warning("kernels: they run on one core only: %s", reason)
 
 
 def _opened(place: Path) -> ctypes.CDLL | None:

@@ -32,4 +32,6 @@ def openmp() -> Any:
 
 def openmp_path() -> Path | None:
     """The file of torch's own OpenMP."""
-    return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))), None)
+    package = Path(torch.__file__).parent
+    found = [file for folder in (package / "lib", package.with_name("torch.libs")) for file in folder.glob("libgomp*")]
+    return min(found, default=None)

@@ -64,9 +64,7 @@ def test_type_that_is_asked_for_is_taken_and_its_slowness_told() -> None:
     bfloat16 = number_type("bfloat16", SimpleNamespace(dtype=BF16), CPU)
     assert bfloat16.dtype == BF16
     assert "float32 would be as fast" in bfloat16.reason
-    float16 = number_type("float16", SimpleNamespace(dtype=BF16), CPU)
-    assert float16.dtype == F16
-    assert "float32 would be many times faster" in float16.reason
+    assert chosen("float16", BF16) == F16
     assert number_type("float32", SimpleNamespace(dtype=BF16), CPU).reason == "as asked"
     assert number_type("float16", SimpleNamespace(dtype=BF16), CUDA).reason == "as asked"
 
@@ -123,3 +121,11 @@ def test_without_kernels_the_log_warns_loudly_and_says_what_to_install(
         assert words in line.message
     assert spec.kernels is not None
     assert (spec.kernels.level, spec.kernels.source) == ("none", "torch")
+
+
+def test_float16_is_served_by_torch_and_told_to_be_slow(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded(model, "float16")
+    (line,) = [record for record in caplog.records if "kernels" in record.message]
+    assert line.levelno == logging.WARNING
+    assert "kernels: NONE (knows float32 and bfloat16, not float16)" in line.message
+    assert line.message.endswith("--dtype float32 has kernels")

@@ -125,12 +125,14 @@ def test_compiler_that_fails_is_told_in_its_own_words_and_asked_once(
 
 
 def test_clangs_kernels_run_on_one_thread_and_give_way_to_gccs(
-    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     acting = "import os, sys\nif '--version' in sys.argv: sys.exit(print('clang version 14'))\n"
     acting += "os.execvp('gcc', ['gcc', *sys.argv[1:]])"
     monkeypatch.setenv("CC", str(program(tmp_path / "clang", acting)))
     assert library.load(torch.float32).num_threads() == 1
+    assert "they run on one core only: clang's OpenMP is another than torch's: install gcc" in caplog.text
     assert [path.name.startswith("one-thread-kernels-") for path in empty_cache.iterdir()] == [True]
     monkeypatch.delenv("CC")
     library.forget()
