@@ -5,7 +5,7 @@
 The real engine in this process, no HTTP, the demo's model: two engines that differ in --speculate alone take turns.
 Each round sends the same held-out prompts to both, so many rows at a time; a row that ends makes room for the next.
 Tokens per second are medians over the rounds, their ratio is the median of the rounds' own. Answers are greedy and must
-be the same tokens from both. `random`: prompts of random tokens, sampled at temperature 1, where few guesses come true.
+be the same tokens from both. `random`: prompts of random tokens, sampled so hot that hardly a guess comes true.
 """
 
 from __future__ import annotations
@@ -35,18 +35,25 @@ DATA = Path("lora_serve/demo_data")
 ADAPTERS = ("harbor/extract", "acme/sql", "mirror/reverse", "chronos/dates")
 RANDOM = "random"
 MAX_TOKENS = 64
-WARM = 20  # requests of each case before the first round, on both engines
+HOT = 20.0  # a temperature at which nearly any token may come
+WARM = 20  # other requests of each case before the first round, on both engines
 Prompt = tuple[int, ...]
 
 
 class Side:
     """One engine, and what it answered."""
 
-    def __init__(self, speculate: str, num_rows: int, adapters: Sequence[str]) -> None:
+    def __init__(self, speculate: str, num_rows: int, adapters: Sequence[str], dtype: str) -> None:
         folders = {name: DATA / "adapters" / name for name in adapters}
         self._engine = LocalEngine(
-            DATA / "model", folders, speculate=speculate, max_num_seqs=num_rows, max_loras=max(1, len(folders))
+            DATA / "model",
+            folders,
+            speculate=speculate,
+            dtype=dtype,
+            max_num_seqs=num_rows,
+            max_loras=max(1, len(folders)),
         )
+        self.dtype = self._engine.parts.spec.dtype
         self.answers: dict[Prompt, list[int]] = {}
 
     def run(self, prompts: Sequence[Prompt], adapter: str | None, num_rows: int, clock: Clock) -> float:
@@ -54,7 +61,7 @@ class Side:
         engine = self._engine.engine
         sampling: dict[str, Any] = {"max_tokens": MAX_TOKENS}
         if adapter is None:
-            sampling |= {"temperature": 1.0, "seed": 1, "ignore_eos": True}
+            sampling |= {"temperature": HOT, "seed": 1, "ignore_eos": True}
         requests = [self._engine.request(list(prompt), adapter, **sampling) for prompt in prompts]
         found: dict[str, list[int]] = {request.request_id: [] for request in requests}
         todo: list[InferenceRequest] = requests[::-1]
@@ -88,6 +95,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="that the prompts are cut into, at least")
     parser.add_argument("--cases", nargs="+", default=[*ADAPTERS, RANDOM])
     parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help=CLOCK_HELP)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speculation.json"))
     options = parser.parse_args()
@@ -100,11 +108,11 @@ def main() -> None:
 
 def _cells(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, num_rows: int) -> list[dict[str, Any]]:
     adapters = [case for case in options.cases if case != RANDOM]
-    sides = {setting: Side(setting, num_rows, adapters) for setting in ("off", options.speculate)}
+    sides = {setting: Side(setting, num_rows, adapters, options.dtype) for setting in ("off", options.speculate)}
     count = -(-options.prompts // max(1, len(adapters)))
     cells = []
     for case in options.cases:
-        prompts = prompts_of(tokenizer, case, count if case != RANDOM else 4 * num_rows * options.rounds)
+        prompts = prompts_of(tokenizer, case, WARM + (count if case != RANDOM else 4 * num_rows * options.rounds))
         cells.append(_cell(sides, case, prompts, num_rows, options))
     return cells
 
@@ -116,6 +124,7 @@ def _cell(
     adapter, clock = (None if case == RANDOM else case), CLOCKS[options.clock]
     for side in sides.values():
         side.run(prompts[:WARM], adapter, num_rows, clock)
+    prompts = prompts[WARM:]  # an answer that was given before would be guessed from end to end
     before = drafting.guesses()
     each = -(-len(prompts) // options.rounds)
     speeds: dict[str, list[float]] = {name: [] for name in sides}
@@ -130,6 +139,7 @@ def _cell(
     cell = {
         "case": case,
         "rows": num_rows,
+        "dtype": drafting.dtype,
         "prompts": len(prompts),
         "tokens_per_s": {name: round(statistics.median(found), 1) for name, found in speeds.items()},
         "ratio": round(median_ratio(speeds[options.speculate], speeds["off"]), 3),
@@ -140,7 +150,7 @@ def _cell(
         "step_cost_us": drafting.costs(),
     }
     print(
-        f"{case:16} {num_rows:3} rows: {cell['tokens_per_s']}  ratio {cell['ratio']:5}  {num_drafts} drafts,"
+        f"{drafting.dtype} {case:16} {num_rows:3} rows: {cell['tokens_per_s']}  ratio {cell['ratio']:5}  {num_drafts} drafts,"
         f" {num_accepted} of {num_drafted} accepted, {num_different} of {len(prompts)} answers differ",
         flush=True,
     )

@@ -141,6 +141,7 @@ class Scenario:
     def engine_config(self, policy: str) -> EngineConfig:
         profile = self.profile
         return EngineConfig(
+            speculate="off",  # the tokens of a simulation are no text: guesses of them would say nothing
             batch=BatchLimits(profile.max_num_seqs, profile.max_num_batched_tokens, self.batch_wait),
             queue=QueueLimits(self.max_queue),
             kv_cache_memory=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,41 @@ def test_every_refused_flag_has_its_line(model: str) -> None:
     assert [line.split(":")[0] for line in lines] == [
         "--tensor-parallel-size 2", "--speculative-config {}", "--runner pooling",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (['--speculative-config={"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'], "5"),
+        (["-sc", '{"model": "ngram"}'], "auto"),
+        (['--speculative-config={"method": "ngram"}', "--speculate", "off"], "off"),
+        ([], "auto"),
+    ],
+)
+def test_speculation_by_ngrams_is_taken(model: str, given: list[str], meant: str) -> None:
+    assert load_settings([model, *given]).engine_slice().speculate == meant
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"method": "eagle3", "model": "x"}', 'give {"method": "ngram"}'),
+        ('{"method": "ngram", "num_speculative_tokens": 17}', "from 1 to 16"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "from 1 to 16"),
+        ('{"method": "ngram", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size"),
+        ("[]", "a JSON object"),
+        ("{", "a JSON object"),
+    ],
+)
+def test_other_speculation_is_refused_in_words(model: str, config: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_settings([model, "--speculative-config", config])
+
+
+@pytest.mark.parametrize("value", ["0", "17", "-1", "on", "true", "4.0"])
+def test_unknown_speculation_is_refused_with_what_may_be_given(model: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="--speculate: expected auto, off or a number of tokens from 1 to 16"):
+        load_settings([model, f"--speculate={value}"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -35,6 +35,7 @@ class VllmFlag:
     harmless: tuple[str, ...] = ()  # values of a refused flag that say what is so here anyway
     setting: str = ""  # with MEANT: the flag of ours
     values: Mapping[str, str] = field(default_factory=dict)  # with MEANT: vLLM's value -> ours; empty: as it is
+    read: Callable[[str], str] | None = None  # in place of `values`; raises ValueError in words
 
     @property
     def dest(self) -> str:

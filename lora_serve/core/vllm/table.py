@@ -5,6 +5,7 @@ server mean the same and are not in it.
 from __future__ import annotations
 
 from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
+from lora_serve.core.vllm.speculation import read_speculative_config
 
 _ONE_DEVICE = "this server runs on one device"
 _ALWAYS = "always on"
@@ -12,7 +13,7 @@ _TEXT_ONLY = "this server takes text only"
 _LOGS = "the log has its own form (--log-format)"
 _COMPILES = "nothing is compiled here (--cuda-graphs)"
 _BACKEND = "there is one backend, llguidance"
-_SPECULATION = "this server does not speculate"
+_SPECULATION = "tokens are guessed without a second model (--speculate)"
 _PER_REQUEST = "a request asks for it by its own field"
 _CHECKPOINT = "a checkpoint is served as it is"
 
@@ -41,6 +42,13 @@ _MEANT = (
         values={"on": "off", "off": "on"},
     ),
     _meant("--kv-cache-memory-bytes", "--kv-cache-memory"),
+    _meant(
+        "--speculative-config",
+        "--speculate",
+        "the method `ngram` with its `num_speculative_tokens`; other methods are refused",
+        short="-sc",
+        read=read_speculative_config,
+    ),
     _meant(
         "--runner", "--task", "for `pooling` give --task embed or classify", values={"auto": "", "generate": "generate"}
     ),
@@ -102,7 +110,7 @@ _IGNORED = (
     _ignored("--async-scheduling", "the engine schedules beside the step", _SWITCH),
     _ignored("--disable-async-output-proc", "the engine schedules beside the step", _SWITCH),
     _ignored("--stream-interval", "a token is sent when it is there"),
-    _ignored("--num-lookahead-slots", _SPECULATION),
+    _ignored("--num-lookahead-slots", "guessed tokens take blocks that are free (--speculate)"),
     _ignored("--num-scheduler-steps", "a step is one token of each row"),
     _ignored("--multi-step-stream-outputs", "a step is one token of each row", _SWITCH),
     _ignored("--scheduler-delay-factor", "--batch-wait-ms"),
@@ -192,7 +200,6 @@ _REFUSED = (
     _refused("--default-mm-loras", _TEXT_ONLY),
     _refused("--enable-prompt-adapter", "adapters are LoRA's kind", takes=_SWITCH),
     # Speculation.
-    _refused("--speculative-config", _SPECULATION, short="-sc"),
     _refused("--speculative-model", _SPECULATION),
     _refused("--num-speculative-tokens", _SPECULATION, "0"),
     # Requests and answers.

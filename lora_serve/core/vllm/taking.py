@@ -84,12 +84,18 @@ def _refusals(flag: VllmFlag, value: Any) -> Iterator[str]:
     if flag.fate is Fate.REFUSED and value is not False and shown not in flag.harmless:
         harmless = f"; what may be given is {' or '.join(filter(None, flag.harmless))}" if any(flag.harmless) else ""
         yield f"{_as_given(flag, value)}: vLLM's flag would change answers or do nothing here: {flag.why}{harmless}"
+    if flag.read is not None:
+        try:
+            flag.read(shown)
+        except ValueError as error:
+            yield f"{_as_given(flag, value)}: {error}"
     if flag.fate is Fate.MEANT and flag.values and shown not in flag.values:
         yield f"{_as_given(flag, value)}: what may be given is {', '.join(flag.values)}; {flag.why}"
 
 
 def _meaning(flag: VllmFlag, value: Any) -> str:
-    return flag.values[_shown(value)] if flag.values else _shown(value)
+    shown = _shown(value)
+    return flag.read(shown) if flag.read is not None else flag.values[shown] if flag.values else shown
 
 
 def _shown(value: Any) -> str:

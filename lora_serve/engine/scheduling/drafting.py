@@ -27,7 +27,6 @@ class _Candidate:
 
     sequence: Sequence
     drafter: Drafter
-    most: int
     seconds: float  # for one more of its tokens
     rates: list[float]  # of each guess: that it and those before it come true
 
@@ -123,9 +122,9 @@ class Drafting:
             drafter = sequence.drafter or self._begin(sequence)
             to_read -= drafter.read(min(to_read, _READ_PER_ROW))
             seconds = least + each["draft_token"] + each["kv_token"] + each["attended_pair"] * num_known
-            most = min(self._most, left, budget)
-            rates = drafter.draft(most, price * seconds)
-            found.append(_Candidate(sequence, drafter, most, seconds, rates))
+            rates = drafter.draft(min(self._most, left, budget), price * seconds)
+            if rates:
+                found.append(_Candidate(sequence, drafter, seconds, rates))
         return found
 
     def _best_price(self, candidates: list[_Candidate], num_tokens: int, seconds: float) -> float:

@@ -9,8 +9,6 @@ from lora_serve.engine.speculation.acceptance import Acceptance, kind_of_habit, 
 from lora_serve.engine.speculation.habits import Habits
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH, PromptLookup
 
-_CONTEXTS = (3, 2)  # tokens that a habit follows
-
 
 class _Candidate(NamedTuple):
     token: int
@@ -46,12 +44,13 @@ class Drafter:
 
         Ends before a token whose probability is not above `least_rate`.
         """
-        self._candidates = self._first()
         self._draft = []
+        candidates = self._candidates = self._first()
+        if not candidates:
+            return []
         rates, probability = self.acceptance.rates, 1.0
-        tail = tuple(self._tokens[-3:])
         found: list[float] = []
-        candidates = self._candidates
+        tail = tuple(self._tokens[-3:])
         while candidates and len(found) < most:
             best = max(candidates, key=lambda candidate: rates[candidate.kind])
             probability *= rates[best.kind]
@@ -71,39 +70,46 @@ class Drafter:
 
     def learn(self, num_before: int) -> None:
         """Compares the tokens that came after the first `num_before` with the guesses, if there are any."""
-        came = self._tokens[num_before:]
-        for candidate in self._candidates if came else ():
-            self.acceptance.note(candidate.kind, is_right=candidate.token == came[0])
-        for candidate, token in zip(self._draft[1:], came[1:], strict=False):
-            self.acceptance.note(candidate.kind, is_right=candidate.token == token)
-        self._candidates, self._draft = [], []
-        for place in range(num_before, len(self._tokens)):
-            for length in _CONTEXTS:
-                self._habits.learn(tuple(self._tokens[max(0, place - length) : place]), self._tokens[place])
+        tokens, num_known = self._tokens, len(self._tokens)
+        if self._candidates and num_known > num_before:
+            came = tokens[num_before]
+            for candidate in self._candidates:
+                self.acceptance.note(candidate.kind, is_right=candidate.token == came)
+            for place, candidate in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
+                self.acceptance.note(candidate.kind, is_right=candidate.token == tokens[place])
+            self._candidates, self._draft = [], []
+        for place in range(max(num_before, 3), num_known):
+            self._habits.learn(tokens[place - 3], tokens[place - 2], tokens[place - 1], tokens[place])
 
     def _first(self) -> list[_Candidate]:
-        found = self._by_habit(tuple(self._tokens[-3:]))
+        tokens = self._tokens
+        if len(tokens) < 3:
+            return []
+        one, two, three = tokens[-3:]
+        found = self._by_habit(one, two, three)
         guess = self._lookup.guess()
         if guess is not None:
-            token = self._lookup.token_at(guess.position, ())
-            found.append(_Candidate(token, kind_of_match(guess.num_matched), guess.position))
+            position, num_matched = guess
+            found.append(_Candidate(tokens[position], kind_of_match(num_matched), position))
         return found
 
     def _next(self, last: _Candidate, tail: tuple[int, ...]) -> list[_Candidate]:
         """Candidates behind a draft that ends with `last`."""
-        found = self._by_habit(tail)
+        one, two, three = tail
+        found = self._by_habit(one, two, three)
         if last.position:
             drafted = [candidate.token for candidate in self._draft]
             kind = min(last.kind + 1, kind_of_match(LONGEST_MATCH))
             found.append(_Candidate(self._lookup.token_at(last.position + 1, drafted), kind, last.position + 1))
-        elif position := self._lookup.after(tail[-2:]):
-            found.append(_Candidate(self._lookup.token_at(position, ()), kind_of_match(2), position))
+        elif position := self._lookup.after(two, three):
+            found.append(_Candidate(self._tokens[position], kind_of_match(2), position))
         return found
 
-    def _by_habit(self, tail: tuple[int, ...]) -> list[_Candidate]:
-        found = []
-        for length in _CONTEXTS:
-            known = self._habits.after(tail[-length:])
-            if known is not None:
-                found.append(_Candidate(known[0], kind_of_habit(length, known[1])))
+    def _by_habit(self, one: int, two: int, three: int) -> list[_Candidate]:
+        after_three, after_two = self._habits.after(one, two, three)
+        if after_two is None:
+            return []
+        found = [_Candidate(after_two[0], kind_of_habit(2, after_two[1]))]
+        if after_three is not None:
+            found.append(_Candidate(after_three[0], kind_of_habit(3, after_three[1])))
         return found

@@ -9,12 +9,15 @@ answer comes would tell.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TypeVar
 
 LONGEST_STREAK = 3
-_MAX_CONTEXTS = 8192  # of one owner; the oldest is forgotten
+_MAX_CONTEXTS = 8192  # of one owner and length; the oldest is forgotten
 _MAX_ALL = 2**17  # of all owners together, some 25 MB
 _MAX_OWNERS = 1024
 
+Habit = tuple[int, int]  # the token that came last, and how many times in a row it had come before
+_Context = TypeVar("_Context", tuple[int, int], tuple[int, int, int])
 Owner = tuple[str, tuple[str, ...]]  # the tenant, as the prefix cache knows it, and the adapters' digests
 
 
@@ -22,23 +25,33 @@ class Habits:
     """The habits of one owner: adapters, and the tenant whose requests they answer."""
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._after_two: dict[tuple[int, int], Habit] = {}
+        self._after_three: dict[tuple[int, int, int], Habit] = {}
 
     def __len__(self) -> int:
-        return len(self._after)
+        return len(self._after_two) + len(self._after_three)
 
-    def after(self, context: tuple[int, ...]) -> tuple[int, int] | None:
-        """The token that came last after these, and how many times in a row it had come before; None: they are new."""
-        return self._after.get(context)
+    def after(self, one: int, two: int, three: int) -> tuple[Habit | None, Habit | None]:
+        """The habit after these three tokens, and the one after the last two of them."""
+        short = self._after_two.get((two, three))
+        return (None if short is None else self._after_three.get((one, two, three))), short
 
-    def learn(self, context: tuple[int, ...], token: int) -> None:
-        """Notes that the token came after two or three others."""
-        known = self._after.get(context)
-        if known is None and len(self._after) >= _MAX_CONTEXTS:
-            del self._after[next(iter(self._after))]
-        is_same = known is not None and known[0] == token
-        streak = min(LONGEST_STREAK, known[1] + 1) if known is not None and is_same else 0
-        self._after[context] = (token, streak)
+    def learn(self, one: int, two: int, three: int, token: int) -> None:
+        """Notes that `token` came after these three."""
+        _note(self._after_two, (two, three), token)
+        _note(self._after_three, (one, two, three), token)
+
+
+def _note(habits: dict[_Context, Habit], context: _Context, token: int) -> None:
+    known = habits.get(context)
+    if known is None:
+        if len(habits) >= _MAX_CONTEXTS:
+            del habits[next(iter(habits))]
+        habits[context] = (token, 0)
+    elif known[0] != token:
+        habits[context] = (token, 0)
+    elif known[1] < LONGEST_STREAK:
+        habits[context] = (token, known[1] + 1)
 
 
 class HabitsByOwner:

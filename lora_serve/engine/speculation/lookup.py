@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LONGEST_MATCH = 6  # tokens that are compared
 _CHAIN = 8  # earlier places that are compared
 _NOWHERE = 0  # no position: nothing stands before the first token
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """The place of the tokens that may come next."""
 
     position: int  # of the first of them in the sequence
@@ -70,9 +69,9 @@ class PromptLookup:
                 break
         return Guess(found, longest)
 
-    def after(self, pair: tuple[int, ...]) -> int:
+    def after(self, one: int, two: int) -> int:
         """The last position that these two tokens led to; 0: none."""
-        return self._after_two.get((pair[0], pair[-1]), _NOWHERE)
+        return self._after_two.get((one, two), _NOWHERE)
 
     def token_at(self, position: int, drafted: Sequence[int]) -> int:
         """The token at a position; behind the sequence's end the one that was `drafted` for it."""

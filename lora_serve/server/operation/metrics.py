@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from lora_serve.core.errors import AuthenticationError, ForbiddenError, LoraServeError
-from lora_serve.core.stats import STEP_TOKENS, EngineStats, EvictionReason, TierStats
+from lora_serve.core.stats import STEP_TOKENS, EngineStats, EvictionReason, SpeculationStats, TierStats
 from lora_serve.server.guards.access import authenticated
 from lora_serve.server.services import SERVICES, Services
 from lora_serve.server.telemetry.metrics import OTHER_TENANTS, Metrics
@@ -149,6 +149,8 @@ def engine_families(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[M
     yield _gauge("vllm:cache_config_info", "The KV cache's shape.", 1, cache)
     yield lora_requests_info(stats)
     yield from grammar_families(stats)
+    if stats.speculation.most:
+        yield from speculation_families(stats.speculation, labels)
     yield _counter("lora_serve_adapter_loads_hung", "Loads given up as the store hangs.", stats.num_hung_loads)
     batches = stats.recent_batches
     for name, text, values in (
@@ -171,6 +173,21 @@ def grammar_families(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("lora_serve_grammar_wait_seconds", text, found.wait_seconds)
     yield _counter("lora_serve_grammar_compilations", "Grammars compiled.", found.num_compiled)
     yield _counter("lora_serve_grammar_compile_seconds", "Seconds of compiling grammars.", found.compile_seconds)
+
+
+def speculation_families(found: SpeculationStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """vLLM's counters of guessed tokens, which it too has only where tokens are guessed."""
+    yield _counter("vllm:spec_decode_num_drafts", "Drafts run.", found.num_drafts, labels)
+    yield _counter("vllm:spec_decode_num_draft_tokens", "Guessed tokens run.", found.num_drafted, labels)
+    yield _counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.", found.num_accepted, labels)
+    places = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Guessed tokens accepted, by their place in the draft.",
+        labels=[*labels, "position"],
+    )
+    for place, count in enumerate(found.accepted_by_place):
+        places.add_metric([*labels.values(), str(place)], count)
+    yield places
 
 
 def _step_tokens(stats: EngineStats, labels: Mapping[str, str]) -> Metric:

@@ -11,6 +11,7 @@ from lora_serve.core.stats import (
     ConstraintStats,
     MemoryStats,
     SlotInfo,
+    SpeculationStats,
     SwapStats,
     TierStats,
 )
@@ -243,4 +244,5 @@ class EngineCard(Answer):
     num_constrained: int
     num_forced: int
     constraints: ConstraintStats
+    speculation: SpeculationStats
     num_hung_loads: int

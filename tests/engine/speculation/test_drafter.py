@@ -1,0 +1,99 @@
+"""One sequence's drafts: from its own tokens and from habits, each as far as it is likely to be right."""
+
+from __future__ import annotations
+
+import random
+
+from lora_serve.engine.speculation.acceptance import Acceptance, AcceptanceByAdapter
+from lora_serve.engine.speculation.drafter import Drafter
+from lora_serve.engine.speculation.habits import Habits, HabitsByOwner
+
+FORM = [31, 32, 33, 34, 35, 36]  # what every answer of an adapter begins with
+
+
+def drafter(tokens: list[int], habits: Habits | None = None, acceptance: Acceptance | None = None) -> Drafter:
+    found = Drafter(tokens, habits or Habits(), acceptance or Acceptance())
+    found.read(len(tokens))
+    return found
+
+
+def test_prompt_is_copied() -> None:
+    found = drafter([1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3])
+    rates = found.draft(4, 0.0)
+    assert found.take(4) == (4, 5, 6, 7)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_draft_goes_on_over_its_own_tokens() -> None:
+    found = drafter([8, 1, 2, 1, 2, 1, 2])
+    found.draft(6, 0.0)
+    assert found.take(6) == (1, 2, 1, 2, 1, 2)
+
+
+def test_draft_ends_where_it_is_not_likely_enough_and_before_the_end_of_the_output() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 7, 9, 1, 2, 3]
+    rates = drafter(tokens).draft(16, 0.0)
+    assert drafter(tokens).draft(16, rates[2]) == rates[:2]
+    ended = Drafter(tokens, Habits(), Acceptance(), ends=(6,))
+    ended.read(len(tokens))
+    ended.draft(16, 0.0)
+    assert ended.take(16) == (4, 5)
+
+
+def test_form_of_earlier_answers_is_guessed_where_the_prompt_does_not_hold_it() -> None:
+    habits, acceptance = Habits(), Acceptance()
+    for name in range(100, 110):
+        tokens = [5, 6, 7]
+        one = drafter(tokens, habits, acceptance)
+        for token in (*FORM, name):
+            num_before = len(tokens)
+            tokens.append(token)
+            one.read(10)
+            one.draft(8, 1.0)
+            one.learn(num_before)
+    found = drafter([5, 6, 7], habits, acceptance)
+    rates = found.draft(16, 0.0)
+    assert found.take(16)[: len(FORM)] == tuple(FORM)
+    assert rates[len(FORM) - 1] > 0.2
+    assert rates[len(FORM)] < 0.5 * rates[len(FORM) - 1], "the name is another each time"
+
+
+def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
+    generator = random.Random(1)
+    tokens = [generator.randrange(8) for _ in range(30)]
+    found = drafter(tokens)
+    for _ in range(400):
+        found.read(10)
+        found.draft(8, 0.4)
+        found.take(0)
+        tokens.append(generator.randrange(8))
+        found.learn(len(tokens) - 1)
+    found.read(10)
+    assert found.draft(8, 0.4) == [], "one token in eight comes true"
+    while len(tokens) < 600:  # a text that repeats itself now
+        found.read(10)
+        found.draft(8, 0.4)
+        found.take(0)
+        tokens.append(len(tokens) % 8)
+        found.learn(len(tokens) - 1)
+    found.read(10)
+    assert len(found.draft(8, 0.4)) > 2
+
+
+def test_tables_are_bounded() -> None:
+    habits = Habits()
+    for token in range(40_000):
+        habits.learn(token, token + 1, token + 2, 0)
+    assert len(habits) == 2 * 8192
+    assert habits.after(39_999, 40_000, 40_001) == ((0, 0), (0, 0))
+    assert habits.after(0, 1, 2) == (None, None)
+    owners, adapters = HabitsByOwner(), AcceptanceByAdapter()
+    first = owners.of(("t", ("a",)))
+    assert owners.of(("t", ("a",))) is first
+    for index in range(2000):
+        owners.of(("t", (str(index),)))
+    assert owners.of(("t", ("a",))) is not first
+    kept = adapters.of(("a",))
+    for index in range(5000):
+        adapters.of((str(index),))
+    assert adapters.of(("a",)) is not kept
