@@ -17,8 +17,11 @@ from lora_serve.core.request import InferenceRequest, TokenGrammar
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.speculation import drafter
 from lora_serve.engine.speculation.drafter import Drafter
+from lora_serve.model.attention import varlen
 from lora_serve.text.tokenizer import TextModel
+from tests.contracts.test_attention import plain_varlen
 from tests.local_engine import Answer, LocalEngine
+from tests.model.test_resized_vocabulary import Resized, V, save_resized
 from tests.oracle import load_alone, load_plain, save_adapter, save_tiny_model
 
 DEMO = Path(lora_serve.__file__).parent / "demo_data" / "model"
@@ -58,13 +61,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, P
     adapters = {name: save_adapter(model, root / name, seed=i, r=3 + 4 * i) for i, name in enumerate("abc")}
     adapters["dora"] = save_adapter(model, root / "dora", seed=7, use_dora=True)
     adapters["head"] = save_adapter(model, root / "head", seed=8, modules_to_save=["lm_head"])
+    adapters["grown"] = save_resized(model, root / "grown", Resized(V + 5, {}, True), 0)
     return model, adapters
 
 
 def engine_of(folders: tuple[Path, dict[str, Path]], speculate: str, **settings: Any) -> LocalEngine:
-    return LocalEngine(
-        *folders, speculate=speculate, **{"block_size": 4, "max_loras": 6, "max_num_seqs": 16, **settings}
-    )
+    limits = {"block_size": 4, "max_loras": 6, "max_num_seqs": 16}
+    engine = LocalEngine(*folders, speculate=speculate, **{**limits, **settings})
+    if settings.get("lora_kernel") == "triton":
+        engine.parts.runner._model._attention = varlen.Backend(
+            engine.parts.runner._cache, plain_varlen, (torch.float32,)
+        )
+    return engine
 
 
 def requests(engine: LocalEngine) -> list[InferenceRequest]:
@@ -124,13 +132,33 @@ def test_answers_are_those_without_guesses(
     assert stats.num_steps < figures.num_steps
     assert (stats.num_preemptions > 0) == (kind == "preempting")
     assert stats.num_free_blocks == stats.num_blocks
-    same(found, wanted, to_the_bit=kind != "other kernels")
+    same(found, wanted, to_the_bit="fuse_layers" not in ENGINES[kind])
+
+
+def test_a_gpu_s_programs_give_the_same_tokens(
+    folders: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's, interpreted, and paged FlashAttention in plain maths."""
+
+    def answers(speculate: str) -> tuple[list[InferenceRequest], list[Answer]]:
+        engine = engine_of(folders, speculate, kv_cache_memory="8MiB", fuse_layers=False, lora_kernel="triton")
+        engine.parts.runner._model._attention = varlen.Backend(
+            engine.parts.runner._cache, plain_varlen, (torch.float32,)
+        )
+        asked = [
+            engine.request([7 + i, 8, 9], name, max_tokens=7, ignore_eos=True) for i, name in enumerate((None, "a"))
+        ]
+        return asked, engine.run(asked)
+
+    asked, wanted = answers("off")
+    told(monkeypatch, [[*one.prompt_token_ids, *answer.token_ids] for one, answer in zip(asked, wanted, strict=True)])
+    assert [one.token_ids for one in answers("3")[1]] == [one.token_ids for one in wanted]
 
 
 def test_greedy_answers_are_peft_s_own(folders: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
     model, adapters = folders
     prompts = [torch.randint(3, 97, (9,), generator=torch.Generator().manual_seed(i)).tolist() * 2 for i in range(6)]
-    names = (None, *adapters)
+    names = (None, "a", "b", "c", "dora", "head")
     wanted = []
     for name, prompt in zip(names, prompts, strict=True):
         alone = load_plain(model) if name is None else load_alone(model, adapters[name])

@@ -184,7 +184,7 @@ def test_a_device_is_waited_for_once_and_elsewhere_little_is_drawn_for_nothing(
     logits = torch.randn(4 * 30, 50, generator=torch.Generator().manual_seed(2))
     best = logits.argmax(-1).tolist()
     rows = [(drafted(i, tuple(best[4 * i : 4 * i + 3]), **params), 4 * i) for i in range(30)]
-    found = draw_rows(logits, rows, all_at_once=all_at_once)
+    found = draw_rows(logits, rows, all_at_once=not all_at_once)
     batches: list[int] = []
 
     def counted(logits: torch.Tensor, rows: Sequence[SampleInput]) -> list[Choice]:
