@@ -125,7 +125,7 @@ def _seams() -> Iterator[tuple[Any, str, str]]:
     yield FrozenLinear, "product", ""
     yield PackedLinear, "__call__", ""
     yield KVCache, "write", "attention"
-    yield runner_module, "choose", "sampling"
+    yield runner_module, "draw_rows", "sampling"
     for name, module in sorted(sys.modules.items()):
         if name.startswith("lora_serve.model.lora.kernels.") and hasattr(module, "Kernel"):
             yield module.Kernel, "add", "LoRA"
