@@ -104,7 +104,9 @@ def test_kernels_of_other_sources_are_not_taken_from_a_wheel(empty_cache: Path) 
 def test_kernels_that_cannot_be_loaded_are_told_and_passed_over(
     empty_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ship(empty_cache).write_bytes(b"no library")
+    made = ship(empty_cache)
+    made.unlink()  # it is mapped in this process
+    made.write_bytes(b"no library")
     with caplog.at_level(logging.WARNING):
         assert library.description().source == "compiled"
     assert "cannot be loaded" in caplog.text
