@@ -293,8 +293,9 @@ class Scheduler:
             self.prefix_cache.publish(sequence)
             self._policy.served(sequence, 0, 1)
             events += self._take_token(sequence, token, now)
-        self.drafting.learn(sequence, num_before, row.num_draft, num_accepted)
-        if row.num_draft and not _is_end(events[-1]):
+        is_over = _is_end(events[-1])
+        self.drafting.learn(sequence, num_before, row.num_draft, num_accepted, is_last=is_over)
+        if row.num_draft and not is_over:
             self._trim(sequence)
         return events
 

@@ -49,7 +49,7 @@ def test_form_of_earlier_answers_is_guessed_where_the_prompt_does_not_hold_it() 
             one.read(10)
             one.draft(8, 1.0)
             tokens.append(token)
-            one.learn(len(tokens) - 1)
+            one.learn(len(tokens) - 1, is_last=token == name)
     found = drafter([5, 6, 7], habits, acceptance)
     rates = found.draft(16, 0.0)
     assert found.take(16)[: len(FORM)] == tuple(FORM)
@@ -66,7 +66,7 @@ def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
         found.draft(8, 0.4)
         found.take(0)
         tokens.append(generator.randrange(8))
-        found.learn(len(tokens) - 1)
+        found.learn(len(tokens) - 1, is_last=False)
     found.read(10)
     assert found.draft(8, 0.4) == [], "one token in eight comes true"
     while len(tokens) < 600:  # a text that repeats itself now
@@ -74,7 +74,7 @@ def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
         found.draft(8, 0.4)
         found.take(0)
         tokens.append(len(tokens) % 8)
-        found.learn(len(tokens) - 1)
+        found.learn(len(tokens) - 1, is_last=False)
     found.read(10)
     assert len(found.draft(8, 0.4)) > 2
 
