@@ -74,6 +74,8 @@ class Drafter:
         if self._candidates and num_known > num_before:
             came = tokens[num_before]
             for candidate in self._candidates:
+                if candidate.token in self._ends:
+                    continue  # it would not have been drafted
                 self.acceptance.note(candidate.kind, is_right=candidate.token == came)
             for place, candidate in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
                 self.acceptance.note(candidate.kind, is_right=candidate.token == tokens[place])
