@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.step_seams import PARTS
+from lora_serve.commands.bench.report import processor_words
 
 Report = dict[str, Any]
+POPULARITIES = {"base": "base only", "identical": "one adapter for all", "uniform": "16 adapters in the batch"}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -16,17 +18,51 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def processor(report: Report) -> str:
+    """The processor, in words."""
+    return processor_words(report["machine"])
+
+
+def beside(reports: Sequence[Report], popularities: Sequence[str]) -> str:
+    """Engines of several side by sides, each under its processor: tokens/s, time to the first and between tokens."""
+    rows = []
+    for report in reports:
+        cells = {(median["engine"], median["popularity"]): median for median in report["medians"]}
+        measured = [one for one in report["engines"] if any((one["engine"], name) in cells for name in popularities)]
+        for engine in measured:
+            first = processor(report) if engine is measured[0] else ""
+            found = [_throughput(cells.get((engine["engine"], name))) for name in popularities]
+            load = f"{report['rounds']} x {report['load']['num_requests']}, {report['shape']}"
+            memory = f"{engine['peak_rss'] / 2**30:.1f} GiB"
+            rows.append([first, engine["engine"], load, *found, memory, f"{engine['start_s']:.0f} s"])
+    titles = [POPULARITIES[name] for name in popularities]
+    return table(["processor", "engine", "rounds x requests", *titles, "peak memory", "start"], rows)
+
+
+def _throughput(median: Report | None) -> str:
+    if median is None:
+        return ""
+    first, between = median["ttft_ms"]["p50"] / 1000, median["itl_ms"]["p50"]
+    return f"{median['output_tokens_per_s']:.0f} tokens/s, {first:.1f} s, {between:.0f} ms"
+
+
+def place(report: Report) -> str:
+    """The processor, its kernels and the type of numbers."""
+    words = [processor(report)]
+    words += [f"kernels `{report['machine']['kernels']}`"] if "kernels" in report["machine"] else []
+    words += [report["dtype"]] if "dtype" in report else []
+    return ", ".join(words)
+
+
 def caption(report: Report) -> str:
     """Where and how it was measured."""
-    found, threads = report["machine"], report.get("threads")
-    instructions = "with" if found["bf16_instructions"] else "without"
-    words = [f"{found['cpu']}, {found['cores']} cores, {instructions} bf16 instructions"]
+    threads = report.get("threads")
+    words = [place(report)]
     words += [f"{threads} thread{'s' if threads > 1 else ''} of torch's"] if threads else []
     words += ["processor time"] if report.get("clock") == "processor" else []
-    words += [report["dtype"]] if "dtype" in report else []
-    words += [f"torch {found['versions']['torch']}"]
+    words += [f"torch {report['machine']['versions']['torch']}"]
     command = f"; `{report['command']}`" if "command" in report else ""
-    return ", ".join(words) + command + ".\n"
+    return ", ".join(words) + command
 
 
 def roofline(report: Report) -> str:
@@ -37,17 +73,19 @@ def roofline(report: Report) -> str:
         base = report["base_weights"] * report["weight_bytes"]
         body = report["base_weights"] - report["head_weights"]
         operations = 2 * (body * case["tokens"] + report["head_weights"] * case["rows"])
+        products = [f"{ms:.1f}" for ms in case.get("gemms_ms", {"": gemm}).values()]
         rows.append([
             name, _mb(base), _mb(case["floor_bytes"]), f"{operations / 1e9:.2f}",
-            f"{operations / gemm / 1e6:.0f}", f"{base / gemm / 1e6:.1f}", f"{gemm:.1f}",
+            f"{operations / gemm / 1e6:.0f}", f"{base / gemm / 1e6:.1f}", " / ".join(products),
             f"{case['floor_ms']:.1f}", f"{case['ms']:.1f}", f"{case['step_over_floor']:.2f}",
         ])  # fmt: skip
+    whose = "products, own / oneDNN, ms" if "gemms_ms" in case else "products, ms"
     head = ["step", "weights, MB", "adapters + KV, MB", "GFLOP of the base", "products, GFLOP/s", "products, GB/s"]
-    head += ["products, ms", "floor, ms", "step, ms", "step / floor"]
+    head += [whose, "floor, ms", "step, ms", "step / floor"]
     bandwidth = (
         f"Reading at {report['read_bytes_per_second'] / 1e9:.1f} GB/s (a large tensor summed in the same run).\n"
     )
-    return f"{caption(report)}\n{bandwidth}\n{table(head, rows)}"
+    return f"{bandwidth}\n{table(head, rows)}"
 
 
 def ratios(report: Report) -> str:
@@ -67,6 +105,15 @@ def parts(report: Report) -> str:
 def operators(report: Report) -> str:
     rows = [[f"`{row['name']}`", str(row["calls"]), f"{row['self_ms']:.2f}"] for row in report["operators"]]
     return table(["operator", "calls per step", "ms inside it"], rows)
+
+
+def growth_file(report: Report) -> str:
+    """The picture's name: of its kind of processor and its type."""
+    return f"performance-growth-{report['machine'].get('kernels', 'avx2')}-{report['dtype']}.png"
+
+
+def growth_picture(report: Report) -> str:
+    return f"![How a step's cost grows]({growth_file(report)})\n"
 
 
 def growth(name: str, unit: str, report: Report) -> str:
@@ -92,7 +139,7 @@ def start(report: Report) -> str:
         ["memory at most, after requests to all adapters", f"{report['peak_rss'] / 1e9:.2f} GB"],
     ]
     words = f"{report['shape']}, {report['adapters']} adapters, {report['kv_bytes'] / 1e6:.0f} MB of KV cache.\n"
-    return f"{caption(report)}\n{words}\n{table(['to /ready, and memory', 'median'], rows)}"
+    return f"{words}\n{table(['to /ready, and memory', 'median'], rows)}"
 
 
 def many(report: Report) -> str:
@@ -104,7 +151,7 @@ def many(report: Report) -> str:
             f"{few[len(few) // 2]:.0f}", f"{all_of_them[len(few) // 2]:.0f}", f"{run['kept']:.2f}",
         ])  # fmt: skip
     head = ["registered", "slots", "shape", "rounds", "tokens/s with as many adapters as slots", "with all", "kept"]
-    return f"{caption(report)}\n{table(head, rows)}"
+    return table(head, rows)
 
 
 def _number(value: float) -> str:

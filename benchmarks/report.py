@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lora_serve.commands.bench.report import machine as bench_machine
 from lora_serve.commands.bench.report import versions
 from lora_serve.commands.bench.result import spread_ms
+from lora_serve.model.native import levels
 
+RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
 
 
@@ -18,5 +21,15 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What ran this: processor, memory, versions."""
-    return {**bench_machine(), "versions": versions(PACKAGES)}
+    """What ran this: processor, the level of the native kernels that it has, memory, versions."""
+    return {**bench_machine(), "kernels": kernel_level(), "versions": versions(PACKAGES)}
+
+
+def kernel_level() -> str:
+    """The best level of native kernels for this processor, or the lower one that is asked for: "avx2", "amx", ..."""
+    return levels.current().name
+
+
+def result_file(*words: str) -> Path:
+    """Where figures of this kind of processor are kept: results/WORDS.json, joined by hyphens."""
+    return RESULTS / f"{'-'.join(words)}.json"

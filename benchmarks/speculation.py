@@ -29,7 +29,7 @@ from lora_serve.core.request import InferenceRequest
 from tests.local_engine import LocalEngine
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-from demo_tenants import TASKS, examples  # noqa: E402
+from demo_tenants import TASKS, examples
 
 DATA = Path("lora_serve/demo_data")
 ADAPTERS = ("harbor/extract", "acme/sql", "mirror/reverse", "chronos/dates")
@@ -132,9 +132,7 @@ def _cell(
         part = prompts[index * each : (index + 1) * each]
         for name in list(sides) if index % 2 == 0 else list(sides)[::-1]:
             speeds[name].append(sides[name].run(part, adapter, num_rows, clock))
-    num_drafts, num_drafted, num_accepted = (
-        now - then for now, then in zip(drafting.guesses(), before, strict=True)
-    )
+    num_drafts, num_drafted, num_accepted = (now - then for now, then in zip(drafting.guesses(), before, strict=True))
     num_different = sum(drafting.answers[prompt] != plain.answers[prompt] for prompt in prompts)
     cell = {
         "case": case,
@@ -175,5 +173,4 @@ def prompts_of(tokenizer: PreTrainedTokenizerBase, case: str, count: int) -> lis
 
 
 if __name__ == "__main__":
-
     main()

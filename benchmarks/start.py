@@ -21,13 +21,12 @@ from typing import Any
 
 from benchmarks.checkpoints import SHAPES, VOCAB_SIZE, make_checkpoints
 from benchmarks.http_load import run_http
-from benchmarks.report import machine
+from benchmarks.report import kernel_level, machine, result_file
 from benchmarks.workload import Load, make_jobs
 from lora_serve.commands.server_process import ServerProcess
 
 BASE = "bench-base"
 KV_BYTES = 256 * 10**6
-RESULT = Path("benchmarks/results/start-cpu.json")
 
 
 def main() -> None:
@@ -37,8 +36,9 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"), help="folder of checkpoints")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, help="default: results/start-<kernels' level>.json")
     options = parser.parse_args()
+    out: Path = options.out or result_file("start", kernel_level())
     model, folders = make_checkpoints(options.cache, options.shape, options.adapters, 0)
     load = Load(num_requests=options.requests)
     starts = []
@@ -59,8 +59,8 @@ def main() -> None:
         **summary(starts),
         "starts": starts,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(summary(starts)))
 
 

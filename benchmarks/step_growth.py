@@ -1,6 +1,6 @@
 """How the cost of a step grows: with rows, context, adapters, ranks, the length of a prompt, adapters registered.
 
-    python -m benchmarks.step_growth [--shape 135m] [--rounds 7] [--only rows ...] [--out FILE.json]
+    python -m benchmarks.step_growth [--shape 135m] [--dtype float32] [--rounds 7] [--only rows ...] [--out FILE.json]
 
 In this process, random weights, as benchmarks/step.py; within a panel all cases alternate, medians in milliseconds.
 `registered` runs no model (benchmarks/registered.py). Writes one JSON; `python -m benchmarks.performance` draws it.
@@ -21,7 +21,8 @@ import torch
 from benchmarks import registered
 from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, time_alternating
 from benchmarks.checkpoints import SHAPES, make_checkpoints
-from benchmarks.report import machine
+from benchmarks.report import kernel_level, machine, result_file
+from benchmarks.step import DTYPES
 from benchmarks.step_model import RANKS, LoadedAdapter, StepModel, blocks_of, decode_batch, prefill_batch
 from lora_serve.core.batch import Batch
 
@@ -32,7 +33,6 @@ CONTEXTS = (64, 128, 256, 512, 1024, 2048)
 COUNTS = (0, 1, 2, 4, 8, 16)
 ALL_RANKS = (4, 8, 16, 32, 64, 128)
 CHUNKS = (16, 32, 64, 128, 256, 512)
-RESULT = Path("benchmarks/results/step-growth-cpu.json")
 Panel = dict[str, Any]  # x: [...], series: name -> [ms]
 Cases = Mapping[str, Sequence[Batch]]  # series -> a batch for each x
 
@@ -40,18 +40,20 @@ Cases = Mapping[str, Sequence[Batch]]  # series -> a batch for each x
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="135m")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights, activations and KV cache")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=[*PANELS, "registered"], default=[*PANELS, "registered"])
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help=CLOCK_HELP)
     parser.add_argument("--cache", type=Path, default=Path(".benchmarks"), help="folder of checkpoints")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, help="default: results/step-growth-<kernels' level>-<dtype>.json")
     options = parser.parse_args()
-    facts: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    out: Path = options.out or result_file("step-growth", kernel_level(), options.dtype)
+    facts: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     panels = facts.pop("panels", {})
     facts |= {"machine": machine(), "shape": options.shape, "rounds": options.rounds}
     facts["command"] = (
-        f"python -m benchmarks.step_growth --shape {options.shape} --rounds {options.rounds} --clock {options.clock}"
+        f"python -m benchmarks.step_growth --shape {options.shape} --dtype {options.dtype} --rounds {options.rounds} "
+        f"--clock {options.clock}"
     )
     wanted = [name for name in options.only if name in PANELS]
     if wanted:
@@ -60,8 +62,8 @@ def main() -> None:
     for name in options.only:
         panels[name] = PANELS[name](growth) if name in PANELS else registered_panel()
         print(name, json.dumps(panels[name]), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({**facts, "panels": panels}, indent=1) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**facts, "panels": panels}, indent=1) + "\n")
 
 
 class Growth:

@@ -1,4 +1,4 @@
-"""docs/explanation/performance-growth.png: one small picture per way in which the cost of a step grows."""
+"""docs/explanation/performance-growth-*.png: one small picture per way in which the cost of a step grows."""
 
 from __future__ import annotations
 

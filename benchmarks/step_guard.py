@@ -1,14 +1,19 @@
-"""Fails when a decode step costs more, in ratios, than what is committed in benchmarks/step_guard.json.
+"""Fails when a decode step costs more than it did: than the committed reference says, else than the commit before.
 
-    python -m benchmarks.step_guard [--update] [--rounds 60]
+    python -m benchmarks.step_guard [--dtype float32 bfloat16] [--against COMMIT] [--update] [--rounds 60]
 
-Three ratios of 16 decode rows on a Llama shape of six layers, made in memory: 16 adapters / base, one adapter for all
-/ base, and the base's step / its own products (benchmarks/step_floor.py). Never absolute times: each ratio is of cases
-that alternate, on one thread, by the processor time of this process, which does not count the time that others run;
-the median of the rounds counts. If one is above its reference by more than its margin all are measured again, at most
-twice, and only what was above each time fails. What gets better is asked to be noted with `--update`.
+Measured are 16 decode rows on a Llama shape of six layers, made in memory, in each dtype, by the processor time of one
+thread, which does not count the time that others run; cases alternate and the median of the rounds counts.
 
-References are kept by kind of machine: instruction set, type, LoRA kernel. For another kind the ratios are only shown.
+With a reference for this kind of machine (benchmarks/step_guard.json: kernels' level, type, LoRA kernel) three ratios
+are held to it: 16 adapters / base, one adapter for all / base, and the base's step / its own products
+(benchmarks/step_floor.py). Without one, the seconds of the three steps are held to those of the commit before, measured
+beside it in a process of its own (benchmarks/against_commit.py): HEAD if something is changed, else its parent;
+`--against` asks for that comparison with any commit. Where there is no git either, the ratios are held to the loosest
+reference of the dtype. So it can fail everywhere.
+
+What is above its limit is measured again, at most twice, and only what was above each time fails. What gets better is
+asked to be noted with `--update`.
 """
 
 from __future__ import annotations
@@ -19,39 +24,33 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.against_commit import NoComparisonError, commit_before, ratios_against
 from benchmarks.alternating import median_ratio, time_alternating
+from benchmarks.guarded_model import GuardedModel
+from benchmarks.report import kernel_level
 from benchmarks.step_floor import gemms_of
-from benchmarks.step_model import RANKS, StepModel, blocks_of, decode_batch
-from lora_serve.core.batch import Batch
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
 
 REFERENCE = Path(__file__).with_name("step_guard.json")
-NUM_ROWS, NUM_KEYS, MAX_TRIES = 16, 128, 3
-SHAPE = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 4096,
-    "tie_word_embeddings": True,
-}
+DTYPES = ("float32", "bfloat16")
+MAX_TRIES = 3
+SLOWER_MARGIN = 0.12  # by which part a step may take longer than at the commit before
+Ratios = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """What is committed."""
 
-    margins: Mapping[str, float]  # ratio's name -> by which part it may be above its reference
-    kinds: Mapping[str, Mapping[str, float]]  # kind of machine -> ratio's name -> ratio
+    margins: Ratios  # ratio's name -> by which part it may be above its reference
+    kinds: Mapping[str, Ratios]  # kind of machine -> ratio's name -> ratio
 
     @staticmethod
     def read(file: Path) -> Reference:
@@ -59,64 +58,111 @@ class Reference:
         return Reference(document["margins"], document["kinds"])
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps({"margins": self.margins, "kinds": self.kinds}, indent=1) + "\n")
+        document = {"margins": self.margins, "kinds": dict(sorted(self.kinds.items()))}
+        file.write_text(json.dumps(document, indent=1) + "\n")
+
+    def loosest(self, dtype: str) -> dict[str, float]:
+        """The highest that each ratio is on any kind of machine; of all dtypes where this one has no reference."""
+        kinds = [ratios for kind, ratios in self.kinds.items() if kind.split()[1] == dtype] or [*self.kinds.values()]
+        return {name: max(ratios[name] for ratios in kinds) for name in self.margins}
 
 
-class GuardedModel:
-    """The model and its four cases."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ratios are held to."""
 
-    def __init__(self, folder: Path) -> None:
-        torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(**SHAPE)).to(torch.bfloat16).save_pretrained(folder)
-        model = StepModel(folder, NUM_ROWS, 2**26)
-        adapters = model.load([RANKS[i % len(RANKS)] for i in range(NUM_ROWS)])
-        model.touch(NUM_ROWS * blocks_of(NUM_KEYS))
-        base = decode_batch([None] * NUM_ROWS, NUM_KEYS)
-        self._runner = model.parts.runner
-        self.dtype = model.spec.dtype
-        self._gemms = gemms_of(model, base)
-        self._batches: dict[str, Batch] = {
-            "base": base,
-            "identical": decode_batch(adapters[:1] * NUM_ROWS, NUM_KEYS),
-            "distinct": decode_batch(adapters, NUM_KEYS),
-        }
+    source: str  # e.g. "the reference"
+    expected: Ratios
+    margins: Ratios
 
-    def times(self, rounds: int) -> dict[str, list[float]]:
-        """Processor seconds of base, identical, distinct and gemms, one per round."""
-        run = self._runner.run
-        cases = {name: lambda batch=batch: run(batch) for name, batch in self._batches.items()}
-        return time_alternating({**cases, "gemms": self._gemms}, rounds, time.process_time)
+    def exceeded(self, found: Ratios) -> list[str]:
+        """Names of the ratios that are too high."""
+        return [name for name, ratio in found.items() if ratio > self.expected[name] * (1 + self.margins[name])]
+
+    def judge(self, found: Ratios) -> int:
+        """Say how the ratios stand; the exit status."""
+        for name, ratio in found.items():
+            change = ratio / self.expected[name] - 1
+            print(
+                f"{name:20} {ratio:6.3f}   {self.source} {self.expected[name]:6.3f}   "
+                f"{change:+.1%} of {self.margins[name]:+.0%}"
+            )
+        if failed := self.exceeded(found):
+            print(f"FAILED, above {self.source} by more than the margin: {', '.join(failed)}.")
+            print("If that is meant, scripts/step_guard --update notes today's ratios, and the commit says why.")
+            return 1
+        if Limits(self.source, found, self.margins).exceeded(self.expected):
+            print("Better by more than the margin: scripts/step_guard --update would hold it.")
+        return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--update", action="store_true", help="note the ratios as this kind of machine's reference")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, whatever the reference says")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--reference", type=Path, default=REFERENCE)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    reference = Reference.read(options.reference)
-    with tempfile.TemporaryDirectory() as scratch:
-        model = GuardedModel(Path(scratch))
-        kind = kind_of_machine(model.dtype)
-        expected = reference.kinds.get(kind)
-        tries = [ratios(model.times(options.rounds))]
-        while expected and len(tries) < MAX_TRIES and worse(best(tries), expected, reference.margins):
-            tries.append(ratios(model.times(options.rounds)))
-    found = best(tries)
-    print(f"step guard on {kind}, {len(tries)} x {options.rounds} rounds")
+    return max([guard(dtype, options) for dtype in options.dtype])
+
+
+def guard(dtype: str, options: argparse.Namespace) -> int:
+    """Measure and judge one dtype; the exit status."""
+    kind, reference = kind_of_machine(dtype), Reference.read(options.reference)
     if options.update:
+        found = OwnRatios(dtype)(options.rounds)
         Reference(reference.margins, {**reference.kinds, kind: found}).write(options.reference)
-        print(f"noted: {found}")
+        print(f"step guard on {kind}, noted: {found}")
         return 0
-    return judge(found, expected, reference.margins)
+    expected = reference.kinds.get(kind)
+    if expected is None or options.against:
+        try:
+            return guard_against(options.against or commit_before(), kind, dtype, options.rounds)
+        except NoComparisonError as error:
+            print(f"step guard on {kind}: no comparison with a commit ({error})")
+    source = "the reference" if expected else "the loosest reference of other machines"
+    limits = Limits(source, expected or reference.loosest(dtype), reference.margins)
+    return hold(f"step guard on {kind}", OwnRatios(dtype), options.rounds, limits)
+
+
+def guard_against(commit: str, kind: str, dtype: str, rounds: int) -> int:
+    """Compare with a commit; the exit status. Raises NoComparisonError."""
+
+    def measure(rounds: int) -> dict[str, float]:
+        return {f"{name} / before": ratio for name, ratio in ratios_against(commit, dtype, rounds).items()}
+
+    names = [f"{name} / before" for name in ("base", "identical", "distinct")]
+    limits = Limits("commit before", dict.fromkeys(names, 1.0), dict.fromkeys(names, SLOWER_MARGIN))
+    return hold(f"step guard on {kind}, beside {commit[:12]}", measure, rounds, limits)
+
+
+def hold(title: str, measure: Callable[[int], Ratios], rounds: int, limits: Limits) -> int:
+    """Measure until the limits are kept, at most three times; the exit status."""
+    tries = [measure(rounds)]
+    while len(tries) < MAX_TRIES and limits.exceeded(best(tries)):
+        tries.append(measure(rounds))
+    print(f"{title}, {len(tries)} x {rounds} rounds")
+    return limits.judge(best(tries))
+
+
+class OwnRatios:
+    """Ratios of this process's own steps."""
+
+    def __init__(self, dtype: str) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            guarded = GuardedModel(Path(scratch), dtype)
+        self._cases = {**guarded.cases(), "gemms": gemms_of(guarded.model, guarded.batches["base"])}
+
+    def __call__(self, rounds: int) -> dict[str, float]:
+        return ratios(time_alternating(self._cases, rounds, time.process_time))
 
 
 def kind_of_machine(dtype: str) -> str:
     """E.g. "avx2 float32 native": what the ratios depend on, besides the code."""
-    capability = {"AVX2": "avx2", "AVX512": "avx512"}.get(torch.backends.cpu.get_cpu_capability(), "other")
     kernel = create_kernel("auto", LoraSlots({}, 1, torch.device("cpu")))
-    return f"{capability} {dtype} {type(kernel).__module__.rpartition('.')[2]}"
+    return f"{kernel_level()} {dtype} {type(kernel).__module__.rpartition('.')[2]}"
 
 
 def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -128,32 +174,9 @@ def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def best(tries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def best(tries: Sequence[Ratios]) -> dict[str, float]:
     """The least that each ratio was: noise only adds."""
     return {name: min(one[name] for one in tries) for name in tries[0]}
-
-
-def worse(found: Mapping[str, float], expected: Mapping[str, float], margins: Mapping[str, float]) -> list[str]:
-    """Names of the ratios that are too high."""
-    return [name for name, ratio in found.items() if ratio > expected[name] * (1 + margins[name])]
-
-
-def judge(found: Mapping[str, float], expected: Mapping[str, float] | None, margins: Mapping[str, float]) -> int:
-    """Say how the ratios stand; the exit status."""
-    if expected is None:
-        print(f"{dict(found)}\nno reference for this kind of machine: nothing is guarded here.")
-        print("scripts/step_guard --update, on an idle machine, notes these ratios as the reference to commit.")
-        return 0
-    for name, ratio in found.items():
-        change = ratio / expected[name] - 1
-        print(f"{name:20} {ratio:6.3f}   reference {expected[name]:6.3f}   {change:+.1%} of {margins[name]:+.0%}")
-    if failed := worse(found, expected, margins):
-        print(f"FAILED, above the reference by more than the margin: {', '.join(failed)}.")
-        print("If that is meant, scripts/step_guard --update notes it, and the commit says why.")
-        return 1
-    if worse(expected, found, margins):
-        print("Better by more than the margin: scripts/step_guard --update would hold it.")
-    return 0
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Product:
     """One call of a frozen layer, or of several joined: with which method, on an input of which shape."""
 
     layer: FrozenLinear | PackedLinear
-    method: str  # "forward", "product" or "__call__"
+    method: str  # "sums", "product" or "__call__"
     arguments: tuple[Any, ...]  # after the input
     num_weights: int
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ def products_of(run: Callable[[], object]) -> list[Product]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(FusedDecoderLayer, "__call__", _by_parts))
-        for owner, name in ((FrozenLinear, "forward"), (FrozenLinear, "product"), (PackedLinear, "__call__")):
+        for owner, name in ((FrozenLinear, "sums"), (FrozenLinear, "product"), (PackedLinear, "__call__")):
             stack.enter_context(_replaced(owner, name, noted(name, getattr(owner, name))))
         run()
     return found
@@ -112,8 +112,7 @@ def products_of(run: Callable[[], object]) -> list[Product]:
 
 def num_weights_of(layer: FrozenLinear | PackedLinear) -> int:
     """in times out features."""
-    num_inputs = layer.in_features if isinstance(layer, FrozenLinear) else layer.panels.shape[1]
-    return num_inputs * layer.out_features
+    return layer.in_features * layer.out_features
 
 
 def _by_parts(layer: FusedDecoderLayer, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +121,7 @@ def _by_parts(layer: FusedDecoderLayer, *args: Any, **kwargs: Any) -> Any:
 
 def _seams() -> Iterator[tuple[Any, str, str]]:
     """(owner, attribute, part) of everything that is wrapped; kernels and backends as far as they are loaded."""
-    yield FrozenLinear, "forward", ""
+    yield FrozenLinear, "sums", ""
     yield FrozenLinear, "product", ""
     yield PackedLinear, "__call__", ""
     yield KVCache, "write", "attention"

@@ -100,6 +100,7 @@ def wheel_faults(root: Path, wheel: Path, version: str) -> Iterator[str]:
         tracked = set(_git(root, "ls-tree", "-r", "--name-only", "HEAD", "lora_serve").splitlines())
         inside = {name for name in names if name.startswith("lora_serve/")}
         extra = {name for name in names - inside if ".dist-info/" not in name}
+        tracked |= compiled_kernels(root)
         yield from (f"lacks {name}" for name in sorted(tracked - inside))
         yield from (f"holds {name}, which is not in the repository" for name in sorted((inside - tracked) | extra))
         info = f"lora_serve-{version}.dist-info"
@@ -118,6 +119,18 @@ def wheel_faults(root: Path, wheel: Path, version: str) -> Iterator[str]:
             )
             if told.stdout.strip() != version:
                 yield f"its command says {told.stdout.strip() or told.stderr.strip()[-300:]!r}"
+
+
+def compiled_kernels(root: Path) -> set[str]:
+    """The compiled kernels that a wheel of the tree at `root`, which has those of HEAD, brings for this machine."""
+    if not (root / "lora_serve" / "model" / "native" / "kernels.c").exists():
+        return set()
+    code = (
+        "from lora_serve.model.native import compiler as c; "
+        "print(*(c.SHIPPED / c.file_name(*one) for one in c.variants(c.find().machine)), sep='\\n')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    return {str(Path(line).relative_to(root)) for line in told.stdout.splitlines()}
 
 
 def _git(root: Path, *arguments: str) -> str:

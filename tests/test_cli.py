@@ -255,6 +255,14 @@ def test_taken_port_locked_store_and_wrong_value_are_told_before_torch_is_import
         assert "--tenant-source" in told_early("--model", model, "--tenant-source", "ftp", cwd=tmp_path)
 
 
+def test_kernels_that_the_processor_cannot_run_and_unknown_numbers_are_told_early(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--dtype: Input should be 'auto', 'bfloat16'" in told_early("--model", model, "--dtype", "fp8", cwd=tmp_path)
+    monkeypatch.setenv("LORA_SERVE_KERNELS", "avx9")
+    assert "LORA_SERVE_KERNELS=avx9: not one of generic, avx2" in told_early("--model", model, cwd=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

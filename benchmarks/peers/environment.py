@@ -1,9 +1,13 @@
-"""A virtual environment of its own for each peer, under .benchmarks/peers/, by a list of exact pins."""
+"""A virtual environment of its own for each peer, by a list of exact pins.
+
+They lie under .benchmarks/peers/, or where the variable BENCHMARKS_PEERS says, so that several checkouts share them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +16,7 @@ from pathlib import Path
 from benchmarks.peers.seam import PeerError
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / ".benchmarks" / "peers"
+FOLDER = Path(os.environ.get("BENCHMARKS_PEERS") or ROOT / ".benchmarks" / "peers").resolve()
 REQUIREMENTS = Path(__file__).with_name("requirements")
 _VERSIONS = (
     "import importlib.metadata, json, sys; print(json.dumps({n: importlib.metadata.version(n) for n in sys.argv[1:]}))"

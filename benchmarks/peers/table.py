@@ -10,6 +10,7 @@ from benchmarks.peers.transformers_batching import TransformersBatching
 from benchmarks.peers.vllm import Vllm
 
 OURS = "lora_serve"
+DTYPES = {"float32": ("-float32", "-f32"), "bfloat16": ("-bfloat16", "-bf16")}  # type -> endings of peers' names
 ALL: tuple[Peer, ...] = (
     LoraServe(),
     Vllm("float32"),
@@ -31,9 +32,15 @@ def families() -> tuple[str, ...]:
     return tuple(dict.fromkeys(peer.family for peer in ALL))
 
 
-def members(family: str) -> tuple[Peer, ...]:
-    """Its configurations. Raises KeyError."""
+def members(family: str, dtype: str | None = None) -> tuple[Peer, ...]:
+    """Its configurations; with `dtype` those of that type, and this server told to take it. Raises KeyError."""
     found = tuple(peer for peer in ALL if family in (peer.family, peer.name))
     if not found:
         raise KeyError(f"{family} is none of {', '.join(families())}")
-    return found
+    if dtype is None:
+        return found
+    return tuple(
+        LoraServe(("--dtype", dtype)) if isinstance(peer, LoraServe) else peer
+        for peer in found
+        if isinstance(peer, LoraServe) or peer.name.endswith(DTYPES[dtype])
+    )

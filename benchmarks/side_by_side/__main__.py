@@ -64,11 +64,17 @@ def enter(contest: Contest, options: argparse.Namespace, adapters: list[str]) ->
     """Every engine asked for: families whole, members alone."""
     trial = Load(max(options.concurrency, len(adapters)), options.concurrency, 16, 128, 16, options.seed + 999)
     for name in options.engines:
-        contest.enter(ours_or(members(name), options), partial(jobs_of_trial, trial, adapters, options.shape), trial)
+        contest.enter(
+            ours_or(members(name, options.dtype), options),
+            partial(jobs_of_trial, trial, adapters, options.shape),
+            trial,
+        )
 
 
 def ours_or(peers: Sequence[Peer], options: argparse.Namespace) -> Sequence[Peer]:
-    return [LoraServe(shlex.split(options.server_flags))] if peers[0].name == OURS else peers
+    """Our server gets the flags it was given besides its own."""
+    flags = shlex.split(options.server_flags)
+    return [LoraServe((*peer.flags, *flags)) if isinstance(peer, LoraServe) else peer for peer in peers]
 
 
 def jobs_of_trial(load: Load, adapters: Sequence[str], shape: str, popularity: str) -> list[Job]:
@@ -107,6 +113,7 @@ def facts(options: argparse.Namespace, contest: Contest, agreement: Agreement) -
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": " ".join(["python -m benchmarks.side_by_side", *arguments]),
         "shape": options.shape,
+        "dtype": options.dtype or "each family's fastest",
         "rounds": options.rounds,
         "load": contest.settings(),
         "adapters": {"uniform": options.adapters, "skewed": options.skewed_adapters},

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.checkpoints import SHAPES
 from benchmarks.peers.environment import ROOT
 from benchmarks.peers.seam import POPULARITIES
-from benchmarks.peers.table import ALL, families
+from benchmarks.peers.table import ALL, DTYPES, families, members
 
 DESCRIPTION = """The same closed-loop load against this server and its peers in one run, alternating round by round.
 
@@ -23,6 +23,7 @@ the fastest is measured. A peer that cannot be installed or started is reported 
     python -m benchmarks.side_by_side                       everything; benchmarks/results/side-by-side.{json,png}
     python -m benchmarks.side_by_side --quick               for a look, not for figures
     python -m benchmarks.side_by_side --engines lora_serve llama_cpp-f16 --popularity base uniform
+    python -m benchmarks.side_by_side --dtype bfloat16 --engines lora_serve vllm-lora-off --popularity base
     python -m benchmarks.side_by_side --redraw benchmarks/results/side-by-side.json
 """
 
@@ -41,6 +42,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, default=16, help="of uniform")
     parser.add_argument("--skewed-adapters", type=int, default=32, help="of skewed")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="of every engine; else each family's fastest in a trial")
     parser.add_argument("--server-flags", default="", help="more flags for lora_serve, in one string")
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and the adapters' order")
     parser.add_argument("--quick", action="store_true", help="16 requests of 8 new tokens, one round, 4 adapters")
@@ -48,6 +50,9 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=ROOT / ".benchmarks", help="folder of the checkpoints")
     parser.add_argument("--redraw", type=Path, metavar="FILE.json", help="only the table and the picture of a report")
     options = parser.parse_args(arguments)
+    for name in options.engines:
+        if not members(name, options.dtype):
+            parser.error(f"--dtype {options.dtype}: {name} has no such configuration")
     if options.quick:
         options.requests, options.output_tokens, options.rounds = 16, 8, 1
         options.adapters = options.skewed_adapters = 4

@@ -16,6 +16,7 @@ from lora_serve.adapters.stores.lock import lock_store
 from lora_serve.core.errors import ConfigError, InvalidAdapterError
 from lora_serve.core.setting_texts import template_in
 from lora_serve.core.settings import Settings
+from lora_serve.model.native import levels
 from lora_serve.server.sockets.listener import bound_socket, check_exposure
 from lora_serve.server.sockets.tls import ServerTls
 from lora_serve.tenancy.authentication.admin_key import check_key_file
@@ -34,6 +35,7 @@ def check_start(settings: Settings) -> None:
     if settings.admin_key is None:
         check_key_file(settings.store)
     build_sources(settings.adapter_slice())
+    levels.current()
     _check_model(settings)
     _check_template(settings)
     _check_modules(settings)

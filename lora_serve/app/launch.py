@@ -1,4 +1,4 @@
-"""Start and stop order: the only place that knows every concrete class.
+"""Start and stop order: with `serving.py` the only place that knows every concrete class.
 
 Up: log, port, stores, engine and model, HTTP (health answers, /ready says 503), warm-up, pinned adapters, ready.
 Down: /ready says 503, running requests end, HTTP closes, the engine stops, the loader's threads end.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import logging
 import os
 import resource
@@ -18,37 +19,34 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from lora_serve.adapters.sources.table import build_sources
 from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor
-from lora_serve.app.listening import listening, url_of
-from lora_serve.app.services import build_services
-from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, drain, end_within, give_up, on_signals
+from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
 from lora_serve.app.tracing import opened_traces
-from lora_serve.app.warm_up import Preparation
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts import engine_host_module
-from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
-from lora_serve.engine_host.supervisor import Restarts, Supervisor, load_patiently
+from lora_serve.engine_host.hosts.base import LoadedEngine
+from lora_serve.engine_host.supervisor import Restarts, load_patiently
 from lora_serve.logs import configure_logging
 from lora_serve.logs.handler import LogHandler
 from lora_serve.logs.redaction import redaction_for
 from lora_serve.logs.streams import divert_streams
-from lora_serve.model.system.process import return_freed_memory
-from lora_serve.server.operation.metrics import names_note
-from lora_serve.server.services import Services
 from lora_serve.server.sockets.client_faults import on_loop_error
 from lora_serve.server.sockets.listener import bound_socket, check_exposure, warn_of_exposure
 from lora_serve.server.sockets.tls import ServerTls
-from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
-from lora_serve.server.telemetry.tracing import RequestTraces
 from lora_serve.tenancy.accounting import open_accounting
 from lora_serve.tenancy.authentication.authenticator import KeyTable, auth_required
 from lora_serve.tenancy.directory.opening import open_directory
 from lora_serve.tenancy.lost_directory import warn_if_lost
 from lora_serve.text.tokenizer import TextModel
+
+if TYPE_CHECKING:
+    from lora_serve.server.telemetry.metrics import LogFigures
+    from lora_serve.server.telemetry.tracing import RequestTraces
 
 _log = logging.getLogger(__name__)
 
@@ -119,12 +117,14 @@ async def run_server(
             if auth_required(settings.auth_mode, settings.host):
                 await warn_if_lost(directory, accounting.audit, accounting.meter)
             text = TextModel.load(settings.model, settings.allow_control_tokens, settings.chat_template)
-            model = await _unless_stopped(load_patiently(host, restarts), stop)
+            model, serving = await asyncio.gather(
+                _unless_stopped(load_patiently(host, restarts), stop), asyncio.to_thread(_import_serving)
+            )
             gc.freeze()
             if model is None:
                 drained(0)
                 return 0
-            services = build_services(
+            services = serving.build_services(
                 settings,
                 model=model,
                 text=text,
@@ -136,11 +136,12 @@ async def run_server(
                 use_one_core=module.use_one_core,
                 monitor=monitor,
             )
-            if log is not None:
-                services.metrics.registry.register(LogMetrics(log))
-            count = services.metrics.engine_restarts.inc
-            supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
-            return await _run(services, settings, host, supervisor, listener, stop, tls, drained)
+            return await serving.run(services, settings, host, restarts, listener, stop, tls, drained, log)
+
+
+def _import_serving() -> ModuleType:
+    """The web floor and all that a server needs beside its engine: a fifth of all imports."""
+    return importlib.import_module("lora_serve.app.serving")
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, LoadedEngine], stop: asyncio.Event) -> LoadedEngine | None:
@@ -153,53 +154,3 @@ async def _unless_stopped(work: Coroutine[Any, Any, LoadedEngine], stop: asyncio
         task.cancel()
         stopped.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
-
-
-async def _run(
-    services: Services,
-    settings: Settings,
-    host: EngineHost,
-    supervisor: Supervisor,
-    listener: socket.socket,
-    stop: asyncio.Event,
-    tls: ServerTls | None,
-    drained: Callable[[int], None],
-) -> int:
-    """Serves until the server is told to stop; returns the exit code.
-
-    An engine that cannot be started again ends the process here, with GAVE_UP.
-    """
-    preparation = Preparation(services, settings)
-
-    def ready() -> None:
-        # Objects of the start stay for good; unless frozen, a full collection over them stops every thread for 0.2 s.
-        gc.collect()
-        gc.freeze()
-        return_freed_memory()
-        host.warm_up_done()
-        services.lifecycle.ready()
-        _log.info("ready: %s (base model `%s`)", url_of(listener, tls), services.base_name)
-
-    if note := names_note(services):
-        _log.info("%s", note)
-    async with listening(services, listener, tls):
-        life = asyncio.ensure_future(supervisor.run(services.client.start, preparation.run, ready))
-        stopped = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait({life, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if life.done():
-                await give_up(services.lifecycle, life.result(), stopped)
-            code = await drain(services.lifecycle, settings.shutdown_timeout)
-            drained(code)
-            return code
-        finally:
-            for task in (life, stopped):
-                task.cancel()
-            await asyncio.gather(life, stopped, return_exceptions=True)
-            await preparation.close()
-            services.staging.close()
-            await services.background.close()
-            await services.client.stop()
-            await asyncio.to_thread(services.registrations.close)
-            await asyncio.to_thread(services.grammars.close)
-            await asyncio.to_thread(services.templates.close)

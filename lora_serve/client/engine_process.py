@@ -49,13 +49,18 @@ class EngineProcess:
     async def start(cls, command: Sequence[str], configure: Configure) -> EngineProcess:
         """Run `command` with the number of its end of the socket pair as its last argument, and send `configure`.
 
-        Settings in this process's environment (LORA_SERVE_X) are withheld: there are secrets among them. Raises OSError
+        Settings in this process's environment (LORA_SERVE_X) are withheld, as there are secrets among them;
+        LORA_SERVE_KERNELS (`model/native/levels.py`) is none and is handed on. Raises OSError
         if there can be no process.
         """
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as unless_started:
             unless_started.enter_context(ours)
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("LORA_SERVE_")}
+            environment = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("LORA_SERVE_") or name == "LORA_SERVE_KERNELS"
+            }
             child = await asyncio.create_subprocess_exec(
                 *command,
                 str(theirs.fileno()),

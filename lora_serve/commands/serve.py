@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import gc
+
 
 def run(arguments: list[str]) -> int:
     """Reads the settings, imports only the libraries that they need, then serves. Returns the exit code."""
-    from lora_serve.app.early_checks import check_start
-    from lora_serve.core.settings import command_line
-    from lora_serve.logs.streams import open_standard_descriptors
+    from lora_serve.core.garbage import without_collections
 
-    open_standard_descriptors()
-    settings, notes = command_line(arguments)
-    check_start(settings)
-    if settings.engine == "process":
-        from lora_serve.app.lean_imports import import_tokenizers
+    with without_collections():
+        from lora_serve.core.settings import command_line
+        from lora_serve.logs.streams import open_standard_descriptors
 
-        import_tokenizers()
-    else:
-        from lora_serve.model.loading.transformers_import import import_transformers
+        open_standard_descriptors()
+        settings, notes = command_line(arguments)
+        if settings.engine == "process":
+            from lora_serve.app.early_checks import check_start
+            from lora_serve.app.lean_imports import import_tokenizers
 
-        import_transformers(settings.quantization, settings.model)
-    from lora_serve.app import launch
+            check_start(settings)
+            import_tokenizers()
+        else:
+            from lora_serve.model.loading.torch_library import load_ahead
 
+            load_ahead()
+            from lora_serve.app.early_checks import check_start
+
+            check_start(settings)
+            from lora_serve.model.loading.transformers_import import import_transformers
+
+            import_transformers(settings.quantization, settings.model)
+        from lora_serve.app import launch
+
+        gc.freeze()
     return launch.serve(settings, notes)

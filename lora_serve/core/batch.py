@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lora_serve.core.errors import LoraServeError
@@ -82,6 +82,12 @@ class Row:
     def num_sampled(self) -> int:
         """Positions at which a token is drawn."""
         return 0 if self.sample is None else self.num_draft + 1
+
+    def without_draft(self) -> Row:
+        """The row with none of its guesses."""
+        sample = None if self.sample is None else replace(self.sample, allowed_after=())
+        end = len(self.token_ids) - self.num_draft
+        return replace(self, token_ids=self.token_ids[:end], sample=sample, num_draft=0)
 
 
 @dataclass(frozen=True, slots=True)

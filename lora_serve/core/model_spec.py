@@ -49,6 +49,17 @@ class PoolingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelDescription:
+    """The kernels that a model runs by on a CPU."""
+
+    level: str  # of the processor's instructions: "amx"; "none": torch's own operators serve
+    dtype: str  # of the numbers between layers
+    order: str  # of a product's sums: "plain", one after another; "dot", as VDPBF16PS; "blocks", as TDPBF16PS; "none"
+    source: str  # "shipped" with the wheel, "compiled" on this machine, or "torch"
+    reason: str = ""  # why there are none
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The facts of a loaded base model. Modules are named by their paths, as in `named_modules()`."""
 
@@ -70,6 +81,7 @@ class ModelSpec:
     output_head: str = ""  # empty: the model has no layer for it
     pooling: PoolingSpec | None = None  # None: it generates
     ties_embeddings: bool = False  # the output head multiplies by the input embedding's own weight
+    kernels: KernelDescription | None = None  # None: on a GPU
 
     @property
     def fingerprint(self) -> str:

@@ -116,7 +116,7 @@ MAX_DRAFT = 16  # tokens of one row and step that may be guessed
 
 
 def parse_draft(value: Any) -> Any:
-    """"auto" or "off", or a number of tokens as a text or an integer. Anything else raises ValueError."""
+    """ "auto" or "off", or a number of tokens as a text or an integer. Anything else raises ValueError."""
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if text in ("auto", "off"):
         return text

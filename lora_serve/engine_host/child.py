@@ -15,8 +15,10 @@ import sys
 from collections.abc import Iterator
 from typing import Protocol
 
+from lora_serve.core.garbage import without_collections
 from lora_serve.core.messages import Configure, Stop, ToEngine
 from lora_serve.engine_host.channel import FAILED, Channel, fatal
+from lora_serve.model.loading.torch_library import load_ahead
 
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
@@ -33,11 +35,13 @@ class Engine(Protocol):
 
 def main() -> int:
     """Returns when the parent says so; the process ends at once when the parent is gone."""
+    load_ahead()
     channel, messages = open_channel()
     configure = next(messages, None)
     if not isinstance(configure, Configure):
         return 1
-    from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
+    with without_collections():
+        from lora_serve.engine_host.child_engine import ChildEngine  # torch: after the parent can be heard
 
     return run(ChildEngine(configure, channel), channel, messages)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import queue
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 from lora_serve.adapters.loading.blobs import Blobs
 from lora_serve.adapters.loading.loader import Loader, Pace
 from lora_serve.core.config import AdapterConfig, EngineConfig, GrammarConfig, ModelConfig
+from lora_serve.core.garbage import without_collections
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.engine.build import build_engine
 from lora_serve.engine.engine import Engine
@@ -84,15 +82,5 @@ class LocalEngine:
 
 def build_parts(model: ModelConfig, engine: EngineConfig, adapters: AdapterConfig) -> ModelParts:
     """Builds the model on a thread whose OpenMP team ends with it (`model/system`). Raises ModelError, ConfigError."""
-    with _without_collections(), ThreadPoolExecutor(1, "build") as thread:
+    with without_collections(), ThreadPoolExecutor(1, "build") as thread:
         return thread.submit(build_model, model, engine, adapters.max_loras, adapters.device_bytes).result()
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Turns the collector off: the objects built here stay, and searching them for garbage costs time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

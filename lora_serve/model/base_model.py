@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from lora_serve.core.config import ModelConfig
@@ -29,7 +29,8 @@ from lora_serve.model.loading.observation import Observation, layer_index, obser
 from lora_serve.model.loading.quantization import resident_bytes
 from lora_serve.model.lora.adapted_model import AdaptedModel
 from lora_serve.model.lora.lora_slots import LoraSlots
-from lora_serve.model.native import layers
+from lora_serve.model.native import library
+from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step.step_context import StepContext, StepInputs
 
 _log = logging.getLogger(__name__)
@@ -47,12 +48,13 @@ class BaseModel(AdaptedModel[StepInputs]):
         AttentionInterface.register(implementation, self._attend)
         self.module.set_attn_implementation(implementation)
         self._settings: dict[int, AttentionSettings] = {}  # by layer, as of its last run
-        if config.fuse_layers and layers.why_not(self.device, cache.shape.dtype) is None:
+        if config.fuse_layers and library.why_not(self.device, cache.shape.dtype) is None:
             self._fuse(slots)
 
     @torch.inference_mode()
     def _fuse(self, slots: LoraSlots) -> None:
-        parts = FusionParts(self.module, self._cache, slots, self._attention, self.context, self._settings)
+        kernels = LayerKernels.load(self._cache.shape.dtype)
+        parts = FusionParts(self.module, self._cache, slots, self._attention, self.context, self._settings, kernels)
         done = fuse(parts, self.logits, self.spec.vocab_size, self.spec.max_model_len)
         _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")
 
@@ -106,12 +108,11 @@ def described(config: ModelConfig, found: FrozenModule) -> LoadedModel:
     """A frozen model with the facts that one forward pass of it tells. Raises ModelError."""
     module, device = found.module, found.device
     observation = observe(module, device)
-    return LoadedModel(module, _spec(config, module, observation, found.dtype, device), observation, device)
+    return LoadedModel(module, _spec(config, found, observation), observation, device)
 
 
-def _spec(
-    config: ModelConfig, module: PreTrainedModel, observation: Observation, dtype: torch.dtype, device: torch.device
-) -> ModelSpec:
+def _spec(config: ModelConfig, found: FrozenModule, observation: Observation) -> ModelSpec:
+    module = found.module
     text = module.config.get_text_config()
     limit = int(getattr(text, "max_position_embeddings", 0) or 2048)
     if config.max_model_len is not None and config.max_model_len > limit:
@@ -129,13 +130,14 @@ def _spec(
         num_layers=text.num_hidden_layers,
         linears=observation.linears,
         num_bytes=resident_bytes(module),
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
+        dtype=str(found.dtype).removeprefix("torch."),
+        device=str(found.device),
         embeddings=observation.embeddings,
         modules=observation.parameters(module),
         input_embedding=path_of(module, embedding) or "",
         output_head=path_of(module, head) or "",
         ties_embeddings=head is not None and head.weight is embedding.weight,
+        kernels=found.kernels,
     )
 
 

@@ -1,7 +1,7 @@
 """A linear layer of the frozen base: weights laid out once for the fastest product this device has.
 
-On CPUs that is this project's own product in float32 (`native/packed_linear.c`) or, where the processor multiplies
-bfloat16, oneDNN's own layout: both opaque and for inference only, which is just what a frozen weight allows.
+On CPUs that is this project's own product, in float32 and in bfloat16 (`native/packed_linear.c`): a layout that is
+opaque and for inference only, which is just what a frozen weight allows.
 Quantised weights stay as their library packed them: torchao's are tensors that know their own product, bitsandbytes'
 layers are called whole.
 """
@@ -16,8 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from lora_serve.core.model_spec import LinearShape
 from lora_serve.model.loading.observation import linear_shape
 from lora_serve.model.loading.quantization import is_quantized
-from lora_serve.model.native import onednn, packed_linear
-from lora_serve.model.native.packed_linear import PackedLinear
+from lora_serve.model.native import packed_linear
+from lora_serve.model.native.packed_linear import Kind, PackedLinear
 
 _ROWS_AT_ONCE = 256  # of the identity, when a packed weight is only known by its products
 
@@ -32,7 +32,6 @@ class FrozenLinear(nn.Module):
         self.in_features, self.out_features = shape.in_features, shape.out_features
         self.bias: Tensor | None = None if source.bias is None else source.bias.detach()
         self._layer: nn.Module | None = None
-        self._is_prepacked = False
         self.packed: PackedLinear | None = None  # set again when it joins others of its input
         self._square_norms: Tensor | None = None
         self.is_transposed = isinstance(source, Conv1D)  # how its checkpoint, and so an adapter's, holds the weight
@@ -43,31 +42,30 @@ class FrozenLinear(nn.Module):
         elif not is_quantized(weight):
             weight = weight.t().contiguous() if isinstance(source, Conv1D) else weight
             self.packed = _packed(weight, shared_weight)
-            self._is_prepacked = self.packed is None and not shared_weight and onednn.can_prepack(weight)
-        self._weight = onednn.prepack(weight) if self._is_prepacked else weight
+        self.dtype = _dtype(weight, self.bias)
+        self._weight = weight
         if self.packed is not None:
             self._weight = weight.new_empty(0)
+            self.bias = None if self.bias is None else self.bias.float()  # as sums are
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.sums(x).to(x.dtype)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """y [..., out] as it was summed: float32 where the weight is packed, else in the layer's own type."""
         return self._multiply(x, self.bias)
 
     def product(self, x: Tensor) -> Tensor:
-        """x [n, in] W^T -> [n, out], without the bias; x in the layer's own type."""
-        return self._multiply(x, None)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of its inputs and outputs, as far as its parameters tell."""
-        known = [t.dtype for t in (self._weight, self.bias) if t is not None and t.is_floating_point()]
-        return known[0] if known else torch.get_default_dtype()
+        """x [n, in] W^T -> [n, out], without the bias; x and the product in the layer's own type."""
+        return self._multiply(x, None).to(x.dtype)
 
     def dense(self) -> Tensor | None:
-        """The weight as a plain tensor [out, in]: a copy if it is prepacked; None if it is quantised."""
+        """The weight as a plain tensor [out, in]: a copy if it is packed; None if it is quantised."""
         if self._layer is not None or is_quantized(self._weight):
             return None
         if self.packed is not None:
             return self.packed.dense()
-        return self._weight.to_dense() if self._is_prepacked else self._weight
+        return self._weight
 
     @torch.no_grad()
     def row_square_norms(self) -> Tensor:
@@ -78,9 +76,7 @@ class FrozenLinear(nn.Module):
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.packed is not None:
-            return self.packed(x, bias)
-        if self._is_prepacked:
-            return onednn.linear(x, self._weight, bias)
+            return self.packed(x.to(self.packed.dtype), bias)
         if self._layer is None:
             return F.linear(x, self._weight, bias)
         y: Tensor = self._layer(x)
@@ -105,12 +101,18 @@ class FrozenLinear(nn.Module):
         return total
 
 
+def _dtype(weight: Tensor, bias: Tensor | None) -> torch.dtype:
+    """The type of a layer's inputs and outputs, as far as its parameters tell."""
+    known = [t.dtype for t in (weight, bias) if t is not None and t.is_floating_point()]
+    return known[0] if known else torch.get_default_dtype()
+
+
 def _packed(weight: Tensor, shared_weight: bool) -> PackedLinear | None:
-    """The weight in panels; None if it cannot be packed, or is shared and a copy would not have half its bytes."""
+    """The weight in panels; None if it cannot be packed, or is shared and a copy would take four bytes a number."""
     if packed_linear.why_not(weight) is not None:
         return None
     packed = PackedLinear.of(weight)
-    return packed if packed.is_bfloat16 or not shared_weight else None
+    return None if shared_weight and packed.kind is Kind.FLOATS else packed
 
 
 def _is_matrix(weight: Tensor, shape: LinearShape) -> bool:

@@ -74,10 +74,14 @@ class KVCache:
         return start + index * size, start + (self.shape.num_layers + index) * size
 
     def write(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
-        """Stores key and value [num_tokens, num_kv_heads, head_dim] at flat positions [num_tokens]."""
+        """Stores key and value [num_tokens, num_kv_heads, head_dim], rounded to the cache's type, at flat positions."""
         keys, values = self.layer(layer)
-        keys.flatten(0, 1).index_copy_(0, positions, key)
-        values.flatten(0, 1).index_copy_(0, positions, value)
+        keys.flatten(0, 1).index_copy_(0, positions, key.to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, positions, value.to(values.dtype))
+
+    def read(self, positions: Tensor) -> Tensor:
+        """K and V of all layers at flat positions: a copy [2, num_layers, num_tokens, num_kv_heads, head_dim]."""
+        return self._pool.flatten(2, 3).index_select(2, positions)
 
     def spare_blocks(self, num_rows: int, num_tokens: int) -> list[tuple[int, ...]]:
         """Block tables of `num_tokens` tokens each out of the spare blocks."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evenness, registered
-from benchmarks.performance import DOCUMENT, GROWTH, TABLES, read_reports, with_tables
+from benchmarks.performance import DOCUMENT, GROWTH, README, STEP, TABLES, matching, read_reports, with_tables
+from benchmarks.performance_tables import growth_file
 from benchmarks.start import arguments, memory_of, summary
 from benchmarks.step_growth import PANELS
 from benchmarks.step_growth_plot import TITLES
@@ -17,21 +18,57 @@ from benchmarks.workload import Sample
 
 def test_every_table_has_its_place_in_the_document() -> None:
     text = DOCUMENT.read_text()
-    for name in TABLES:
+    for name in (*TABLES, "beside"):
         assert text.count(f"<!-- begin {name} -->") == 1, name
-    assert with_tables(text, {}) == text
+    assert README.read_text().count("<!-- begin measured -->") == 1
 
 
 def test_the_documents_tables_are_those_of_the_results() -> None:
     text, reports = DOCUMENT.read_text(), read_reports()
-    assert {"step-cpu.json", GROWTH} <= set(reports)
+    assert all(matching(pattern, reports) for pattern, _ in TABLES.values())
     assert with_tables(text, reports) == text
+    assert with_tables(README.read_text(), reports) == README.read_text()
+
+
+def test_readmes_table_names_the_processor_of_every_file_and_all_engines() -> None:
+    reports = read_reports()
+    first = reports["side-by-side.json"]
+    other = {**first, "machine": {**first["machine"], "cpu": "Another Processor", "bf16_instructions": True}}
+    text = with_tables(README.read_text(), {**reports, "side-by-side-amx-bfloat16.json": other})
+    part = text.partition("<!-- begin measured -->")[2].partition("<!-- end -->")[0]
+    assert "| Another Processor, 2 cores, with bf16 instructions | lora_serve | 5 x 64, 135m | 114 tokens/s" in part
+    assert part.count("| llama_cpp-f16 |") == 2
+    assert "peft" not in part
+
+
+def test_each_kind_of_processor_has_its_part_in_every_table_and_says_its_name() -> None:
+    reports = read_reports()
+    first = reports["step-avx2-float32.json"]
+    other = {**first, "machine": {**first["machine"], "cpu": "Another Processor", "kernels": "amx"}}
+    text = with_tables(DOCUMENT.read_text(), {**reports, "step-amx-bfloat16.json": other})
+    for name in ("roofline", "ratios", "parts", "operators"):
+        part = text.partition(f"<!-- begin {name} -->")[2].partition("<!-- end -->")[0]
+        assert part.index(first["machine"]["cpu"]) < part.index("Another Processor"), name
+
+
+def test_files_of_one_table_stand_from_slow_to_fast_and_growth_is_another_table() -> None:
+    names = [
+        "step-amx-bfloat16.json",
+        "step-amx-float32.json",
+        "step-avx2-float32.json",
+        "step-growth-amx-float32.json",
+    ]
+    assert matching(STEP, names) == [names[2], names[1], names[0]]
+    assert matching(GROWTH, names) == [names[3]]
 
 
 def test_every_panel_that_is_measured_is_drawn_and_listed() -> None:
     panels = {*PANELS, "registered"}
     assert panels == set(TITLES) <= set(TABLES)
-    assert set(read_reports()[GROWTH]["panels"]) == panels
+    reports = read_reports()
+    for name in matching(GROWTH, reports):
+        assert set(reports[name]["panels"]) == panels
+        assert DOCUMENT.with_name(growth_file(reports[name])).exists()
 
 
 def test_tail_ratio_is_p99_over_p50_and_nothing_measured_never_passes() -> None:

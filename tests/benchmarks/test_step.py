@@ -9,12 +9,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.alternating import WARM_ROUNDS, median_ratio, time_alternating
-from benchmarks.step import cases_of, measure
-from benchmarks.step_floor import gemms_of
+from benchmarks.step import ONEDNN, OWN, cases_of, measure
+from benchmarks.step_floor import gemms_of, onednn_gemms_of
 from benchmarks.step_model import StepModel, blocks_of, decode_batch, prefill_batch
 from benchmarks.step_seams import PARTS, PartTimes, parts_of, products_of
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.kv_cache import KVCache
+from lora_serve.model.native import onednn
 
 VOCAB, LAYERS, ROWS = 512, 2, 4
 TINY = {
@@ -43,6 +44,8 @@ def test_cases_report_a_floor_and_parts_that_add_up(model: StepModel) -> None:
     assert set(names) < set(report["cases"])
     for case in report["cases"].values():
         assert 0 < case["gemm_ms"] <= case["floor_ms"]
+        assert set(case["gemms_ms"]) == {OWN, ONEDNN}
+        assert case["gemm_ms"] == min(case["gemms_ms"].values())  # the floor is the faster one's
     distinct = report["cases"][f"{ROWS} rows, distinct"]
     assert set(distinct["parts_ms"]) == {*PARTS, "total"}
     assert all(distinct["parts_ms"][part] > 0 for part in PARTS)
@@ -79,6 +82,21 @@ def test_products_that_bypass_the_seam_are_counted_by_the_layers_paths(
     gemms_of(model, decode_batch([None] * 3, 5))()
     assert len(called) == len(model.spec.linears)
     assert set(called) == {3}
+
+
+def test_onednn_multiplies_the_same_weights(model: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    original = onednn.prepack
+    monkeypatch.setattr(onednn, "prepack", lambda weight: seen.append(weight) or original(weight))
+    batch = decode_batch([None] * 3, 5)
+    run = onednn_gemms_of(model, batch)
+    assert run is not None
+    run()
+    own = [product.layer.dense() for product in products_of(lambda: model.parts.runner.run(batch))]
+    assert len(seen) == len(own)
+    assert all(torch.equal(a, b) for a, b in zip(seen, own, strict=True))
+    monkeypatch.setattr(onednn, "can_prepack", lambda weight: False)
+    assert onednn_gemms_of(model, batch) is None
 
 
 def test_seams_are_put_back_even_when_a_step_raises(model: StepModel) -> None:

@@ -1,17 +1,22 @@
-"""The step guard's verdicts. That it bites on a slow kernel is tried by hand: see docs/explanation/performance.md."""
+"""The step guard's verdicts: on references, on a commit, and on machines that have neither."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks import step_guard
-from benchmarks.step_guard import REFERENCE, Reference, best, judge, kind_of_machine, ratios, worse
+from benchmarks import against_commit, step_guard
+from benchmarks.against_commit import NoComparisonError, commit_before, ratios_against
+from benchmarks.step_guard import DTYPES, REFERENCE, Limits, Reference, best, kind_of_machine, ratios
+from lora_serve.model.native import levels
 
 NAMES = ("distinct / base", "identical / base", "step / its products")
 MARGINS = dict.fromkeys(NAMES, 0.1)
 EXPECTED = dict.fromkeys(NAMES, 1.5)
+LIMITS = Limits("the reference", EXPECTED, MARGINS)
+KIND = "avx2 float32 native"
 
 
 def times(distinct: float, identical: float, base: float, gemms: float) -> dict[str, list[float]]:
@@ -30,25 +35,20 @@ def test_ratios_are_of_neighbouring_rounds() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_ratio_fails_above_its_margin_and_passes_within(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert judge({**EXPECTED, name: 1.64}, EXPECTED, MARGINS) == 0
-    assert judge({**EXPECTED, name: 1.66}, EXPECTED, MARGINS) == 1
+    assert LIMITS.judge({**EXPECTED, name: 1.64}) == 0
+    assert LIMITS.judge({**EXPECTED, name: 1.66}) == 1
     assert f"margin: {name}." in capsys.readouterr().out
 
 
-def test_unknown_kind_of_machine_is_shown_and_told_how_to_be_added(capsys: pytest.CaptureFixture[str]) -> None:
-    assert judge(EXPECTED, None, MARGINS) == 0
-    assert "scripts/step_guard --update" in capsys.readouterr().out
-
-
 def test_what_got_better_is_asked_to_be_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert judge({**EXPECTED, NAMES[0]: 1.2}, EXPECTED, MARGINS) == 0
+    assert LIMITS.judge({**EXPECTED, NAMES[0]: 1.2}) == 0
     assert "--update" in capsys.readouterr().out
 
 
 def test_least_of_all_tries_counts() -> None:
     noisy = {**EXPECTED, NAMES[0]: 3.0}
-    assert worse(noisy, EXPECTED, MARGINS) == [NAMES[0]]
-    assert worse(best([noisy, EXPECTED]), EXPECTED, MARGINS) == []
+    assert LIMITS.exceeded(noisy) == [NAMES[0]]
+    assert LIMITS.exceeded(best([noisy, EXPECTED])) == []
 
 
 def test_committed_reference_has_a_margin_for_every_ratio_of_every_kind() -> None:
@@ -60,55 +60,168 @@ def test_committed_reference_has_a_margin_for_every_ratio_of_every_kind() -> Non
         assert len(kind.split()) == 3
 
 
-def test_kind_names_instructions_type_and_kernel() -> None:
-    instructions, dtype, kernel = kind_of_machine("float32").split()
-    assert instructions in ("avx2", "avx512", "other")
-    assert (dtype, kernel in ("native", "loop")) == ("float32", True)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kind_names_the_kernels_level_type_and_lora_kernel(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    level, named, kernel = kind_of_machine(dtype).split()
+    assert level == levels.current().name
+    assert (named, kernel in ("native", "loop")) == (dtype, True)
+    monkeypatch.setenv(levels.VARIABLE, "generic")
+    assert kind_of_machine(dtype).startswith("generic ")
 
 
 @pytest.fixture
 def guard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A guard whose model costs what `series` says; its reference file."""
+    """A guard for float32; its reference file."""
     file = tmp_path / "reference.json"
-    Reference(MARGINS, {"avx2 float32 native": EXPECTED}).write(file)
-    monkeypatch.setattr(step_guard, "kind_of_machine", lambda dtype: "avx2 float32 native")
-    monkeypatch.setattr("sys.argv", ["step_guard", "--reference", str(file)])
+    Reference(MARGINS, {KIND: EXPECTED}).write(file)
+    monkeypatch.setattr(step_guard, "kind_of_machine", lambda dtype: f"avx2 {dtype} native")
+    monkeypatch.setattr("sys.argv", ["step_guard", "--dtype", "float32", "--reference", str(file)])
     return file
 
 
-def model_of(series: list[dict[str, list[float]]]) -> type:
-    class Model:
-        dtype = "float32"
-
-        def __init__(self, folder: Path) -> None:
+def measure_own(series: list[dict[str, list[float]]]) -> type:
+    class Measured:
+        def __init__(self, dtype: str) -> None:
             self.left = list(series)
 
-        def times(self, rounds: int) -> dict[str, list[float]]:
-            return self.left.pop(0)
+        def __call__(self, rounds: int) -> dict[str, float]:
+            return ratios(self.left.pop(0))
 
-    return Model
+    return Measured
+
+
+def measure_against(series: list[float]) -> object:
+    left = list(series)
+
+    def measured(commit: str, dtype: str, rounds: int) -> dict[str, float]:
+        assert commit == "before"
+        return dict.fromkeys(("base", "identical", "distinct"), left.pop(0))
+
+    return measured
 
 
 SLOW, FINE = times(2.0, 1.5, 1.0, 0.66), times(1.5, 1.5, 1.0, 0.67)
 
 
 def test_one_noisy_series_is_measured_again_and_passes(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_guard, "GuardedModel", model_of([SLOW, FINE]))
+    monkeypatch.setattr(step_guard, "OwnRatios", measure_own([SLOW, FINE]))
     assert step_guard.main() == 0
 
 
 def test_what_is_slow_three_times_fails(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_guard, "GuardedModel", model_of([SLOW, SLOW, SLOW]))
+    monkeypatch.setattr(step_guard, "OwnRatios", measure_own([SLOW, SLOW, SLOW]))
     assert step_guard.main() == 1
+
+
+def test_every_dtype_is_guarded_and_one_that_is_slow_fails_all(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Reference(MARGINS, {KIND: EXPECTED, "avx2 bfloat16 native": dict.fromkeys(NAMES, 9.0)}).write(guard)
+    monkeypatch.setattr("sys.argv", ["step_guard", "--reference", str(guard)])
+    monkeypatch.setattr(step_guard, "OwnRatios", measure_own([SLOW, SLOW, SLOW]))
+    assert step_guard.main() == 1
+    monkeypatch.setattr(step_guard, "OwnRatios", measure_own([FINE]))
+    assert step_guard.main() == 0
+
+
+@pytest.mark.parametrize(("series", "status"), [([1.02], 0), ([1.3, 1.01], 0), ([1.13, 1.2, 1.13], 1)])
+def test_without_a_reference_steps_are_held_to_the_commit_before(
+    guard: Path, monkeypatch: pytest.MonkeyPatch, series: list[float], status: int
+) -> None:
+    Reference(MARGINS, {"generic float32 native": EXPECTED}).write(guard)
+    monkeypatch.setattr(step_guard, "commit_before", lambda: "before")
+    monkeypatch.setattr(step_guard, "ratios_against", measure_against(series))
+    assert step_guard.main() == status
+
+
+def test_a_commit_that_is_asked_for_counts_beside_a_reference_too(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_guard, "ratios_against", measure_against([1.5, 1.5, 1.5]))
+    monkeypatch.setattr("sys.argv", ["step_guard", "--dtype", "float32", "--against", "before"])
+    assert step_guard.main() == 1
+
+
+@pytest.mark.parametrize(("own", "status"), [([FINE], 0), ([SLOW, SLOW, SLOW], 1)])
+def test_without_reference_and_git_the_loosest_reference_counts(
+    guard: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    own: list[dict[str, list[float]]],
+    status: int,
+) -> None:
+    def fail() -> str:
+        raise NoComparisonError("git is not on this machine")
+
+    tight = dict.fromkeys(NAMES, 1.0)
+    Reference(MARGINS, {"generic float32 native": EXPECTED, "amx float32 native": tight}).write(guard)
+    monkeypatch.setattr(step_guard, "commit_before", fail)
+    monkeypatch.setattr(step_guard, "OwnRatios", measure_own(own))
+    assert step_guard.main() == status
+    assert "git is not on this machine" in capsys.readouterr().out
 
 
 def test_update_notes_the_ratios_of_this_kind_and_keeps_the_others(
     guard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Reference(MARGINS, {"other bfloat16 loop": EXPECTED}).write(guard)
-    monkeypatch.setattr(step_guard, "GuardedModel", model_of([FINE]))
-    monkeypatch.setattr("sys.argv", ["step_guard", "--update", "--reference", str(guard)])
+    Reference(MARGINS, {"generic bfloat16 loop": EXPECTED}).write(guard)
+    monkeypatch.setattr(step_guard, "OwnRatios", measure_own([FINE]))
+    monkeypatch.setattr("sys.argv", ["step_guard", "--dtype", "float32", "--update", "--reference", str(guard)])
     assert step_guard.main() == 0
     kinds = Reference.read(guard).kinds
-    assert set(kinds) == {"other bfloat16 loop", "avx2 float32 native"}
-    assert kinds["avx2 float32 native"]["distinct / base"] == 1.5
+    assert set(kinds) == {"generic bfloat16 loop", KIND}
+    assert kinds[KIND]["distinct / base"] == 1.5
+
+
+FAKE = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, os.environ["PYTHONPATH"])
+from lora_serve.cost import SECONDS
+print(Path.cwd(), flush=True)
+for _ in sys.stdin:
+    print(json.dumps({"base": SECONDS}), flush=True)
+"""
+
+
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A repository of two commits, in which a step takes 2 seconds and then 3, and a script that says so."""
+    root = tmp_path / "checkout"
+    for folder in against_commit.MEASURED:
+        (root / folder).mkdir(parents=True)
+        (root / folder / "__init__.py").touch()
+    git(root, "init", "--quiet")
+    for seconds in (2, 3):
+        (root / "lora_serve" / "cost.py").write_text(f"SECONDS = {seconds}")
+        git(root, "add", ".")
+        git(root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", f"{seconds}")
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    monkeypatch.setattr(against_commit, "ROOT", root)
+    monkeypatch.setattr(against_commit, "SCRIPT", script)
+    return root
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_steps_are_measured_by_each_commits_own_code(checkout: Path) -> None:
+    assert commit_before() == git(checkout, "rev-parse", "HEAD^")
+    assert ratios_against("HEAD^", "float32", 3) == {"base": 1.5}
+    assert ratios_against("HEAD", "float32", 3) == {"base": 1.0}
+
+
+def test_an_uncommitted_change_is_compared_with_the_commit_it_stands_on(checkout: Path) -> None:
+    (checkout / "lora_serve" / "cost.py").write_text("SECONDS = 6")
+    assert commit_before() == git(checkout, "rev-parse", "HEAD")
+    assert ratios_against(commit_before(), "float32", 3) == {"base": 2.0}
+
+
+def test_nothing_to_compare_with_is_said(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoComparisonError, match="git archive"):
+        ratios_against("nobody", "float32", 3)
+    (checkout / "lora_serve" / "cost.py").write_text("raise ValueError('no model')")
+    with pytest.raises(NoComparisonError, match="no model"):
+        ratios_against("HEAD", "float32", 3)
+    monkeypatch.setattr(against_commit, "ROOT", tmp_path)
+    with pytest.raises(NoComparisonError, match="not a git repository"):
+        commit_before()

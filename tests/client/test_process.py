@@ -239,13 +239,15 @@ async def test_a_child_that_says_nonsense_is_ended() -> None:
                 await client.load()
 
 
-async def test_the_child_gets_no_setting_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_child_gets_no_setting_of_the_environment_but_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", "a long enough secret")
+    monkeypatch.setenv("LORA_SERVE_KERNELS", "generic")
     async with process_client(admin_key="a long enough secret", redis_url="redis://:password@host/0") as client:
         await client.start()
         environment = Path(f"/proc/{client.pid}/environ").read_bytes()
         arguments = Path(f"/proc/{client.pid}/cmdline").read_bytes()
     assert b"secret" not in environment + arguments
+    assert b"LORA_SERVE_KERNELS=generic\0" in environment
     assert b"password" not in environment + arguments
 
 

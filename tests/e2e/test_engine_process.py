@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from lora_serve.commands.server_process import ServerProcess
+from lora_serve.model.native import levels
 from tests.e2e.conftest import ADMIN, Site
 from tests.e2e.plain_http import call
 from tests.e2e.processes import PATIENCE, children_of, engine_of, eventually, is_alive, loads_torch, until_replaced
@@ -111,6 +112,14 @@ def test_the_server_has_no_torch_and_the_engine_no_secret(hosted: ServerProcess)
 def test_answers_are_those_of_an_engine_in_a_thread(hosted: ServerProcess, server: ServerProcess) -> None:
     for name in NAMES:
         assert answer(hosted, name) == answer(server, name), name
+
+
+def test_version_tells_the_kernels_of_the_engines_process(hosted: ServerProcess, server: ServerProcess) -> None:
+    kernels = call(f"{hosted.url}/version").json["kernels"]
+    assert kernels == call(f"{server.url}/version").json["kernels"]
+    assert kernels["level"] in levels.LEVELS
+    assert kernels["source"] == "compiled"
+    assert f"kernels: {kernels['level']}, compiled here" in hosted.log.read_text()
 
 
 def test_adapters_registered_while_it_runs_are_served(hosted: ServerProcess, server: ServerProcess, site: Site) -> None:

@@ -148,7 +148,9 @@ class FakeRunner:
             token = row.token_ids[position - row.start] if is_new else self.cache[place][0]
             state = hashlib.sha256(repr((state, token, acting_at(row, position))).encode()).hexdigest()
             if is_new:
-                assert place not in self.cache or place in self.rejected, "a block that was not given to this row as a fresh one is written"
+                assert place not in self.cache or place in self.rejected, (
+                    "a block that was not given to this row as a fresh one is written"
+                )
                 self.cache[place] = (token, state)
                 self.rejected.discard(place)
             assert place not in self.rejected, "the row reads what a guess that was wrong left behind"

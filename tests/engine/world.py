@@ -73,7 +73,13 @@ class World:
         next_token: Callable[[object, list[int]], int] = next_token,
         **settings: Any,
     ) -> None:
-        defaults = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_loras": 4, "speculate": "off"}
+        defaults = {
+            "block_size": 4,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "max_loras": 4,
+            "speculate": "off",
+        }
         self.settings = Settings(model="fake", **{**defaults, **settings})
         self.runner = FakeRunner(self.settings.block_size, next_token=next_token)
         spec = ModelSpec("fake", "Fake", 2000, max_model_len, (EOS,), 1, {}, 0, "float32", "cpu", pooling=pooling)

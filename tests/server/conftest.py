@@ -26,7 +26,7 @@ from lora_serve.app.services import base_templates
 from lora_serve.client.mock import MockEngineClient
 from lora_serve.core.adapter import AdapterRef
 from lora_serve.core.config import AdapterConfig, ServerConfig
-from lora_serve.core.model_spec import LinearShape, ModelSpec
+from lora_serve.core.model_spec import KernelDescription, LinearShape, ModelSpec
 from lora_serve.server.app import build_app
 from lora_serve.server.background.adapter_templates import AdapterTemplates
 from lora_serve.server.background.grammar_checks import GrammarChecks
@@ -61,7 +61,10 @@ def spec(text_model: TextModel) -> ModelSpec:
     linears = {f"model.layers.{layer}.self_attn.q_proj": LinearShape(HIDDEN, HIDDEN) for layer in range(LAYERS)}
     end = text_model.wrapper.convert_tokens_to_ids("<|end|>")
     vocab_size = text_model.vocab_size
-    return ModelSpec(BASE, "LlamaForCausalLM", vocab_size, 128, (end,), LAYERS, linears, 0, "float32", "cpu")
+    kernels = KernelDescription("none", "float32", "none", "torch", "/a/path/of/this/machine")
+    return ModelSpec(
+        BASE, "LlamaForCausalLM", vocab_size, 128, (end,), LAYERS, linears, 0, "float32", "cpu", kernels=kernels
+    )
 
 
 @pytest.fixture

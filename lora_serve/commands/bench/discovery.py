@@ -37,6 +37,7 @@ class Found:
     max_model_len: int | None = None
     engine: str | None = None
     version: str | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict)  # ours only: level, dtype, order, source
 
 
 async def discover(root: str, api_key: str | None) -> Found:
@@ -60,6 +61,7 @@ async def discover(root: str, api_key: str | None) -> Found:
         _whole(base.get("max_model_len")),
         base.get("owned_by"),
         _of(version, "version"),
+        _texts(_of(version, "kernels")),
     )
 
 
@@ -116,6 +118,12 @@ class _Server:
 
 def _of(document: Any, name: str) -> Any:
     return document.get(name) if isinstance(document, dict) else None
+
+
+def _texts(document: Any) -> dict[str, str]:
+    """The fields that are texts."""
+    items = document.items() if isinstance(document, dict) else ()
+    return {name: value for name, value in items if isinstance(value, str)}
 
 
 def _whole(value: Any) -> int | None:

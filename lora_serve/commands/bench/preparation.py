@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.commands.bench.discovery import Found, discover, find_words
@@ -25,6 +26,7 @@ class Prepared:
     plan: Plan
     engine: str
     version: str | None
+    kernels: Mapping[str, str]
 
 
 async def prepare(flags: argparse.Namespace, url: str) -> Prepared:
@@ -45,6 +47,7 @@ async def prepare(flags: argparse.Namespace, url: str) -> Prepared:
         _plan(flags, workload),
         flags.engine or found.engine or "unknown",
         found.version,
+        found.kernels,
     )
 
 

@@ -25,6 +25,12 @@ from lora_serve.commands.bench.result import (
 )
 
 BASE_LABEL = "(base)"
+_CPU_NUMBERS = {  # x86-64's, then arm64's, which has no names
+    "family": "cpu family", "model": "model", "stepping": "stepping",
+    "implementer": "CPU implementer", "part": "CPU part", "revision": "CPU revision",
+}  # fmt: skip
+_INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+_BF16_PRODUCTS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class RunFacts:
     command: str
     engine_version: str | None = None
     server: Mapping[str, Any] = field(default_factory=dict)  # of a spawned one: shape, start_s, peak_rss_bytes
+    kernels: Mapping[str, str] = field(default_factory=dict)  # the server's: level, dtype, order, source
 
 
 def make_report(result: LoadResult, facts: RunFacts, objective: Objective | None = None) -> dict[str, Any]:
@@ -145,13 +152,19 @@ def machine() -> dict[str, Any]:
     """The load generator's machine; with --spawn also the server's."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "cpu": _cpu_field("model name"),
+        **processor(Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""),
         "cores": len(os.sched_getaffinity(0)),
-        "bf16_instructions": "avx512_bf16" in _cpu_field("flags"),
         "memory_gib": round(memory / 2**30, 1),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def processor_words(found: Mapping[str, Any]) -> str:
+    """The processor of a `machine`: "AMD EPYC (family 25, model 1, stepping 1), 2 cores, without bf16 instructions"."""
+    numbers = f" ({found['cpu_numbers']})" if found.get("cpu_numbers") else ""
+    instructions = "with" if found["bf16_instructions"] else "without"
+    return f"{found['cpu']}{numbers}, {found['cores']} cores, {instructions} bf16 instructions"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -165,6 +178,18 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found | {"lora_serve": lora_serve.__version__}
 
 
-def _cpu_field(field: str) -> str:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith(field)), "unknown")
+def processor(cpuinfo: str) -> dict[str, Any]:
+    """The first processor of /proc/cpuinfo: its name, its numbers, and those of its instructions that decide speeds.
+
+    A virtual machine's name may hide which processor it is; family, model and stepping tell.
+    """
+    lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    flags = set(f"{fields.get('flags', '')} {fields.get('Features', '')}".split())
+    numbers = [f"{name} {fields[field]}" for name, field in _CPU_NUMBERS.items() if field in fields]
+    return {
+        "cpu": fields.get("model name", platform.machine() if numbers else "unknown"),
+        "cpu_numbers": ", ".join(numbers),
+        "instructions": [name for name in _INSTRUCTIONS if name in flags],
+        "bf16_instructions": bool(flags & _BF16_PRODUCTS),
+    }

@@ -92,6 +92,7 @@ def _facts(flags: argparse.Namespace, prepared: Prepared, command: str, server: 
         command,
         prepared.version,
         server,
+        prepared.kernels,
     )
 
 

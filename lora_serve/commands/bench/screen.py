@@ -9,6 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lora_serve.commands.bench.report import processor_words
 from lora_serve.commands.bench.result import RequestRecord
 from lora_serve.commands.output import Output, plain
 
@@ -47,6 +48,8 @@ def _facts(report: Mapping[str, Any]) -> Table:
     loop = f"{report['rate']:g} requests/s" if report["rate"] else f"{report['concurrency'] or 'any number'} at a time"
     rows = {
         "engine": f"{report['engine']}, model {report['model']}",
+        "numbers": kernel_words(report["kernels"]),
+        "processor": f"{processor_words(report['machine'])} (this machine)",
         "load": f"{report['popularity']}, {report['num_adapters']} adapters, {loop}, seed {report['seed']}",
         "requests": f"{report['requests']} in {report['duration_s']:.2f} s, {report['failed']} failed",
         "output tokens/s": f"{report['output_tokens_per_s']:,.1f} ({report['output_tokens']} tokens)",
@@ -63,8 +66,16 @@ def _facts(report: Mapping[str, Any]) -> Table:
     for name, num in report["errors"].items():
         rows[f"failed: {name}"] = f"{num}, as in: {report['error_examples'][name][:160]}"
     for name, value in rows.items():
-        table.add_row(plain(name), plain(value))
+        if value:
+            table.add_row(plain(name), plain(value))
     return table
+
+
+def kernel_words(kernels: Mapping[str, str]) -> str:
+    """The type of numbers and the native kernels: "bfloat16, kernels amx (shipped)"; "": the server does not tell."""
+    if not kernels:
+        return ""
+    return "{}, kernels {} ({})".format(*(kernels.get(name, "?") for name in ("dtype", "level", "source")))
 
 
 def _latencies(report: Mapping[str, Any]) -> Table:

@@ -27,7 +27,9 @@ class ServedModelSettings(SettingsGroup):
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs; auto: cuda if present")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="weights; auto: the checkpoint's own where the device computes it natively, else float32"
+        "auto",
+        description="weights and activations; auto: the checkpoint's own where the device multiplies it faster than "
+        "float32, else float32",
     )
     task: Literal["auto", "generate", "embed", "classify"] = Field(
         "auto", description="what the model does; auto: as its config.json and sentence-transformers files say"

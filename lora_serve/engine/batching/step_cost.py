@@ -8,7 +8,16 @@ from operator import mul
 from lora_serve.core.batch import StepLoad
 
 _NAMES = ("step", "token", "row", "adapter", "kv_token", "attended_pair", "drafting_step", "draft_token")
-_FIRST_GUESS = (1e-3, 1.6e-4, 1e-4, 1e-4, 2.5e-7, 1.5e-8, 1e-4, 8e-5)  # seconds for one of each: what counts is their ratios
+_FIRST_GUESS = (
+    1e-3,
+    1.6e-4,
+    1e-4,
+    1e-4,
+    2.5e-7,
+    1.5e-8,
+    1e-4,
+    8e-5,
+)  # seconds for one of each: what counts is their ratios
 _FORGETTING = 0.99  # weight of a step that is one step older
 _RIDGE = 0.02  # pulls the coefficients to the ratios of the first guess where the data does not tell them apart
 _NUM_SWEEPS = 2
@@ -77,7 +86,9 @@ class StepCost:
             self._rescale(math.exp(self._drift))
         self.num_observed += 1
         predicted = self._predict(x)
-        equations = self._prompt if load.num_tokens > load.num_rows else self._draft if load.num_drafted else self._decode
+        equations = (
+            self._prompt if load.num_tokens > load.num_rows else self._draft if load.num_drafted else self._decode
+        )
         equations.add([value / predicted for value in x], math.exp(log_ratio))
         self._scale += (1 - _FORGETTING) * (math.exp(log_ratio) * predicted / sum(x) - self._scale)
         self._fit()

@@ -99,7 +99,7 @@ def run_in_parts(run: Run, batch: Batch) -> list[RowOutput]:
         return [output for half in halves_of_rows(batch) for output in run_in_parts(run, half)]
     (row,) = batch.rows
     if row.num_draft:
-        return run_in_parts(run, Batch((without_draft(row),), batch.fresh_blocks))
+        return run_in_parts(run, Batch((row.without_draft(),), batch.fresh_blocks))
     if len(row.token_ids) == 1 or row.pool is not None:
         return [RowOutput(row.sequence_id, None, error=failure)]
     first, second = halves_of_row(row)
@@ -115,12 +115,6 @@ def halves_of_rows(batch: Batch) -> tuple[Batch, Batch]:
     middle = len(batch.rows) // 2
     first, second = batch.rows[:middle], batch.rows[middle:]
     return Batch(first, batch.fresh_blocks, BlockMoves()), Batch(second, (), BlockMoves())
-
-
-def without_draft(row: Row) -> Row:
-    """The row with none of its guesses."""
-    sample = None if row.sample is None else replace(row.sample, allowed_after=())
-    return replace(row, token_ids=row.token_ids[: -row.num_draft], sample=sample, num_draft=0)
 
 
 def halves_of_row(row: Row) -> tuple[Row, Row]:

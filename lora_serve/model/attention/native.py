@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,26 +11,14 @@ from torch import Tensor
 
 from lora_serve.model.attention import AttentionSettings
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.step.step_context import StepInputs
 
 PREFERENCE = 2
-_SOURCE = Path(compiler.__file__).with_name("paged_attention.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: list[Any] = [
-    _ADDRESS,
-    _SIZE,
-    *[_ADDRESS] * 3,
-    *[_SIZE] * 5,
-    _ADDRESS,
-    _ADDRESS,
-    _SIZE,
-    _SIZE,
-    _FLOAT,
-    _SIZE,
-    _FLOAT,
-]
-_DTYPES = (torch.float32, torch.bfloat16)
+    _ADDRESS, _SIZE, *[_ADDRESS] * 3, *[_SIZE] * 4, _ADDRESS, _ADDRESS, _SIZE, _SIZE, _FLOAT, _SIZE, _FLOAT,
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +32,30 @@ class AttentionPieces:
 
 def why_not(cache: KVCache) -> str | None:
     """The reason why C kernels cannot serve `cache`; None: they can."""
-    if cache.shape.dtype not in _DTYPES:
-        return f"knows float32 and bfloat16, not {cache.shape.dtype}"
-    return compiler.why_not(_SOURCE, cache.device)
+    return library.why_not(cache.device, cache.shape.dtype)
 
 
 class Backend:
     def __init__(self, cache: KVCache) -> None:
-        library = compiler.load_library(_SOURCE)
-        library.paged_attention.argtypes, library.paged_attention.restype = _ARGUMENTS, None
-        self._attend = library.paged_attention
-        self._queries_together: int = library.queries_together()
+        kernels = library.load(cache.shape.dtype)
+        kernels.paged_attention.argtypes, kernels.paged_attention.restype = _ARGUMENTS, None
+        self._attend = kernels.paged_attention
+        self._queries_together: int = kernels.queries_together()
         self.cache = cache
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
+        """query of the cache's type or float32, which loses nothing; the result is of the cache's type."""
         num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
         pieces = self.pieces(step, num_heads)
+        query = query.float()
         query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
-        out = query.new_empty(query.shape)
+        out = query.new_empty(query.shape, dtype=self.cache.shape.dtype)
         pool_k, pool_v = self.cache.layer(layer)
         self._attend(
             query.data_ptr(), query.stride(0), pool_k.data_ptr(), pool_v.data_ptr(), out.data_ptr(),
-            query.dtype == torch.bfloat16, num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
+            num_heads, num_kv_heads, query.shape[2], self.cache.block_size,
             pieces.blocks.data_ptr(), pieces.table.data_ptr(), len(pieces.table), pieces.most_tokens,
             settings.scale, settings.window or 0, settings.softcap or 0.0,
         )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +15,15 @@ from torch import Tensor, nn
 from lora_serve.model.backends import backend_names
 from lora_serve.model.fusion import kinds
 from lora_serve.model.fusion.parts import FusionParts
-from lora_serve.model.fusion.trace import Call, agrees, calls_of, is_close, probe_step
+from lora_serve.model.fusion.trace import (
+    Call,
+    calls_of,
+    in_float32,
+    is_close,
+    is_close_rounded,
+    probe_step,
+    repeated,
+)
 from lora_serve.model.step.step_context import StepInputs
 
 _KINDS: dict[str, Any] = {name: importlib.import_module(f"{kinds.__name__}.{name}") for name in backend_names(kinds)}
@@ -36,11 +46,10 @@ def _fuse_stage(
     }
     with calls_of(list(members)) as calls:
         run(step)
-    cached = _cached(parts, step)
     done: Counter[str] = Counter()
     with parts.context.running(step):
         for module, name in members.items():
-            found = _proven(parts, module, stage[name], calls.get(module, []), step, cached)
+            found = _proven(parts, module, stage[name], calls.get(module, []), step)
             if found is not None:
                 module.forward = found
                 done[name] += 1
@@ -48,24 +57,53 @@ def _fuse_stage(
 
 
 def _proven(
-    parts: FusionParts, module: nn.Module, kind: Any, calls: list[Call], step: StepInputs, cached: tuple[Tensor, Tensor]
+    parts: FusionParts, module: nn.Module, kind: Any, calls: list[Call], step: StepInputs
 ) -> Callable[..., Any] | None:
     """The first replacement that agrees with all calls; None if there is none."""
-    candidates: list[Callable[..., Any]] = kind.candidates(module, parts)
-    for candidate in candidates:
-        if not calls or not all(agrees(call, candidate) for call in calls):
-            continue
-        if kind.WRITES_CACHE and not all(map(is_close, _cached(parts, step), cached)):
-            continue
-        return candidate
-    return None
+    left: list[Callable[..., Any]] = kind.candidates(module, parts) if calls else []
+    for call in calls:
+        truth = _truth(parts, module, kind, call, step) if left else None
+        left = [one for one in left if truth is not None and _agrees(parts, one, kind, call, step, truth)]
+    return left[0] if left else None
 
 
-def _cached(parts: FusionParts, step: StepInputs) -> tuple[Tensor, Tensor]:
-    """K and V of the step's tokens over all layers: copies."""
-    pools = [parts.cache.layer(layer) for layer in range(parts.cache.shape.num_layers)]
-    keys, values = (
-        torch.stack([pool.flatten(0, 1)[step.cache_positions] for pool in layers])
-        for layers in zip(*pools, strict=True)
-    )
-    return keys, values
+@dataclass(frozen=True, slots=True)
+class _Truth:
+    output: Tensor
+    cached: Tensor
+
+
+def _truth(parts: FusionParts, module: nn.Module, kind: Any, call: Call, step: StepInputs) -> _Truth | None:
+    """The result of the module's own code.
+
+    A module of bfloat16 computes in float32 from the same numbers, so that nothing of its own rounding hides how far
+    the replacement is from it. One that is made of fused parts alone rounds where its replacement does.
+    """
+    is_wide = kind.STAGE == 1
+    _forget(parts, step)
+    with in_float32(module) if is_wide else nullcontext():
+        output = repeated(call, module.forward, is_wide=is_wide)
+    return None if output is None else _Truth(output, parts.cache.read(step.cache_positions))
+
+
+def _agrees(
+    parts: FusionParts, forward: Callable[..., Any], kind: Any, call: Call, step: StepInputs, truth: _Truth
+) -> bool:
+    """True if `forward` gives the truth from the call's arguments and, as it rounds less there, from wide ones."""
+    own_type = truth.cached.dtype
+    for is_wide in (False, True) if kind.STAGE == 1 and own_type != torch.float32 else (False,):
+        _forget(parts, step)
+        found = repeated(call, forward, is_wide=is_wide)
+        pairs = (found, truth.output), (parts.cache.read(step.cache_positions), truth.cached)
+        if not all(one is not None and _is_close(kind, one, other) for one, other in pairs):
+            return False
+    return True
+
+
+def _is_close(kind: Any, found: Tensor, expected: Tensor) -> bool:
+    return (is_close if kind.STAGE == 2 or found.dtype == torch.float32 else is_close_rounded)(found, expected)
+
+
+def _forget(parts: FusionParts, step: StepInputs) -> None:
+    """Clears K and V of the probe, so that none is found that this run has not written."""
+    parts.cache.zero([block for row in step.prefill for block in row.blocks.tolist()])

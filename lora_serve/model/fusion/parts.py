@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class JoinedLinears:
     parts: tuple[LoraLinear, ...]
     columns: tuple[slice, ...]  # of y, by part
     _packed: PackedLinear
-    _bias: Tensor | None
+    _bias: Tensor | None  # float32
 
     @staticmethod
     def of(parts: Sequence[LoraLinear]) -> JoinedLinears | None:
@@ -38,7 +38,7 @@ class JoinedLinears:
         for base, (_, own) in zip(bases, found[1], strict=True):
             base.packed = own
         biases = [torch.zeros(b.out_features) if b.bias is None else b.bias for b in bases]
-        bias = None if all(base.bias is None for base in bases) else torch.cat(biases)
+        bias = None if all(base.bias is None for base in bases) else torch.cat(biases).float()
         return JoinedLinears(tuple(parts), tuple(columns for columns, _ in found[1]), found[0], bias)
 
     def native(self) -> Weight:
@@ -46,7 +46,8 @@ class JoinedLinears:
         return Weight.of(self._packed, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, in] -> [tokens, sum of out]."""
+        """x [tokens, in] -> [tokens, sum of out] float32."""
+        x = x.to(self._packed.dtype)
         y = self._packed(x, self._bias)
         for part, columns in zip(self.parts, self.columns, strict=True):
             part.adapt(y[:, columns], x)
@@ -63,7 +64,7 @@ class FusionParts:
     attention: Attention
     context: StepContext[StepInputs]
     settings: Mapping[int, AttentionSettings]  # by layer, known once the model has run
-    kernels: LayerKernels = field(default_factory=LayerKernels.load)
+    kernels: LayerKernels
 
     def path(self, module: nn.Module) -> str:
         """The place of a module in the model."""

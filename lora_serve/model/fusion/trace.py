@@ -18,6 +18,8 @@ from lora_serve.model.step.step_context import DecodeRows, PrefillRow, StepInput
 
 NUM_TOKENS = 7
 _TOLERANCE = 1e-5  # of the largest number; what float32 rounds off
+_ROUNDED_TOLERANCE = 2e-3  # of the root mean square: what one rounding to bfloat16 in a place or two can do
+_ROUNDED_LARGEST = 2e-2  # of the largest number
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call
     found: dict[nn.Module, list[Call]] = {}
 
     def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        found.setdefault(module, []).append(Call(_kept(arguments), _kept(keywords), _kept(output)))
+        found.setdefault(module, []).append(Call(_copied(arguments), _copied(keywords), _copied(output)))
 
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:
@@ -64,31 +66,58 @@ def calls_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, list[Call
             hook.remove()
 
 
-def agrees(call: Call, forward: Callable[..., Any]) -> bool:
-    """True if `forward` returns what the module returned; False if it cannot run on such a layer at all."""
+@contextmanager
+def in_float32(module: nn.Module) -> Iterator[None]:
+    """Gives a module float32 copies of its parameters inside the block; the linear layers' own are in panels."""
+    own = [(p, p.data) for p in module.parameters() if p.is_floating_point() and p.dtype != torch.float32]
+    for parameter, data in own:
+        parameter.data = data.float()
     try:
-        found = forward(*_kept(call.arguments), **_kept(dict(call.keywords)))
+        yield
+    finally:
+        for parameter, data in own:
+            parameter.data = data
+
+
+def repeated(call: Call, forward: Callable[..., Any], *, is_wide: bool = False) -> Tensor | None:
+    """The first output of `forward` for the arguments of a call, widened to float32 if `is_wide`; None if it cannot run
+    on such a layer at all, or returns another number of things than the module did.
+    """
+    arguments = _copied(call.arguments, is_wide), _copied(dict(call.keywords), is_wide)
+    try:
+        found = forward(*arguments[0], **arguments[1])
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        return False
+        return None
     found, expected = (value if isinstance(value, tuple) else (value,) for value in (found, call.output))
-    return len(found) == len(expected) and is_close(found[0], expected[0])
+    is_like = len(found) == len(expected) and found[0].shape == expected[0].shape
+    return found[0] if is_like and (is_wide or found[0].dtype == expected[0].dtype) else None
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
     """True if two tensors differ by no more than float32's rounding."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return False
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max().clamp(min=1e-6))
 
 
-def _kept(value: Any) -> Any:
-    """A copy that later steps do not change."""
+def is_close_rounded(found: Tensor, expected: Tensor) -> bool:
+    """True if two tensors are one result of float32, rounded now and then.
+
+    Both round inputs of products and the result at the same places: only numbers that stand by chance at the middle
+    between two of bfloat16 fall to different sides.
+    """
+    found, expected = found.float(), expected.to(found.dtype).float()
+    difference, largest = (found - expected).abs(), expected.abs().max().clamp(min=1e-6)
+    is_near = difference.norm() <= _ROUNDED_TOLERANCE * expected.norm().clamp(min=1e-6)
+    return bool(is_near and difference.max() <= _ROUNDED_LARGEST * largest)
+
+
+def _copied(value: Any, is_wide: bool = False) -> Any:
+    """A copy that later steps do not change; if `is_wide`, with numbers in float32."""
     if isinstance(value, Tensor):
-        return value.clone()
+        return value.float().clone() if is_wide and value.is_floating_point() else value.clone()
     if isinstance(value, tuple):
-        return tuple(_kept(item) for item in value)
+        return tuple(_copied(item, is_wide) for item in value)
     if isinstance(value, dict):
-        return {name: _kept(item) for name, item in value.items()}
+        return {name: _copied(item, is_wide) for name, item in value.items()}
     return value
 
 

@@ -25,13 +25,18 @@ def probe_tokens(vocab_size: int) -> Probe:
 
 @torch.inference_mode()
 def plain_logprobs(loaded: LoadedModel, probe: Probe) -> list[list[float]]:
-    """log p(token | tokens before it) of every token but the first, by the untouched model, one sequence at a time."""
-    found = []
-    for tokens in probe:
-        ids = torch.tensor([tokens], device=loaded.device)
-        logprobs = loaded.module(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-        found.append(logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist())
-    return found
+    """log p(token | tokens before it) of every token but the first, by the untouched model in one pass.
+
+    Shorter sequences end in padding: no token of a causal model sees a later one.
+    """
+    ids = torch.zeros(len(probe), max(map(len, probe)), dtype=torch.int64, device=loaded.device)
+    for row, tokens in zip(ids, probe, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens)
+    logits = loaded.module(input_ids=ids, use_cache=False).logits
+    return [
+        logprobs[: len(tokens) - 1].gather(1, row[1 : len(tokens), None])[:, 0].tolist()
+        for logprobs, row, tokens in zip(logits.float().log_softmax(-1), ids, probe, strict=True)
+    ]
 
 
 def check_exactness(

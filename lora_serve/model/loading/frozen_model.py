@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +19,14 @@ from transformers import AutoConfig, PreTrainedModel
 
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
-from lora_serve.core.model_spec import ModelSpec
+from lora_serve.core.model_spec import KernelDescription, ModelSpec
+from lora_serve.model.loading.number_type import NumberType, number_type
 from lora_serve.model.loading.observation import Observation, first_line, on_one_line
 from lora_serve.model.loading.quantization import check_quantized, plan_quantization
 from lora_serve.model.loading.transformers_import import without_compiler
-from lora_serve.model.native import onednn
+from lora_serve.model.native import library
 
+_log = logging.getLogger(__name__)
 MAX_LAYERS = 4096
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -124,6 +127,7 @@ class FrozenModule:
     missing: tuple[str, ...]  # parameters that the checkpoint does not hold: transformers drew them at random
     dtype: torch.dtype
     device: torch.device
+    kernels: KernelDescription | None  # None: on a GPU
 
 
 def read_model_config(config: ModelConfig) -> Any:
@@ -142,8 +146,10 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     hf_config = read_model_config(config)
     try:
         plan = plan_quantization(config, hf_config, device)
-        dtype = _dtype(plan.dtype, hf_config, device)
-        module, info = _from_pretrained(config, auto_class, dtype, plan.arguments)
+        numbers = number_type(plan.dtype, hf_config, device)
+        kernels = library.description(numbers.dtype) if device.type == "cpu" else None
+        _tell(numbers, kernels)
+        module, info = _from_pretrained(config, auto_class, numbers.dtype, plan.arguments)
     except LoraServeError:
         raise
     except Exception as error:
@@ -156,7 +162,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
         module.to(device)
     module.eval()
     module.requires_grad_(False)
-    return FrozenModule(module, tuple(sorted(info["missing_keys"])), dtype, device)
+    return FrozenModule(module, tuple(sorted(info["missing_keys"])), numbers.dtype, device, kernels)
 
 
 def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, arguments: Mapping[str, Any]) -> Any:
@@ -205,11 +211,19 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
-    """auto: the checkpoint's own type where the device multiplies it natively, else float32."""
-    if name != "auto":
-        chosen: torch.dtype = getattr(torch, name)
-        return chosen
-    own = getattr(hf_config, "dtype", None) or torch.float32
-    native = device.type == "cuda" or (own == torch.bfloat16 and onednn.multiplies_bfloat16())
-    return own if native else torch.float32
+def _tell(numbers: NumberType, kernels: KernelDescription | None) -> None:
+    """Logs which numbers and kernels serve; loudly, if it is none of the kernels."""
+    name = str(numbers.dtype).removeprefix("torch.")
+    if kernels is None:
+        _log.info("dtype: %s (%s)", name, numbers.reason)
+    elif kernels.source == "torch":
+        advice = "install gcc, or a wheel of lora-serve that brings kernels"
+        if numbers.dtype == torch.float16:
+            advice = "--dtype float32 has kernels"
+        _log.warning(
+            "dtype: %s (%s); kernels: NONE (%s): torch's own operators serve, many times slower; %s",
+            name, numbers.reason, kernels.reason, advice,
+        )  # fmt: skip
+    else:
+        words = {"shipped": "shipped", "compiled": "compiled here"}[kernels.source]
+        _log.info("dtype: %s (%s); kernels: %s, %s", name, numbers.reason, kernels.level, words)

@@ -8,7 +8,6 @@ that fails this way is repeated the ordinary way. No other module of this projec
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import sys
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 import torch.compiler
 import torch.distributed
+
+from lora_serve.core.garbage import without_collections
 
 _COMPILER = "torch._dynamo"
 _TRACING = f"{_COMPILER}._trace_wrapped_higher_order_op"
@@ -43,15 +44,12 @@ def import_transformers(quantization: str, model: str) -> None:
 
 
 def _import() -> None:
-    gc.disable()  # imports create hardly any garbage, and trigger it a hundred times
-    try:
+    with without_collections():
         names = vars(importlib.import_module("transformers.utils.import_utils"))
         with _replaced(names, "define_import_structure", _known_structure):
             importlib.import_module("transformers.models")
         for name in _ENTRANCES:
             importlib.import_module(name)
-    finally:
-        gc.enable()
 
 
 def _known_structure(module_path: str, prefix: str | None = None) -> dict[frozenset[str], dict[str, set[str]]]:

@@ -97,7 +97,7 @@ class HeadRows(TensorFields):
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
         assert scale == 1.0, "only deltas can be scaled"
-        y[..., self.token_ids] = F.linear(inputs[0], self.rows.to(y.dtype))
+        y[..., self.token_ids] = F.linear(inputs[0].to(y.dtype), self.rows.to(y.dtype))
 
 
 class Twin:
@@ -233,7 +233,7 @@ class ReplacedLinear:
     def apply(self, y: Tensor | tuple[Tensor, ...], inputs: tuple[Any, ...], scale: float) -> None:
         assert isinstance(y, Tensor)
         assert scale == 1.0, "only deltas can be scaled"
-        y[..., : self.linear.out_features].copy_(self.linear(inputs[0]))
+        y[..., : self.linear.out_features].copy_(self.linear.sums(inputs[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,15 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [1, num_tokens, in] (for the output head [1, num_logits, in]) -> [1, ..., out].
 
-        The output head's out is that of the step's largest vocabulary.
+        Sums and what adapters add to them are rounded to the type of x once, those of the output head not at all. The
+        output head's out is that of the step's largest vocabulary.
         """
-        y = self.base.forward(x)
+        y = self.base.sums(x)
         self.adapt(y.view(-1, self.base.out_features), x.reshape(-1, self.base.in_features))
+        if not self._is_output_head:
+            return y.to(x.dtype)
         step: AdapterStep = self._context.step
-        return y if step.vocabularies is None or not self._is_output_head else self._resized(y, x, step)
+        return y if step.vocabularies is None else self._resized(y, x, step)
 
     def adapt(self, y: Tensor, x: Tensor) -> None:
         """Applies adapters to y [tokens, out], the base's outputs for x [tokens, in]; in place."""

@@ -1,86 +1,87 @@
-"""Compiles a C file of this folder for the CPU at hand, once per machine, and loads it through ctypes."""
+"""Compiles `kernels.c` for a level of processor and a type of numbers; without torch, as wheels are built with it."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from lora_serve.model.native.levels import GENERIC, X86_LEVELS, Level, serving
 
-from lora_serve.model.system.threads import openmp_path
-
-_FLAGS = (
-    *("-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=fast"),
+SOURCE = Path(__file__).with_name("kernels.c")
+SHIPPED = Path(__file__).with_name("compiled")  # what the wheel brings along
+DTYPES = {"float32": (), "bfloat16": ("-DREAL_IS_BFLOAT16",)}
+_FLAGS = ("-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+_GCC_FLAGS = (
+    "-fopenmp",  # clang's OpenMP is another than torch's
     # Fused multiply-adds everywhere or nowhere: for some processors GCC leaves out those of single chains, and then one
     # token's sums are not those of three.
     "--param=avoid-fma-max-bits=0",
 )
+_NAMES = ("gcc", "cc", "clang")
 
 
-@functools.cache
-def load_library(source: Path) -> ctypes.CDLL:
-    """The compiled `source`, kept in the user's cache folder. Raises OSError or SubprocessError with the reason."""
-    runtime = [path for path in (openmp_path(),) if path is not None]
-    texts = [path.read_bytes() for path in sorted(source.parent.glob("*.[ch]"))]  # one may include others
-    identity = repr((texts, _FLAGS, [str(path) for path in runtime], _cpu_flags()))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lora_serve"
-    name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if not (cache / name).exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        _compile(source, cache / name, runtime)
-    return ctypes.CDLL(str(cache / name))
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler of this machine."""
+
+    path: str
+    is_gcc: bool
+    machine: str  # that it compiles for: "x86_64", "aarch64"
 
 
-def why_not(source: Path, device: torch.device) -> str | None:
-    """The reason why `source` cannot serve tensors of `device`; None: it can."""
-    if device.type != "cpu":
-        return "runs on the CPU only"
-    return problem(source)
-
-
-@functools.cache
-def problem(source: Path) -> str | None:
-    """The reason why `source` cannot be loaded; None: it is. Tried once: a failure would repeat at every layer of a
-    model.
-    """
-    try:
-        load_library(source)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        return f"could not be compiled: {error}"
+def find() -> Compiler | None:
+    """$CC, else gcc, cc or clang: gcc before clang, whose kernels run on one thread."""
+    for name in (os.environ.get("CC"), *_NAMES):
+        if name and (path := shutil.which(name)):
+            is_clang = "clang" in _output(path, "--version").lower()
+            return Compiler(path, not is_clang, _output(path, "-dumpmachine").partition("-")[0])
     return None
 
 
-def _compile(source: Path, target: Path, runtime: list[Path]) -> None:
+def flags(level: Level, dtype: str) -> tuple[str, ...]:
+    """The flags of a variant, to which each compiler adds its own; `dtype` is a key of DTYPES."""
+    return (*_FLAGS, *_GCC_FLAGS, *level.flags, *DTYPES[dtype])
+
+
+def file_name(level: Level, dtype: str) -> str:
+    """A name with the digest of all that the compiled kernels depend on."""
+    texts = [path.read_bytes() for path in sorted(SOURCE.parent.glob("*.[ch]"))]
+    identity = repr((texts, flags(level, dtype)))
+    return f"kernels-{level.name}-{dtype}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+
+
+def variants(machine: str) -> list[tuple[Level, str]]:
+    """The levels and types of numbers that a wheel for `machine` brings kernels of."""
+    levels = X86_LEVELS if machine == "x86_64" else (GENERIC,)
+    return [(level, dtype) for dtype in DTYPES for level in levels if serving(level, dtype) is level]
+
+
+def compile_kernels(compiler: Compiler, level: Level, dtype: str, target: Path) -> None:
     """Compiles into a temporary file and renames it, so that two servers starting at once never read half a file.
 
-    Linked with torch's own OpenMP runtime: a second one would fight it for the cores. Without it: one thread.
+    Linked with no OpenMP runtime: see `one_thread.h`. Raises OSError or SubprocessError with the reason.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise OSError("no C compiler (cc, gcc or clang) was found")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    given = [flag for flag in flags(level, dtype) if compiler.is_gcc or flag not in _GCC_FLAGS]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         item, library = Path(folder) / "item.o", Path(folder) / "library.so"
-        openmp = ["-fopenmp"] if runtime else []
         for arguments in (
-            [compiler, *_FLAGS, *openmp, "-c", str(source), "-o", str(item)],
-            [compiler, "-shared", str(item), *map(str, runtime[:1]), "-lm", "-o", str(library)],
+            [*given, "-c", str(SOURCE), "-o", str(item)],
+            ["-shared", str(item), "-lm", "-o", str(library)],
         ):
-            done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run([compiler.path, *arguments], capture_output=True, text=True, timeout=300, check=False)
             if done.returncode != 0:
-                raise OSError(f"{compiler} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+                raise OSError(f"{compiler.path} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         library.replace(target)
 
 
-def _cpu_flags() -> str:
-    """The processor's features, on which `-march=native` depends: unlike machines may share a cache folder."""
+def _output(*command: str) -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -12,7 +12,7 @@
 
 typedef struct {
     const void *panels;
-    int64_t is_bfloat16, in, out;
+    int64_t kind, in, out;
     const float *bias;
 } Weight;
 
@@ -51,11 +51,11 @@ typedef struct {
     const int32_t *tables, *attention_pieces;
 } Step;
 
-static void product(const Weight *w, const float *x, int64_t tokens, float *y) {
-    packed_linear(x, w->in, tokens, w->in, w->panels, w->is_bfloat16, w->bias, y, w->out);
+static void product(const Weight *w, const real *x, int64_t tokens, float *y) {
+    packed_linear(x, w->in, tokens, w->in, w->panels, w->kind, w->bias, y, w->out);
 }
 
-static void adapt(const Step *s, const Adapters *a, int64_t count, const float *x, int64_t in, float *y, int64_t stride) {
+static void adapt(const Step *s, const Adapters *a, int64_t count, const real *x, int64_t in, float *y, int64_t stride) {
     for (int64_t p = 0; p < s->num_passes; p++) {
         const Pass *pass = s->passes + p;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -68,48 +68,53 @@ static void adapt(const Step *s, const Adapters *a, int64_t count, const float *
     }
 }
 
-static void normalise(const Norm *n, const float *x, int64_t stride, int64_t rows, int64_t size, float *y) {
-    rms_norm(x, stride, rows, size, n->weight, n->offset, n->epsilon, y);
+static void normalise(const Norm *n, const real *h, int64_t tokens, int64_t size, real *x) {
+    rms_norm(h, size, tokens, size, n->weight, n->offset, n->epsilon, REALS, x);
 }
 
-static void add_to(float *h, const float *y, int64_t count) {
-#pragma omp parallel for if (count > WORTH_A_TEAM)
-    for (int64_t i = 0; i < count; i++) h[i] += y[i];
+/* Heads of q or k, each by itself, in place. */
+static void normalise_heads(const Norm *n, float *y, int64_t heads, int64_t size) {
+    rms_norm(y, size, heads, size, n->weight, n->offset, n->epsilon, SUMS, y);
 }
 
-int64_t room_floats(const Layer *l) {
-    const int64_t between = l->joined_attention.out > l->joined_mlp.out ? l->joined_attention.out : l->joined_mlp.out;
+static int64_t widest(const Layer *l) {
+    const int64_t most = l->joined_attention.out > l->joined_mlp.out ? l->joined_attention.out : l->joined_mlp.out;
+    return most > l->output.out ? most : l->output.out;
+}
+
+/* Of each token. */
+int64_t room_bytes(const Layer *l) {
     const int64_t inner = l->output.in > l->down.in ? l->output.in : l->down.in;
-    return l->joined_attention.in + between + inner;
+    return widest(l) * sizeof(float) + (l->joined_attention.in + inner) * sizeof(real);
 }
 
-/* h [tokens, hidden], changed in place; room [tokens, room_floats]; the pools are this layer's. */
-void decoder_layer(const Layer *l, const Step *s, float *h, float *room, float *key_pool, float *value_pool) {
+/* h [tokens, hidden], changed in place; room [tokens, room_bytes]; the pools are this layer's. */
+void decoder_layer(const Layer *l, const Step *s, real *h, void *room, real *key_pool, real *value_pool) {
     const int64_t tokens = s->tokens, hidden = l->joined_attention.in, stride = l->joined_attention.out;
     const int64_t queries = l->heads * l->size, keys = l->kv_heads * l->size;
-    const int64_t between = stride > l->joined_mlp.out ? stride : l->joined_mlp.out;
-    float *x = room, *y = x + tokens * hidden, *inner = y + tokens * between;
+    float *y = room; /* of products */
+    real *x = (real *)(y + tokens * widest(l)), *inner = x + tokens * hidden;
 
-    normalise(&l->before_attention, h, hidden, tokens, hidden, x);
+    normalise(&l->before_attention, h, tokens, hidden, x);
     product(&l->joined_attention, x, tokens, y);
     adapt(s, l->adapters, 3, x, hidden, y, stride);
-    for (int64_t t = 0; l->query.weight && t < tokens; t++) { /* each head by itself, in place */
-        normalise(&l->query, y + t * stride, l->size, l->heads, l->size, y + t * stride);
-        normalise(&l->key, y + t * stride + queries, l->size, l->kv_heads, l->size, y + t * stride + queries);
+    for (int64_t t = 0; l->query.weight && t < tokens; t++) {
+        normalise_heads(&l->query, y + t * stride, l->heads, l->size);
+        normalise_heads(&l->key, y + t * stride + queries, l->kv_heads, l->size);
     }
     rotate_store(y, stride, y + queries, stride, y + queries + keys, stride, tokens, l->heads, l->kv_heads, l->size,
                  s->cos, s->sin, s->rotated, s->places, key_pool, value_pool);
-    paged_attention(y, stride, key_pool, value_pool, inner, 0, l->heads, l->kv_heads, l->size, l->block_size,
+    paged_attention(y, stride, key_pool, value_pool, inner, l->heads, l->kv_heads, l->size, l->block_size,
                     s->tables, s->attention_pieces, s->num_attention_pieces, s->most_tokens, l->scale, l->window, l->softcap);
-    product(&l->output, inner, tokens, x);
-    adapt(s, l->adapters + 3, 1, inner, queries, x, hidden);
-    add_to(h, x, tokens * hidden);
+    product(&l->output, inner, tokens, y);
+    adapt(s, l->adapters + 3, 1, inner, queries, y, hidden);
+    add_to(h, y, tokens * hidden);
 
-    normalise(&l->before_mlp, h, hidden, tokens, hidden, x);
+    normalise(&l->before_mlp, h, tokens, hidden, x);
     product(&l->joined_mlp, x, tokens, y);
     adapt(s, l->adapters + 4, 2, x, hidden, y, l->joined_mlp.out);
     gated(y, y + l->down.in, l->joined_mlp.out, tokens, l->down.in, l->activation, inner);
-    product(&l->down, inner, tokens, x);
-    adapt(s, l->adapters + 6, 1, inner, l->down.in, x, hidden);
-    add_to(h, x, tokens * hidden);
+    product(&l->down, inner, tokens, y);
+    adapt(s, l->adapters + 6, 1, inner, l->down.in, y, hidden);
+    add_to(h, y, tokens * hidden);
 }

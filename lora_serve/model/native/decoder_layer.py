@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.native.packed_linear import PackedLinear
 
-_SOURCE = Path(__file__).with_name("decoder_layer.c")
 _ADDRESS, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Weight(ctypes.Structure):
     """A frozen linear layer, or several of one input."""
 
-    _fields_ = (("panels", _ADDRESS), ("is_bfloat16", _SIZE), ("in_", _SIZE), ("out", _SIZE), ("bias", _ADDRESS))
+    _fields_ = (("panels", _ADDRESS), ("kind", _SIZE), ("in_", _SIZE), ("out", _SIZE), ("bias", _ADDRESS))
 
     @staticmethod
     def of(packed: PackedLinear, bias: Tensor | None) -> Weight:
-        """`packed` and `bias` must outlive it."""
+        """`packed` and `bias`, float32, must outlive it."""
         address = None if bias is None else bias.data_ptr()
-        return Weight(
-            packed.panels.data_ptr(), packed.is_bfloat16, packed.panels.shape[1], packed.out_features, address
-        )
+        return Weight(packed.panels.data_ptr(), packed.kind, packed.in_features, packed.out_features, address)
 
 
 class Adapters(ctypes.Structure):
@@ -75,13 +72,16 @@ class Step(ctypes.Structure):
     )
 
 
-def load() -> tuple[Any, Any]:
-    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_floats(layer). Raises OSError."""
-    library = compiler.load_library(_SOURCE)
-    library.decoder_layer.argtypes = [ctypes.POINTER(Layer), ctypes.POINTER(Step), *[_ADDRESS] * 4]
-    library.decoder_layer.restype = None
-    library.room_floats.argtypes, library.room_floats.restype = [ctypes.POINTER(Layer)], _SIZE
-    return library.decoder_layer, library.room_floats
+def load(dtype: torch.dtype) -> tuple[Any, Any]:
+    """decoder_layer(layer, step, h, room, key_pool, value_pool) and room_bytes(layer), for h of `dtype`.
+
+    Raises OSError.
+    """
+    kernels = library.load(dtype)
+    kernels.decoder_layer.argtypes = [ctypes.POINTER(Layer), ctypes.POINTER(Step), *[_ADDRESS] * 4]
+    kernels.decoder_layer.restype = None
+    kernels.room_bytes.argtypes, kernels.room_bytes.restype = [ctypes.POINTER(Layer)], _SIZE
+    return kernels.decoder_layer, kernels.room_bytes
 
 
 def array_of(kind: type[Any], items: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 #ifndef EXPONENTIAL_H
 #define EXPONENTIAL_H
 
-#include "tile.h"
+#include "vectors.h"
 
 /* e^x for x <= 0, NaN for NaN: 2^n times a polynomial of degree 6 (Cephes' expf). */
 ALWAYS vec exponential(vec x) {

@@ -2,7 +2,7 @@
  *
  *     y[i] = gain[s] * y[i] + t * (shift[s] + scale[s] * (x[i] A[s]^T) B[s])      for i in a segment of slot s
  *
- * x [tokens, in] and y [tokens, out] are float32 with the given row strides. Slot s of a module has A [rank, in] and
+ * x [tokens, in] is `real`, y [tokens, out] float32, with the given row strides. Slot s of a module has A [rank, in] and
  * B [rank, out] (transposed, so that the expand runs along contiguous outputs), both row-major and of one type, and
  * perhaps float32 vectors gain and shift [out]; all are found through tables of addresses: an adapter is read where it
  * lies, at its true rank, and nothing is copied, padded or multiplied by zero. Tokens of a segment share what is read
@@ -18,15 +18,26 @@
 #define TOGETHER 4
 
 ALWAYS float load_one(const int form, const void *p, int64_t i) {
-    if (form == FLOATS) return ((const float *)p)[i];
-    const uint32_t wide = (uint32_t)((const uint16_t *)p)[i] << 16;
-    float value;
-    memcpy(&value, &wide, 4);
-    return value;
+    return form == FLOATS ? ((const float *)p)[i] : float_of_bfloat16(((const uint16_t *)p)[i]);
+}
+
+/* PANEL numbers of x, in order or, as load_pairs has them, those at even and those at odd places. */
+ALWAYS void load_x(const int in_pairs, const real *p, vec *first, vec *second) {
+#ifdef REAL_IS_BFLOAT16
+    if (in_pairs) {
+        load_pairs(p, first, second);
+        return;
+    }
+#endif
+    *first = load_real(p), *second = load_real(p + LANES);
+    if (in_pairs) {
+        UNZIP(*first, *second, even, odd);
+        *first = even, *second = odd;
+    }
 }
 
 /* h[t][j] = scale * x[t] . A[j] for `tokens` tokens and `ranks` rows of A. */
-ALWAYS void shrink_block(const int form, const int tokens, const int ranks, const float *x, int64_t x_stride,
+ALWAYS void shrink_block(const int form, const int tokens, const int ranks, const real *x, int64_t x_stride,
                          const void *a, int64_t j, int64_t in, float scale, float *h, int64_t h_stride) {
     const int64_t word = form == FLOATS ? 4 : 2;
     const char *rows = (const char *)a + j * in * word;
@@ -35,13 +46,8 @@ ALWAYS void shrink_block(const int form, const int tokens, const int ranks, cons
     int64_t k = 0;
     for (; k + PANEL <= in; k += PANEL) {
         vec first[TOKENS], second[TOKENS];
-        UNROLL for (int t = 0; t < tokens; t++) {
-            first[t] = load(x + t * x_stride + k), second[t] = load(x + t * x_stride + k + LANES);
-            if (form == BFLOAT16S) {
-                UNZIP(first[t], second[t], even, odd);
-                first[t] = even, second[t] = odd;
-            }
-        }
+        UNROLL for (int t = 0; t < tokens; t++)
+            load_x(form == BFLOAT16S, x + t * x_stride + k, first + t, second + t);
         UNROLL for (int r = 0; r < ranks; r++) {
             const void *own = rows + (r * in + k) * word;
             vec one, other;
@@ -55,12 +61,12 @@ ALWAYS void shrink_block(const int form, const int tokens, const int ranks, cons
     }
     UNROLL for (int t = 0; t < tokens; t++) UNROLL for (int r = 0; r < ranks; r++) {
         float total = add_lanes(sum[t][r]);
-        for (int64_t i = k; i < in; i++) total += x[t * x_stride + i] * load_one(form, a, (j + r) * in + i);
+        for (int64_t i = k; i < in; i++) total += float_of(x[t * x_stride + i]) * load_one(form, a, (j + r) * in + i);
         h[t * h_stride + j + r] = scale * total;
     }
 }
 
-ALWAYS void shrink(const int form, int64_t tokens, const float *x, int64_t x_stride, const void *a, int64_t rank,
+ALWAYS void shrink(const int form, int64_t tokens, const real *x, int64_t x_stride, const void *a, int64_t rank,
                    int64_t in, float scale, float *h) {
     int64_t t = 0;
     for (; t + TOKENS <= tokens; t += TOKENS) {
@@ -145,11 +151,11 @@ static void rescale(float *y, int64_t out, const float *gain, const float *shift
 
 /* One piece: [first token, number of tokens (CHUNK at most), slot]. The tables are one module's, indexed by slot; an
  * address of 0: the slot has no such thing. */
-static void add_piece(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
+static void add_piece(const real *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
                       const int32_t *piece, float t, const int64_t *a, const int64_t *b, const int64_t *gain,
                       const int64_t *shift, const int32_t *rank, const float *scale, const int32_t *is_bfloat16) {
     const int32_t first = piece[0], tokens = piece[1], s = piece[2];
-    const float *xi = x + first * x_stride;
+    const real *xi = x + first * x_stride;
     float *yi = y + first * y_stride, h[CHUNK * RANKS];
     for (int32_t n = 0; n < tokens; n++)
         rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
@@ -159,7 +165,7 @@ static void add_piece(const float *x, int64_t x_stride, float *y, int64_t y_stri
 }
 
 /* weights: t of each piece, or NULL where all are 1. */
-void lora_add(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
+void lora_add(const real *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
               const int32_t *pieces, int64_t num_pieces, const float *weights, const int64_t *a, const int64_t *b,
               const int64_t *gain, const int64_t *shift, const int32_t *rank, const float *scale,
               const int32_t *is_bfloat16) {

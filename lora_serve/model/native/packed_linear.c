@@ -1,104 +1,120 @@
-/* y = x W^T + bias for a frozen weight W [out, in] that was laid out once, in panels of PANEL outputs:
- * [panels][in][PANEL] float32, or the same in bfloat16 in half the bytes (see PAIRS), widened in registers.
+/* y = x W^T + bias for a frozen weight W [out, in] that was laid out once, in panels of PANEL outputs, by kind:
  *
- * x [rows, in] and y [rows, out] are float32. Depth is cut so that a panel's part and MAX_ROWS rows of x stay in the
- * first cache, rows so that their part of x stays in the second; threads share the panels.
+ *     FLOATS       [panels][in][PANEL] float32
+ *     PAIRS        the same in bfloat16 in half the bytes, for float32 products: nothing is lost
+ *     DEPTH_PAIRS  [panels][pairs of in][PANEL][2] bfloat16, for products of bfloat16 inputs
+ *
+ * x [rows, in] is `real`, y [rows, out] float32 sums. Depth is cut so that a panel's part and the rows of x that are
+ * multiplied together stay in the first cache, rows so that their part of x stays in the second; threads share the
+ * panels. How a few rows are multiplied by a panel is in product_<order>.h.
  */
+#include "real.h"
 #include "threads.h"
-#include "tile.h"
 
-#define DEPTH_BLOCK 1024
-#define ROW_BLOCK 96
-#define WIDE 4 /* panels at once for one row: enough sums to hide the latency of an addition */
+#ifndef REAL_IS_BFLOAT16
+#include "product_float.h"
+#elif defined(__AMX_BF16__) || defined(BFLOAT16_ORDER_BLOCKS)
+#include "product_blocks.h"
+#else
+#include "product_dot.h"
+#endif
 
 typedef struct {
-    const float *x;
+    const real *x;
     int64_t x_stride, rows, in;
-    const void *w;
-    int64_t w_words; /* 4-byte words per panel row */
+    const uint32_t *w;
+    int64_t kind;
     const float *bias;
     float *y;
     int64_t out;
 } Product;
 
-int64_t lanes(void) { return LANES; }
+int64_t panel_outputs(void) { return PANEL; }
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+/* 4-byte words of a panel. */
+int64_t words_of_panel(int64_t kind, int64_t in) { return panel_words(kind, in); }
 
-static void begin(const Product *p, int64_t panel, int64_t width, float *y) {
-    if (p->bias) memcpy(y, p->bias + panel * PANEL, width * sizeof(float));
-    else memset(y, 0, width * sizeof(float));
-}
-
-static void one_row(const Product *p, int64_t row, int64_t first, int64_t last, int64_t k, int64_t depth) {
-    const float *x = p->x + row * p->x_stride + k;
-    int64_t panel = first;
-    for (; panel + WIDE <= last; panel += WIDE) {
-        float *y = p->y + row * p->out + panel * PANEL;
-        const float *w = (const float *)p->w + (panel * p->in + k) * p->w_words;
-        if (k == 0) begin(p, panel, WIDE * PANEL, y);
-        if (p->w_words == LANES) tile(PAIRS, 1, WIDE, x, 0, w, LANES, p->in * LANES, depth, y, 0);
-        else tile(FLOATS, 1, WIDE, x, 0, w, PANEL, p->in * PANEL, depth, y, 0);
-    }
-    for (; panel < last; panel++) {
-        float *y = p->y + row * p->out + panel * PANEL;
-        const float *w = (const float *)p->w + (panel * p->in + k) * p->w_words;
-        if (k == 0) begin(p, panel, PANEL, y);
-        (p->w_words == LANES ? rows_of_pairs : rows_of_floats)(1, x, 0, w, p->w_words, depth, y, 0);
-    }
-}
-
-/* Rows first .. first + rows times one panel; an incomplete last panel goes through a buffer. */
-static void block(const Product *p, int64_t first, int64_t rows, int64_t panel, int64_t k, int64_t depth) {
-    const int64_t width = least(PANEL, p->out - panel * PANEL);
-    const int64_t groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    const float *w = (const float *)p->w + (panel * p->in + k) * p->w_words;
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t row = first + rows * g / groups, end = first + rows * (g + 1) / groups;
-        const float *x = p->x + row * p->x_stride + k;
-        float *y = p->y + row * p->out + panel * PANEL, buffer[MAX_ROWS * PANEL];
-        const int64_t stride = width == PANEL ? p->out : PANEL;
-        float *sums = width == PANEL ? y : buffer;
-        for (int64_t r = 0; r < end - row; r++) {
-            if (k == 0) begin(p, panel, width, sums + r * stride);
-            else if (sums == buffer) memcpy(sums + r * stride, y + r * p->out, width * sizeof(float));
-            if (width < PANEL) memset(sums + r * stride + width, 0, (PANEL - width) * sizeof(float));
+/* `rows` rows of x, whose numbers from k on lie at `x`, times `panels` panels; an incomplete last one by buffers. */
+static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k, int64_t depth,
+                  const input *x, int64_t x_stride) {
+    static const float zeros[MOST_PANELS * PANEL];
+    const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = panel_words(p->kind, p->in);
+    const int is_whole = width == panels * PANEL;
+    float sums[MOST_ROWS * PANEL], last_bias[PANEL] = {0.0f};
+    const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
+    if (start && p->bias && !is_whole) start = memcpy(last_bias, start, width * sizeof(float));
+    Group g = {.kind = p->kind, .panels = panels, .x = x, .x_stride = x_stride, .w_step = step, .depth = depth,
+               .w = p->w + panel * step + panel_words(p->kind, k), .start = start, .y_stride = is_whole ? p->out : PANEL,
+               .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
+    for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.part++) {
+        float *y = p->y + (row + done) * p->out + panel * PANEL;
+        g.rows = rows_at_once(rows - done);
+        g.y = is_whole ? y : sums;
+        for (int64_t r = 0; !is_whole && r < g.rows; r++) {
+            memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
+            memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
         }
-        (p->w_words == LANES ? rows_of_pairs : rows_of_floats)(end - row, x, p->x_stride, w, p->w_words, depth, sums, stride);
-        if (sums == buffer)
-            for (int64_t r = 0; r < end - row; r++) memcpy(y + r * p->out, buffer + r * PANEL, width * sizeof(float));
+        multiply(&g);
+        for (int64_t r = 0; !is_whole && r < g.rows; r++)
+            memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
     }
 }
 
-static void share(const Product *p, int64_t first, int64_t last) {
-    for (int64_t row = 0; row < p->rows; row += ROW_BLOCK) {
-        const int64_t rows = least(ROW_BLOCK, p->rows - row);
-        for (int64_t k = 0; k < p->in; k += DEPTH_BLOCK) {
-            const int64_t depth = least(DEPTH_BLOCK, p->in - k);
-            int64_t panel = first;
-            if (rows == 1) {
-                panel = least(last, p->out / PANEL);
-                one_row(p, row, first, panel, k, depth);
+/* Panels first .. last by all of a depth. Depth that is no whole unit comes as a block of its own. */
+static void through(const Product *p, int64_t row, int64_t rows, int64_t first, int64_t last, input *room) {
+    const int64_t whole = p->in / DEPTH_UNIT * DEPTH_UNIT, complete = p->out / PANEL, wide = panels_at_once(rows);
+    for (int64_t k = 0, depth; k < p->in; k += depth) {
+        depth = k < whole ? depth_at_once(rows, whole - k) : p->in - k;
+        int64_t stride = p->x_stride;
+        const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
+        for (int64_t panel = first, panels; panel < last; panel += panels) {
+            panels = panel + wide <= least(last, complete) ? wide : 1;
+            block(p, row, rows, panel, panels, k, depth, x, stride);
+        }
+    }
+}
+
+__attribute__((noinline)) static void share(const Product *p, int64_t first, int64_t last) {
+    input room[ROOM];
+    for (int64_t row = 0; row < p->rows; row += ROW_BLOCK)
+        for (int64_t panel = first; panel < last; panel += PANELS_IN_TURN)
+            through(p, row, least(ROW_BLOCK, p->rows - row), panel, least(last, panel + PANELS_IN_TURN), room);
+}
+
+#define DEPTH_PACKED 16 /* 4-byte words of each output's weights at a time: a cache line of float32 */
+
+#ifdef REAL_IS_BFLOAT16
+
+static uint32_t pack_panel(const real *w, int64_t out, int64_t in, int64_t panel, uint32_t *to, int64_t kind) {
+    const int64_t pairs = panel_words(kind, in) / PANEL;
+    for (int64_t start = 0; start < pairs; start += DEPTH_PACKED)
+        for (int64_t c = 0; c < PANEL; c++) {
+            const int64_t column = panel * PANEL + c;
+            for (int64_t pair = start; pair < least(pairs, start + DEPTH_PACKED); pair++) {
+                const real *from = w + column * in + 2 * pair;
+                const uint32_t low = column < out && 2 * pair < in ? from[0] : 0;
+                const uint32_t high = column < out && 2 * pair + 1 < in ? from[1] : 0;
+                to[pair * PANEL + c] = low | high << 16;
             }
-            for (; panel < last; panel++) block(p, row, rows, panel, k, depth);
         }
-    }
+    return 0;
 }
+
+#else
 
 typedef uint32_t word __attribute__((may_alias)); /* the bits of a float */
 
-#define DEPTH_PACKED 16 /* a cache line of each output's weights at a time */
-
-/* One panel of w [out, in], zeros after the last output; which bits of a number bfloat16 has no room for. */
-static word pack_panel(const word *w, int64_t out, int64_t in, int64_t panel, word *to, int64_t is_bfloat16) {
-    word lost = 0;
+/* One panel of w [out, in], zeros after the last output; which bits of a number the panel has no room for. */
+static uint32_t pack_panel(const real *floats, int64_t out, int64_t in, int64_t panel, uint32_t *to, int64_t kind) {
+    const word *w = (const word *)floats;
+    uint32_t lost = 0;
     for (int64_t start = 0; start < in; start += DEPTH_PACKED) {
         const int64_t end = least(in, start + DEPTH_PACKED);
         for (int64_t lane = 0; lane < LANES; lane++) {
             const int64_t low = panel * PANEL + lane, high = low + LANES;
             for (int64_t k = start; k < end; k++) {
                 const word a = low < out ? w[low * in + k] : 0, b = high < out ? w[high * in + k] : 0;
-                if (is_bfloat16) {
+                if (kind == PAIRS) {
                     lost |= (a | b) & 0xFFFF;
                     to[k * LANES + lane] = a >> 16 | (b & 0xFFFF0000);
                 } else {
@@ -110,26 +126,30 @@ static word pack_panel(const word *w, int64_t out, int64_t in, int64_t panel, wo
     return lost;
 }
 
-/* Lay out w [out, in] in panels; 0, and panels of no use, if it should be bfloat16 and a number of it is not. */
-int64_t pack(const float *w, int64_t out, int64_t in, void *panels, int64_t is_bfloat16) {
-    const int64_t count = (out + PANEL - 1) / PANEL, words = in * (is_bfloat16 ? LANES : PANEL);
-    word lost = 0;
+#endif
+
+/* Lay out w [out, in] in panels; 0, and panels of no use, if they have no room for every bit of it. */
+int64_t pack(const real *w, int64_t out, int64_t in, uint32_t *panels, int64_t kind) {
+    const int64_t count = (out + PANEL - 1) / PANEL, words = panel_words(kind, in);
+    uint32_t lost = 0;
 #pragma omp parallel reduction(| : lost)
     {
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
         for (int64_t panel = count * thread / threads; panel < count * (thread + 1) / threads && !lost; panel++)
-            lost |= pack_panel((const word *)w, out, in, panel, (word *)panels + panel * words, is_bfloat16);
+            lost |= pack_panel(w, out, in, panel, panels + panel * words, kind);
     }
     return !lost;
 }
 
-void packed_linear(const float *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t is_bfloat16,
+void packed_linear(const real *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t kind,
                    const float *bias, float *y, int64_t out) {
-    const Product product = {x, x_stride, rows, in, w, is_bfloat16 ? LANES : PANEL, bias, y, out};
+    const Product product = {x, x_stride, rows, in, w, kind, bias, y, out};
     const int64_t panels = (out + PANEL - 1) / PANEL;
 #pragma omp parallel
     {
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        const uint64_t before = begin_products();
         share(&product, panels * thread / threads, panels * (thread + 1) / threads);
+        end_products(before);
     }
 }

@@ -1,66 +1,91 @@
-"""Frozen weights in panels for `packed_linear.c`: float32 products from bfloat16 bytes where that loses nothing."""
+"""Frozen weights in panels for `packed_linear.c`: the kinds of panels, and products by them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.system.process import advise_huge_pages
 
-_SOURCE = Path(__file__).with_name("packed_linear.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
 
 
+class Kind(IntEnum):
+    """How the numbers of a panel lie; see `tile.h`, which has them in this order."""
+
+    FLOATS = 0  # float32
+    PAIRS = 1  # bfloat16, for products of float32: half the bytes of a weight that has no other numbers
+    DEPTH_PAIRS = 2  # bfloat16, for products of bfloat16
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """W [out, in] of float32 products, and the function that multiplies by it."""
+    """W [out, in], and the function that multiplies by it."""
 
-    panels: Tensor  # [num_panels, in, lanes] int32 of bfloat16 pairs, or [num_panels, in, 2 * lanes] float32
+    panels: Tensor  # [num_panels, words of a panel] int32
+    kind: Kind
+    in_features: int
     out_features: int
+    panel_outputs: int
     _function: Any
 
     @staticmethod
     def of(weight: Tensor) -> PackedLinear:
-        """Lays out weight [out, in] float32: in bfloat16 if every number of it is one. Raises OSError."""
-        library = _library()
-        panels = _packed(library, weight.contiguous(), torch.int32)
-        if panels is None:
-            panels = _packed(library, weight.contiguous(), torch.float32)
-        assert panels is not None, "float32 has room for every bit"
-        return PackedLinear(panels, len(weight), library.packed_linear)
+        """Lays out weight [out, in], float32 or bfloat16, which is also its inputs' type. Raises OSError.
+
+        A float32 weight takes a bfloat16 one's bytes if every number of it is one.
+        """
+        kernels = _kernels(weight.dtype)
+        kinds = (Kind.DEPTH_PAIRS,) if weight.dtype == torch.bfloat16 else (Kind.PAIRS, Kind.FLOATS)
+        for kind in kinds:
+            if (panels := _packed(kernels, weight.contiguous(), kind)) is not None:
+                return PackedLinear(
+                    panels, kind, weight.shape[1], len(weight), kernels.panel_outputs(), kernels.packed_linear
+                )
+        raise AssertionError("the last kind has room for every bit")
 
     @property
-    def is_bfloat16(self) -> bool:
-        return self.panels.dtype == torch.int32
+    def dtype(self) -> torch.dtype:
+        """The type of its inputs."""
+        return torch.bfloat16 if self.kind is Kind.DEPTH_PAIRS else torch.float32
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [..., in] W^T + bias [out] -> [..., out], all float32; each row's bits do not depend on other rows."""
-        assert x.dtype == torch.float32, f"an input of {x.dtype}"
-        flat = x.reshape(-1, x.shape[-1])
+        """x [..., in] W^T + bias [out] -> [..., out], float32 sums; each row's bits do not depend on other rows.
+
+        bias is float32.
+        """
+        assert x.dtype == self.dtype, f"an input of {x.dtype}"
+        assert bias is None or bias.dtype == torch.float32, f"a bias of {bias.dtype}"
+        flat = x.reshape(-1, self.in_features)
         if flat.stride(-1) != 1:
             flat = flat.contiguous()
-        y = x.new_empty((*x.shape[:-1], self.out_features))
+        y = x.new_empty((*x.shape[:-1], self.out_features), dtype=torch.float32)
         self._function(
-            flat.data_ptr(), flat.stride(0), flat.shape[0], flat.shape[1], self.panels.data_ptr(), self.is_bfloat16,
+            flat.data_ptr(), flat.stride(0), flat.shape[0], self.in_features, self.panels.data_ptr(), self.kind,
             None if bias is None else bias.data_ptr(), y.data_ptr(), self.out_features,
         )  # fmt: skip
         return y
 
     def dense(self) -> Tensor:
-        """W as a plain tensor [out, in] float32: a copy."""
-        panels = self.panels
-        if self.is_bfloat16:
-            halves = torch.stack([panels << 16, panels & -65536], dim=2)  # [panels, in, 2, lanes]
-            panels = halves.view(torch.float32).flatten(2)
-        return panels.transpose(1, 2).flatten(0, 1)[: self.out_features].contiguous()
+        """W as a plain tensor [out, in] of the inputs' type: a copy."""
+        outputs = self.panel_outputs
+        if self.kind is Kind.FLOATS:
+            panels = self.panels.view(torch.float32).unflatten(1, (-1, outputs))  # [panels, in, outputs]
+        elif self.kind is Kind.PAIRS:
+            words = self.panels.unflatten(1, (-1, outputs // 2))
+            panels = torch.stack([words << 16, words & -65536], dim=2).view(torch.float32).flatten(2)
+        else:
+            pairs = self.panels.view(torch.bfloat16).unflatten(1, (-1, outputs, 2))  # [panels, pairs, outputs, 2]
+            panels = pairs.transpose(2, 3).flatten(1, 2)
+        return panels.transpose(1, 2).flatten(0, 1)[: self.out_features, : self.in_features].contiguous()
 
 
 def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice, PackedLinear]]] | None:
@@ -68,10 +93,9 @@ def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice,
 
     None where they are of different kinds, or one that is not the last does not fill its panels.
     """
-    if len({(part.panels.dtype, *part.panels.shape[1:]) for part in parts}) != 1:
+    if len({(part.kind, part.in_features) for part in parts}) != 1:
         return None
-    width = parts[0].panels.shape[2] * (2 if parts[0].is_bfloat16 else 1)
-    if any(part.out_features % width for part in parts[:-1]):
+    if any(part.out_features % part.panel_outputs for part in parts[:-1]):
         return None
     panels = _in_huge_pages(torch.cat([part.panels for part in parts]))
     views, panel, column = [], 0, 0
@@ -84,38 +108,33 @@ def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice,
 
 def why_not(weight: Tensor) -> str | None:
     """The reason why a weight cannot be packed; None: it can."""
-    if weight.dtype != torch.float32:
-        return f"multiplies float32, not {weight.dtype}"
     if weight.numel() == 0:
         return "is empty"
-    return compiler.why_not(_SOURCE, weight.device)
+    return library.why_not(weight.device, weight.dtype)
 
 
 def _in_huge_pages(panels: Tensor) -> Tensor:
-    return _empty_in_huge_pages(panels.shape, panels.dtype).copy_(panels)
+    return _empty_in_huge_pages(panels.shape).copy_(panels)
 
 
-def _empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    panels = torch.empty(tuple(shape), dtype=dtype)
+def _empty_in_huge_pages(shape: Sequence[int]) -> Tensor:
+    panels = torch.empty(tuple(shape), dtype=torch.int32)
     advise_huge_pages(panels)
     return panels
 
 
-def _library() -> Any:
-    library = compiler.load_library(_SOURCE)
-    library.packed_linear.argtypes, library.packed_linear.restype = _ARGUMENTS, None
-    library.pack.argtypes, library.pack.restype = [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE], _SIZE
-    library.lanes.restype = _SIZE
-    return library
+def _kernels(dtype: torch.dtype) -> Any:
+    kernels = library.load(dtype)
+    kernels.packed_linear.argtypes, kernels.packed_linear.restype = _ARGUMENTS, None
+    kernels.pack.argtypes, kernels.pack.restype = [_ADDRESS, _SIZE, _SIZE, _ADDRESS, _SIZE], _SIZE
+    kernels.words_of_panel.argtypes, kernels.words_of_panel.restype = [_SIZE, _SIZE], _SIZE
+    kernels.panel_outputs.restype = _SIZE
+    return kernels
 
 
-def _packed(library: Any, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """weight [out, in] -> [num_panels, in, lanes] int32: output c low, output c + lanes high; None: it is no bfloat16.
-
-    dtype float32 -> [num_panels, in, 2 * lanes]. Zeros after the last output.
-    """
-    lanes, is_bfloat16 = library.lanes(), dtype == torch.int32
-    shape = (-(-len(weight) // (2 * lanes)), weight.shape[1], lanes if is_bfloat16 else 2 * lanes)
-    panels = _empty_in_huge_pages(shape, dtype)
-    is_exact = library.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), is_bfloat16)
+def _packed(kernels: Any, weight: Tensor, kind: Kind) -> Tensor | None:
+    """weight [out, in] -> panels, zeros after the last output and input; None: they have no room for every bit."""
+    num_panels = -(-len(weight) // kernels.panel_outputs())
+    panels = _empty_in_huge_pages((num_panels, kernels.words_of_panel(kind, weight.shape[1])))
+    is_exact = kernels.pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), kind)
     return panels if is_exact else None

@@ -9,16 +9,8 @@
 #ifndef TILE_H
 #define TILE_H
 
-#include <stdint.h>
-#include <string.h>
+#include "real.h"
 
-#ifndef LANES /* given from outside in tests: vectors longer than the processor's are cut by the compiler */
-#if defined(__AVX512F__)
-#define LANES 16
-#else
-#define LANES 8
-#endif
-#endif
 #if LANES == 16
 #define MAX_ROWS 12 /* 2 x 12 sums, 2 weights, 1 input of 32 registers */
 #else
@@ -26,61 +18,18 @@
 #endif
 #define PANEL (2 * LANES)
 
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+/* How the rows of a panel are stored. PAIRS: bfloat16, column c in the low half of word c, column c + LANES in the high.
+ * DEPTH_PAIRS: bfloat16, word c has column c of row k in its low half and of row k + 1 in its high half; the tile takes
+ * row k + 1 first, and wants its x in that order. */
+enum { FLOATS, PAIRS, DEPTH_PAIRS, BFLOAT16S };
 
-#define ALWAYS static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__}) /* GCC has the other from 12 on only */
-#endif
-
-ALWAYS vec load(const float *p) { return *(const vec *)p; }
-ALWAYS void store(float *p, vec v) { *(vec *)p = v; }
-ALWAYS vec splat(float v) { return v - (vec){}; }
-/* Lanes of two vectors, taken in turns (UNZIP) and put back (ZIP): element i of `even` is element 2 i of a and b. */
-#if LANES == 16
-#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#define FIRSTS 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define LASTS 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#else
-#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
-#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
-#define FIRSTS 0, 8, 1, 9, 2, 10, 3, 11
-#define LASTS 4, 12, 5, 13, 6, 14, 7, 15
-#endif
-#define UNZIP(a, b, even, odd) const vec even = SHUFFLE(a, b, EVENS), odd = SHUFFLE(a, b, ODDS)
-#define ZIP(even, odd, a, b) const vec a = SHUFFLE(even, odd, FIRSTS), b = SHUFFLE(even, odd, LASTS)
-
-/* PANEL bfloat16 numbers as those at even and those at odd places: two operations, where widening in order takes four. */
-ALWAYS void load_pairs(const uint16_t *p, vec *even, vec *odd) {
-    const bits pair = *(const bits *)p;
-    *even = (vec)(pair << 16);
-    *odd = (vec)(pair & 0xffff0000u);
-}
-
-ALWAYS vec load_bfloat16(const uint16_t *p) { return (vec)(__builtin_convertvector(*(const halves *)p, bits) << 16); }
-
-ALWAYS vec choose(ints where, vec then, vec otherwise) {
-    return (vec)((where & (ints)then) | (~where & (ints)otherwise));
-}
-ALWAYS float add_lanes(vec v) {
-    float sum = 0.0f;
-    UNROLL for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
-}
-
-/* How a panel's row is stored. PAIRS: bfloat16, column c in the low half of word c, column c + LANES in the high. */
-enum { FLOATS, PAIRS, BFLOAT16S };
-
-ALWAYS void panel_row(const int form, const void *w, int64_t k, int64_t stride, vec *low, vec *high) {
-    if (form == PAIRS) {
+ALWAYS void panel_row(const int form, const void *w, int64_t k, const int next, int64_t stride, vec *low, vec *high) {
+    if (form == DEPTH_PAIRS) {
+        const uint32_t *row = (const uint32_t *)w + k / 2 * stride;
+        const bits left = *(const bits *)row, right = *(const bits *)(row + LANES);
+        if (next) *low = (vec)(left << 16), *high = (vec)(right << 16);
+        else *low = (vec)(left & 0xffff0000u), *high = (vec)(right & 0xffff0000u);
+    } else if (form == PAIRS) {
         const bits pair = *(const bits *)((const uint32_t *)w + k * stride);
         *low = (vec)(pair << 16);
         *high = (vec)(pair & 0xffff0000u);
@@ -98,14 +47,16 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
                  int64_t w_stride, int64_t w_step, int64_t depth, float *y, int64_t y_stride) {
     vec sum[MAX_ROWS][8];
     const int64_t word = form == BFLOAT16S ? 2 : 4;
+    const int at_once = form == DEPTH_PAIRS ? 2 : 1;
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = load(y + r * y_stride + v * LANES);
-    for (int64_t k = 0; k < depth; k++)
-        UNROLL for (int p = 0; p < panels; p++) {
+    for (int64_t k = 0; k < depth; k += at_once)
+        UNROLL for (int i = 0; i < at_once * panels; i++) {
+            const int p = i % panels, next = i / panels;
             vec low, high;
-            panel_row(form, (const char *)w + p * w_step * word, k, w_stride, &low, &high);
+            panel_row(form, (const char *)w + p * w_step * word, k, next, w_stride, &low, &high);
             UNROLL for (int r = 0; r < rows; r++) {
-                const vec input = splat(x[r * x_stride + k]);
+                const vec input = splat(x[r * x_stride + k + next]);
                 sum[r][2 * p] += input * low;
                 sum[r][2 * p + 1] += input * high;
             }
@@ -121,8 +72,8 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
 
 /* One panel; any number of rows up to MAX_ROWS. */
 #define DEFINE_ROWS(name, form)                                                                                    \
-    __attribute__((unused)) static void name(int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_stride, int64_t depth, \
-                     float *y, int64_t y_stride) {                                                                 \
+    __attribute__((unused)) static void name(int64_t rows, const float *x, int64_t x_stride, const void *w,           \
+                                             int64_t w_stride, int64_t depth, float *y, int64_t y_stride) {        \
         switch (rows) {                                                                                            \
             TILE_CASE(form, 1) TILE_CASE(form, 2) TILE_CASE(form, 3) TILE_CASE(form, 4) TILE_CASE(form, 5)         \
             TILE_CASE(form, 6) MORE_ROWS(form)                                                                     \
@@ -139,6 +90,7 @@ ALWAYS void tile(const int form, const int rows, const int panels, const float *
 
 DEFINE_ROWS(rows_of_floats, FLOATS)
 DEFINE_ROWS(rows_of_pairs, PAIRS)
+DEFINE_ROWS(rows_of_depth_pairs, DEPTH_PAIRS)
 DEFINE_ROWS(rows_of_bfloat16s, BFLOAT16S)
 
 #endif

@@ -251,6 +251,7 @@ def spec_of(
         modules=observation.parameters(module),
         input_embedding=path_of(module, module.get_input_embeddings()) or "",
         pooling=_pooling_spec(plan, found, observation, layout),
+        kernels=found.kernels,
     )
 
 

@@ -97,16 +97,11 @@ def without_numbers(sequence_id: int) -> RowOutput:
     return RowOutput(sequence_id, None, error=NumericalError("the model's logits for this request are not numbers"))
 
 
-def without_draft(row: Row) -> Row:
-    """The row without its guesses."""
-    return replace(row, token_ids=row.token_ids[: len(row.token_ids) - row.num_draft], num_draft=0)
-
-
 def sample_input(row: Row, position: int) -> SampleInput:
     """The sampler's input of a row that samples, after the first `position` guesses of its draft."""
     sample = row.sample
     assert sample is not None
-    if position == 0:
+    if position == 0 or _counts_nothing(sample):
         return sample
     wants_output = sample.params.has_penalties or bool(sample.params.bad_words)
     end = len(row.token_ids) - row.num_draft + position
@@ -116,3 +111,9 @@ def sample_input(row: Row, position: int) -> SampleInput:
         output_token_ids=sample.output_token_ids + row.token_ids[end - position : end] if wants_output else (),
         allowed=None if sample.allowed is None else sample.allowed_after[position - 1],
     )
+
+
+def _counts_nothing(sample: SampleInput) -> bool:
+    """True if the tokens before a position change nothing but the logits."""
+    params = sample.params
+    return is_cheap(sample) and not (params.bad_words or params.min_tokens or sample.allowed)

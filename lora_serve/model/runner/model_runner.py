@@ -17,7 +17,7 @@ from lora_serve.model.kv_cache import KVCache
 from lora_serve.model.lora.host_adapter import HostAdapter
 from lora_serve.model.lora.lora_slots import LoraSlots
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
-from lora_serve.model.runner.drafts import draw_rows, without_draft, without_numbers
+from lora_serve.model.runner.drafts import draw_rows, without_numbers
 from lora_serve.model.runner.packing import LogitSpan, StepPacker
 from lora_serve.model.runner.sampler import logprobs_of
 from lora_serve.model.system.device_memory import within_memory
@@ -68,7 +68,7 @@ class ModelRunner:
         outputs = {row_id: RowOutput(row_id, None, error=error) for row_id, error in refused.items()}
         if rows:
             outputs.update(self._run_rows(rows))
-        if spoiled := [without_draft(row) for row in rows if row.num_draft and not _is_fine(outputs[row.sequence_id])]:
+        if spoiled := [row.without_draft() for row in rows if row.num_draft and not _is_fine(outputs[row.sequence_id])]:
             outputs.update(self._run_rows(spoiled))
         return [outputs[row.sequence_id] for row in batch.rows]
 

@@ -55,7 +55,7 @@ def draw(logits: Tensor, rows: Sequence[SampleInput], num_candidates: int = _NUM
     not final may keep more than its `num_candidates` best tokens, and has to be drawn again among more.
     """
     logits = _adjusted(logits, rows)
-    tokens = logits.argmax(dim=-1)
+    tokens = _best(logits)
     is_final = torch.ones_like(tokens, dtype=torch.bool)
     warm = [i for i, row in enumerate(rows) if row.params.temperature >= _COLDEST]
     for chosen in ([i for i in warm if not _is_truncated(rows[i])], [i for i in warm if _is_truncated(rows[i])]):
@@ -105,6 +105,13 @@ def _possible(ids: Sequence[int], logprobs: Sequence[float]) -> list[tuple[int, 
 def is_cheap(row: SampleInput) -> bool:
     """True if the row's token is the largest logit, and nothing else of the vocabulary counts."""
     return row.params.temperature < _COLDEST and row.params.logprobs is None and not row.params.has_penalties
+
+
+def _best(logits: Tensor) -> Tensor:
+    """The first of the largest logits of each row [rows]; torch's own search on CPUs takes tens of times as long."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _is_truncated(row: SampleInput) -> bool:

@@ -25,11 +25,13 @@ def use_one_core() -> None:
 
 @functools.cache
 def openmp() -> Any:
-    """torch's own OpenMP; None where it is of another kind."""
+    """torch's own OpenMP, whose functions every library finds from then on; None where it is of another kind."""
     path = openmp_path()
-    return None if path is None else ctypes.CDLL(str(path))
+    return None if path is None else ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def openmp_path() -> Path | None:
     """The file of torch's own OpenMP."""
-    return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))), None)
+    package = Path(torch.__file__).parent
+    found = [file for folder in (package / "lib", package.with_name("torch.libs")) for file in folder.glob("libgomp*")]
+    return min(found, default=None)

@@ -10,6 +10,7 @@ from aiohttp import web
 from lora_serve import __version__
 from lora_serve.core.errors import EngineLostError, NotReadyError
 from lora_serve.server.lifecycle import RETRY_AFTER, ServerState
+from lora_serve.server.schemas.answers.operation import Kernels
 from lora_serve.server.services import SERVICES
 
 ENGINE_TIMEOUT = 0.05  # seconds that /health waits for an engine in the middle of a step; probes wait for a second
@@ -45,5 +46,10 @@ async def get_ready(request: web.Request) -> web.StreamResponse:
 
 
 async def get_version(request: web.Request) -> web.StreamResponse:
-    """The server's version."""
-    return web.json_response({"version": __version__})
+    """The server's version, and its kernels.
+
+    `kernels` is null where the model runs on a GPU.
+    """
+    kernels = request.app[SERVICES].spec.kernels
+    told = None if kernels is None else {name: getattr(kernels, name) for name in Kernels.model_fields}
+    return web.json_response({"version": __version__, "kernels": told})

@@ -10,9 +10,12 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers import environment, llama_cpp
 from benchmarks.peers.environment import call, make_environment, python_of
 from benchmarks.peers.http_engine import measured, token_ids
+from benchmarks.peers.lora_serve import LoraServe
 from benchmarks.peers.seam import Checkpoints, PeerError
 from benchmarks.peers.table import ALL, OURS, families, members
 from benchmarks.peers.vllm import Vllm
+from benchmarks.side_by_side.__main__ import ours_or
+from benchmarks.side_by_side.options import parse_options
 from benchmarks.workload import Load
 from lora_serve.commands.bench.result import Chunk, LoadResult, RequestRecord
 
@@ -44,6 +47,31 @@ def test_every_engine_has_a_name_of_its_own_and_ours_is_among_them() -> None:
     assert [peer.name for peer in members("peft-float32")] == ["peft-float32"]
     with pytest.raises(KeyError):
         members("nobody")
+
+
+def test_a_type_chooses_each_familys_configuration_and_is_told_to_our_server() -> None:
+    names = [peer.name for family in families() for peer in members(family, "bfloat16")]
+    assert names == [
+        OURS, "vllm-bfloat16", "vllm-lora-off-bfloat16", "llama_cpp-bf16", "peft-bfloat16", "transformers-bfloat16"
+    ]  # fmt: skip
+    (ours,) = members(OURS, "float32")
+    assert isinstance(ours, LoraServe)
+    assert ours.flags == ("--dtype", "float32")
+    assert members("llama_cpp-f16", "float32") == ()
+
+
+def test_an_engine_without_the_asked_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_options(["--dtype", "float32", "--engines", "lora_serve", "vllm"]).dtype == "float32"
+    with pytest.raises(SystemExit):
+        parse_options(["--dtype", "bfloat16", "--engines", "lora_serve", "llama_cpp-f16"])
+    assert "llama_cpp-f16 has no such configuration" in capsys.readouterr().err
+
+
+def test_a_type_and_further_flags_both_reach_our_server() -> None:
+    options = parse_options(["--dtype", "bfloat16", "--server-flags=--policy fair"])
+    (ours,) = ours_or(members(OURS, "bfloat16"), options)
+    assert isinstance(ours, LoraServe)
+    assert ours.flags == ("--dtype", "bfloat16", "--policy", "fair")
 
 
 def test_a_peer_that_is_not_installed_says_how_to_install_it(

@@ -89,6 +89,22 @@ async def test_a_run_ends_well_with_a_table_and_writes_report_and_picture(bench:
     assert (tmp_path / "new" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+async def test_type_kernels_and_processor_are_told_where_the_server_tells_them(bench: Bench) -> None:
+    kernels = {"level": "amx", "dtype": "bfloat16", "order": "blocks", "source": "shipped"}
+    told = {**PAGES, "/version": {"version": "1", "kernels": {**kernels, "more": {"no": "text"}}}}
+    arguments = ("--num-requests", "2", "--output-tokens", "3")
+    async with fake_server(exact, told) as fake:
+        assert "bfloat16, kernels amx (shipped)" in (await bench(fake, *arguments)).out
+        report = (await bench(fake, *arguments, "--json")).report
+    assert report["kernels"] == kernels
+    assert {"cpu", "cpu_numbers", "instructions", "bf16_instructions"} <= set(report["machine"])
+    for kernels_page in ({}, {"kernels": None}, {"kernels": "none"}):
+        async with fake_server(exact, {**PAGES, "/version": {"version": "1", **kernels_page}}) as fake:
+            out = (await bench(fake, *arguments)).out
+        assert "numbers" not in out
+        assert "(this machine)" in " ".join(out.split())
+
+
 async def test_one_failed_request_makes_the_exit_code_1_and_the_report_is_written(bench: Bench, tmp_path: Path) -> None:
     async with fake_server(every_other, PAGES) as fake:
         ended = await bench(fake, "--num-requests", "10", "--out", str(tmp_path), "--json")

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lora_serve.commands.bench.report import RunFacts, make_report, per_adapter, summarise
+from lora_serve.commands.bench.report import (
+    RunFacts,
+    make_report,
+    per_adapter,
+    processor,
+    processor_words,
+    summarise,
+)
 from lora_serve.commands.bench.result import (
     Chunk,
     LoadResult,
@@ -116,3 +123,37 @@ def test_a_report_has_the_fields_that_others_read() -> None:
     assert report["date"] == "2023-11-14T22:13:20+00:00"
     assert report["versions"]["engine"] == "0.1"
     assert report["machine"]["cores"] >= 1
+
+
+EPYC = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 1
+model name\t: AMD EPYC
+stepping\t: 1
+flags\t\t: fpu avx avx2 fma
+
+processor\t: 1
+flags\t\t: fpu avx2 avx512f
+"""
+GRAVITON = (
+    "processor\t: 0\nFeatures\t: fp asimd bf16 sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\nCPU revision\t: 1\n"
+)
+
+
+def test_a_processor_is_known_by_its_numbers_and_instructions() -> None:
+    assert processor(EPYC) == {
+        "cpu": "AMD EPYC",
+        "cpu_numbers": "family 25, model 1, stepping 1",
+        "instructions": ["avx2", "fma"],
+        "bf16_instructions": False,
+    }
+    found = processor(GRAVITON)
+    assert found["cpu_numbers"] == "implementer 0x41, part 0xd40, revision 1"
+    assert (found["instructions"], found["bf16_instructions"]) == (["asimd", "bf16", "sve"], True)
+    for flag in ("avx512_bf16", "amx_bf16"):
+        assert processor(EPYC.replace("fma", flag))["bf16_instructions"]
+    assert processor("")["cpu"] == "unknown"
+    assert processor_words({**processor(EPYC), "cores": 2}) == (
+        "AMD EPYC (family 25, model 1, stepping 1), 2 cores, without bf16 instructions"
+    )

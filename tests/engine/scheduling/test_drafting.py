@@ -68,7 +68,9 @@ def test_tokens_behind_a_stop_are_dropped() -> None:
 
 
 def test_nobody_is_preempted_and_no_prompt_waits_for_a_draft() -> None:
-    world = World(num_blocks=12, next_token=cycle, speculate="16", max_num_batched_tokens=20, enable_prefix_caching=False)
+    world = World(
+        num_blocks=12, next_token=cycle, speculate="16", max_num_batched_tokens=20, enable_prefix_caching=False
+    )
     world.add("a", [*range(10), 0, 1], max_tokens=12)
     world.step()
     world.step()

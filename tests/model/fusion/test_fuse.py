@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +16,13 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
+from lora_serve.model.fusion.kinds import attention, gated_mlp, norm
+from lora_serve.model.fusion.kinds.attention import FusedRotaryAttention
+from lora_serve.model.fusion.kinds.decoder_layer import FusedDecoderLayer
+from lora_serve.model.fusion.kinds.gated_mlp import FusedGatedMLP
+from lora_serve.model.fusion.kinds.norm import FusedNorm
+from lora_serve.model.fusion.parts import FusionParts
+from lora_serve.model.native.layers import ACTIVATIONS
 from tests.local_engine import Answer, LocalEngine, refusal
 from tests.oracle import ARCHITECTURES, REPRESENTATIVE, load_fresh, load_plain, logprobs_alone, save_tiny_model
 from tests.peft_kinds import INVOCATION, KINDS, TRAINED_TOKENS, save_kind, why_not
@@ -21,6 +31,7 @@ from tests.tiers import mostly_nightly
 
 # Heads of k and v fill whole panels of any processor, as those of real models do.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
+DTYPES = ("float32", "bfloat16")
 KINDS_OF_LAYER = ("Attention", "MLP", "Norm", "DecoderLayer")
 FUSED: Mapping[str, Mapping[str, int]] = {  # in two decoder layers and the last norm
     "llama": {"Attention": 2, "MLP": 2, "Norm": 5, "DecoderLayer": 2},
@@ -106,7 +117,7 @@ def _limited(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 def _halved(self: Any, x: torch.Tensor) -> torch.Tensor:
     variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
-    return self.weight * (x * torch.rsqrt(variance + self.variance_epsilon)) * 0.5
+    return self.weight * (x * torch.rsqrt(variance + self.variance_epsilon)).to(x.dtype) * 0.5
 
 
 def _centred(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -132,24 +143,107 @@ LOOK_ALIKES: Mapping[str, tuple[type[nn.Module], Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_look_alike_that_computes_otherwise_is_left_as_it_is(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, forward, fused = LOOK_ALIKES[name]
     monkeypatch.setattr(kind, "forward", forward)
     model = save_tiny_model("llama", tmp_path / "model", **SHAPE)
-    engine = LocalEngine(model, **LIMITS)
+    engine = LocalEngine(model, dtype=dtype, **LIMITS)
     left = {fused, "DecoderLayer"}  # which is made of fused parts only
     assert fused_kinds(engine) == {k: n for k, n in FUSED["llama"].items() if k not in left}
-    assert_is_plain_transformers(model, run(engine, [None] * 4))
+    if dtype == "float32":
+        assert_is_plain_transformers(model, run(engine, [None] * 4))
 
 
+def _other_epsilon(fused: FusedNorm) -> None:
+    fused._epsilon *= 1000
+
+
+def _other_offset(fused: FusedNorm) -> None:
+    fused._offset = 1.0 - fused._offset
+
+
+def _other_activation(fused: FusedGatedMLP) -> None:
+    fused.activation = next(name for name in ACTIVATIONS if name != fused.activation)
+
+
+def _gate_and_up_exchanged(fused: FusedGatedMLP) -> None:
+    joined = fused.joined
+    fused.joined = lambda x: torch.cat(joined(x).chunk(2, -1)[::-1], -1)  # type: ignore[assignment]
+
+
+def _other_scale(fused: FusedRotaryAttention) -> None:
+    object.__setattr__(fused, "settings", replace(fused.settings, scale=fused.settings.scale * 1.05))
+
+
+def _no_norms(fused: FusedRotaryAttention) -> None:
+    object.__setattr__(fused, "query_norm", None)
+
+
+def _nothing_written(fused: FusedRotaryAttention) -> None:
+    """The keys and values that the layer's own code has left in the cache must not do."""
+    elsewhere = copy.copy(fused.cache)
+    elsewhere.resize(elsewhere.num_blocks)
+    object.__setattr__(fused, "cache", elsewhere)
+
+
+def _short_window(fused: FusedRotaryAttention) -> None:
+    object.__setattr__(fused, "settings", replace(fused.settings, window=5))
+
+
+WRONG: Mapping[str, tuple[ModuleType, Callable[[Any], None], str]] = {
+    "epsilon": (norm, _other_epsilon, "Norm"),
+    "offset": (norm, _other_offset, "Norm"),
+    "activation": (gated_mlp, _other_activation, "MLP"),
+    "gate and up": (gated_mlp, _gate_and_up_exchanged, "MLP"),
+    "scale": (attention, _other_scale, "Attention"),
+    "no norms": (attention, _no_norms, "Attention"),
+    "keys and values lost": (attention, _nothing_written, "Attention"),
+    "window": (attention, _short_window, "Attention"),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WRONG)
+def test_replacement_that_is_wrong_is_not_taken(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, spoil, left_out = WRONG[name]
+    candidates = kind.candidates
+
+    def spoilt(module: nn.Module, parts: FusionParts) -> list[Any]:
+        found: list[Any] = candidates(module, parts)[:1]  # the right one stands first
+        for one in found:
+            spoil(one)
+        return found
+
+    monkeypatch.setattr(kind, "candidates", spoilt)
+    engine = LocalEngine(save_tiny_model("qwen3", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
+    left = {left_out, "DecoderLayer"}
+    assert fused_kinds(engine) == {k: n for k, n in FUSED["qwen3"].items() if k not in left}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_in_one_call_gives_the_bits_of_its_parts(dtype: str, tmp_path: Path) -> None:
+    """A step whose adapters change a norm runs by parts: its other rows must not see it."""
+    model = save_tiny_model("qwen3", tmp_path / "model", **SHAPE)
+    whole, parts = (LocalEngine(model, dtype=dtype, **LIMITS) for _ in range(2))
+    for module in parts.parts.runner._model.module.modules():
+        if isinstance(vars(module).get("forward"), FusedDecoderLayer):
+            del module.forward  # that of its class, over fused parts
+    assert fused_kinds(parts) == {k: n for k, n in FUSED["qwen3"].items() if k != "DecoderLayer"}
+    assert [a.logprobs for a in run(whole, [None] * 4)] == [a.logprobs for a in run(parts, [None] * 4)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("activation", "is_fused"), [("silu", True), ("gelu_pytorch_tanh", True), ("gelu", False), ("relu", False)]
 )
 def test_activation_is_recognised_even_where_its_inputs_are_tiny(
-    activation: str, is_fused: bool, tmp_path: Path
+    activation: str, is_fused: bool, dtype: str, tmp_path: Path
 ) -> None:
     model = save_tiny_model("llama", tmp_path / "model", hidden_act=activation, **SHAPE)
     plain = load_plain(model)
@@ -157,14 +251,15 @@ def test_activation_is_recognised_even_where_its_inputs_are_tiny(
         if "gate_proj" in name:
             parameter.data *= 1e-4  # gelu, exact and by tanh, differ by less than rounding here
     plain.save_pretrained(model)
-    engine = LocalEngine(model, **LIMITS)
+    engine = LocalEngine(model, dtype=dtype, **LIMITS)
     assert ("MLP" in fused_kinds(engine)) == is_fused
-    assert_is_plain_transformers(model, run(engine, [None] * 4))
+    if dtype == "float32":
+        assert_is_plain_transformers(model, run(engine, [None] * 4))
 
 
 def test_layers_in_another_type_are_not_fused(tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model", **SHAPE)
-    assert fused_kinds(LocalEngine(model, dtype="bfloat16", **LIMITS)) == {}
+    assert fused_kinds(LocalEngine(model, dtype="float16", **LIMITS)) == {}
 
 
 def test_some_biases_of_joined_layers_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
-"""In fused layers a row's numbers are the same bits alone, beside fifteen others, and however its prompt is cut."""
+"""In fused layers a row's numbers are the same bits alone, beside fifteen others, and however its prompt is cut: in
+float32 and in bfloat16, and on processors with fewer instructions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,9 +28,9 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return model, {name: save_adapter(model, root / name, seed=i, r=3 + 4 * i) for i, name in enumerate("abc")}
 
 
-def engine_of(folders: tuple[Path, dict[str, Path]], budget: int) -> LocalEngine:
+def engine_of(folders: tuple[Path, dict[str, Path]], budget: int, dtype: str) -> LocalEngine:
     limits = {"max_num_batched_tokens": budget, "max_num_seqs": 16, "block_size": 4, "kv_cache_memory": "4MiB"}
-    return LocalEngine(*folders, max_loras=4, enable_prefix_caching=False, **limits)
+    return LocalEngine(*folders, max_loras=4, enable_prefix_caching=False, dtype=dtype, **limits)
 
 
 def requests(engine: LocalEngine) -> list[InferenceRequest]:
@@ -43,13 +46,18 @@ def numbers(answer: Answer) -> tuple[object, ...]:
     return answer.token_ids, answer.logprobs, answer.prompt_logprobs
 
 
-def test_numbers_of_a_row_are_the_same_bits_alone_and_in_any_batch_and_chunks(
-    folders: tuple[Path, dict[str, Path]],
-) -> None:
-    alone = engine_of(folders, 512)
+def assert_rows_are_alone(folders: tuple[Path, dict[str, Path]], dtype: str, budgets: Sequence[int]) -> None:
+    alone = engine_of(folders, 512, dtype)
     wanted = [numbers(alone.run([request])[0]) for request in requests(alone)]
-    for budget in (512, 64, 23, 16):
-        together = engine_of(folders, budget)
+    for budget in budgets:
+        together = engine_of(folders, budget, dtype)
         found = [numbers(answer) for answer in together.run(requests(together))]
         assert together.max_adapters_in_batch == 3
         assert found == wanted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_of_a_row_are_the_same_bits_alone_and_in_any_batch_and_chunks(
+    folders: tuple[Path, dict[str, Path]], dtype: str
+) -> None:
+    assert_rows_are_alone(folders, dtype, (512, 64, 23, 16))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from lora_serve.model.native import compiler
+from lora_serve.model.native import compiler, library
+from lora_serve.model.native.levels import Level
 
 QUICK = ("-O1", "-fPIC", "-fno-math-errno", "-ffp-contract=fast", "--param=avoid-fma-max-bits=0", "-Wno-psabi")
 BUILDS = {
     "as served": None,
-    "16 lanes": (*QUICK, "-march=native", "-DLANES=16"),  # what AVX-512 runs; elsewhere the compiler cuts its vectors
+    "16 lanes": (
+        *QUICK,
+        "-fopenmp",
+        "-march=native",
+        "-DLANES=16",
+    ),  # elsewhere than on AVX-512 they are cut
     "plain CPU, one thread": (*QUICK, "-DLANES=8"),  # SSE only on x86: no fused multiply-add, no OpenMP
 }
 
@@ -27,16 +32,13 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(request: pytest.FixtureRequest, builds: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if (flags := BUILDS[request.param]) is not None:
-            patch.setattr(compiler, "_FLAGS", flags)
+            patch.setattr(compiler, "flags", flags_of(flags))
             patch.setenv("XDG_CACHE_HOME", str(builds))
-        if "one thread" in request.param:
-            patch.setattr(torch, "__file__", str(builds / "torch.py"))  # whose OpenMP runtime is not found
-        forget()
+        library.forget()
         yield
-    forget()
+    library.forget()
 
 
-def forget() -> None:
-    """What was compiled and what failed."""
-    compiler.load_library.cache_clear()
-    compiler.problem.cache_clear()
+def flags_of(flags: tuple[str, ...]) -> Callable[[Level, str], tuple[str, ...]]:
+    """`compiler.flags` for a build of one's own, whatever the level."""
+    return lambda _, dtype: (*flags, *compiler.DTYPES[dtype])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.model.native.packed_linear import PackedLinear, join, why_not
+from lora_serve.model.native.packed_linear import Kind, PackedLinear, join, why_not
 
 pytestmark = pytest.mark.usefixtures("build")
 SHAPES = [(1, 1), (7, 3), (16, 16), (31, 33), (32, 64), (40, 513), (161, 70), (130, 1030)]  # out, in
@@ -34,7 +34,7 @@ def test_product_is_the_definition(shape: tuple[int, int], is_exact: bool, has_b
     torch.manual_seed(0)
     weight, bias = weight_of(shape, is_exact=is_exact), torch.randn(shape[0]) if has_bias else None
     packed = PackedLinear.of(weight)
-    assert packed.is_bfloat16 == is_exact
+    assert packed.kind is (Kind.PAIRS if is_exact else Kind.FLOATS)
     for rows in ROWS:
         x = torch.randn(rows, shape[1])
         check(x, weight, bias, packed(x, bias))
@@ -108,6 +108,7 @@ def test_weights_that_do_not_fit_are_not_joined() -> None:
 
 def test_what_cannot_be_packed_is_told() -> None:
     assert why_not(torch.zeros(3, 4)) is None
-    assert "float32" in str(why_not(torch.zeros(3, 4, dtype=torch.bfloat16)))
+    assert why_not(torch.zeros(3, 4, dtype=torch.bfloat16)) is None
+    assert "float32" in str(why_not(torch.zeros(3, 4, dtype=torch.float16)))
     assert "empty" in str(why_not(torch.zeros(3, 0)))
     assert "CPU" in str(why_not(torch.zeros(3, 4, device="meta")))

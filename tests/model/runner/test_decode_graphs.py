@@ -164,6 +164,7 @@ def test_what_a_graph_cannot_hold_goes_the_ordinary_way(world: World) -> None:
     assert world.graphs.can_replay([base])
     refused = {
         "a prompt's tokens": Row(0, (9, 9), 4, table, (), GREEDY, None),
+        "a draft": Row(0, (9, 9), 4, table, (), GREEDY, None, num_draft=1),
         "prompt log-probabilities": Row(0, (9,), 4, table, (), GREEDY, (3,)),
         "composed adapters": decode(0, 4, table, 9, a, b),
         "an adapter that begins later": decode(0, 4, table, 9, RowAdapter(a.slot, 1.0, 5)),

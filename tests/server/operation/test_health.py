@@ -29,7 +29,8 @@ async def test_ready_server_says_so(http: aiohttp.ClientSession) -> None:
     for path in ("/health", "/ready", "/ping"):
         assert await status_of(http, path) == 200
     async with http.get("/version") as answer:
-        assert await answer.json() == {"version": __version__}
+        kernels = {"level": "none", "dtype": "float32", "order": "none", "source": "torch"}  # not why there are none
+        assert await answer.json() == {"version": __version__, "kernels": kernels}
 
 
 async def test_starting_server_is_alive_but_lets_nobody_in(http: aiohttp.ClientSession, house: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lora_serve.model.attention import Attention, AttentionSettings
+from lora_serve.model.attention import native as native_attention
 from lora_serve.model.fusion.parts import FusionParts, JoinedLinears
 from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.kv_cache import KVCache
@@ -16,7 +17,7 @@ from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.native.layers import LayerKernels
 from lora_serve.model.step.step_context import ChangeTable, StepContext, StepInputs
 
-STAGE, WRITES_CACHE = 1, True
+STAGE = 1
 _PARTS = ("q_proj", "k_proj", "v_proj")
 _OTHERS = ("o_proj", "q_norm", "k_norm")
 _NAMES = frozenset(
@@ -59,7 +60,7 @@ class FusedRotaryAttention:
         q, k, v = (_heads(y[:, columns], size) for columns in self.joined.columns)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm.forward(q), self.key_norm.forward(k)
-        cos, sin = (table[0].contiguous() for table in position_embeddings)
+        cos, sin = (table[0].float().contiguous() for table in position_embeddings)
         self.kernels.rotate_store(q, k, v, cos, sin, step.cache_positions, self.cache.layer(self.layer))
         out = self.attention(self.layer, q, k, v, step, self.settings)
         found: Tensor = self.output(out.flatten(1)[None])
@@ -75,13 +76,15 @@ def could_be(module: nn.Module) -> bool:
 
 
 def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttention]:
-    """One, if q, k and v lie in one piece of memory and norms, if there are any, are those of single heads."""
+    """One, if attention runs in C, q, k and v lie in one piece of memory and norms, if there are any, are those of
+    single heads.
+    """
     linears = [module.get_submodule(name) for name in (*_PARTS, "o_proj")]
     q, k, v, output = (linear for linear in linears if isinstance(linear, LoraLinear))
     layer: Any = module.layer_idx
     settings, cache, path = parts.settings.get(layer), parts.cache, parts.path(module)
     joined = JoinedLinears.of((q, k, v)) if settings is not None else None
-    if settings is None or joined is None:
+    if settings is None or joined is None or not isinstance(parts.attention, native_attention.Backend):
         return []
     query_norm, key_norm = getattr(module, "q_norm", None), getattr(module, "k_norm", None)
     if any(norm is not None and norm.weight.shape != (cache.shape.head_dim,) for norm in (query_norm, key_norm)):

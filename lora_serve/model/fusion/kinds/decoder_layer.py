@@ -22,7 +22,7 @@ from lora_serve.model.native import decoder_layer as native
 from lora_serve.model.native.layers import ACTIVATIONS
 from lora_serve.model.step.step_context import ChangeTable, StepInputs
 
-STAGE, WRITES_CACHE = 2, True
+STAGE = 2
 _PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
@@ -59,10 +59,10 @@ class FusedDecoderLayer:
         attention = self._attention
         self._linears = (*attention.joined.parts, attention.output, *mlp.joined.parts, mlp.down)
         self._columns = (*attention.joined.columns, slice(0), *mlp.joined.columns, slice(0))
-        self._run, room_floats = native.load()
+        self._run, room_bytes = native.load(attention.cache.shape.dtype)
         self._layer = _layer_of(parts)
         self._tables: Any = None
-        self._room_floats: int = room_floats(self._layer)
+        self._room_bytes: int = room_bytes(self._layer)
         self._heads = self._layer.heads
         self._index = attention.layer
 
@@ -86,7 +86,7 @@ class FusedDecoderLayer:
         found: _NativeStep | None = step.prepared.get(FusedDecoderLayer)
         if found is None or found.cos is not cos:
             pieces = self._backend.pieces(step, self._heads)
-            own_cos, own_sin = cos[0].contiguous(), sin[0].contiguous()
+            own_cos, own_sin = cos[0].float().contiguous(), sin[0].float().contiguous()
             passes = native.array_of(
                 native.Pass,
                 [
@@ -100,7 +100,7 @@ class FusedDecoderLayer:
                 step.cache_positions.data_ptr(), own_cos.data_ptr(), own_sin.data_ptr(), pieces.blocks.data_ptr(),
                 pieces.table.data_ptr(),
             )  # fmt: skip
-            room = torch.empty(tokens * self._room_floats)
+            room = torch.empty(tokens * self._room_bytes, dtype=torch.uint8)
             found = _NativeStep(native_step, room, cos, (passes, own_cos, own_sin, pieces, step.lora))
             step.prepared[FusedDecoderLayer] = found
         return found

@@ -10,7 +10,7 @@ from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.lora.lora_linear import LoraLinear
 from lora_serve.model.native.layers import ACTIVATIONS, LayerKernels
 
-STAGE, WRITES_CACHE = 1, False
+STAGE = 1
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATION = "act_fn"
 _NAMES = frozenset({*_PARTS, _ACTIVATION})
@@ -58,4 +58,5 @@ def _computes(module: nn.Module, activation: str, kernels: LayerKernels) -> bool
     """True if that is the module's activation, for small numbers and large: a probe's numbers may not tell."""
     grid = torch.linspace(-20.0, 20.0, 1024)
     found = kernels.gated(torch.cat([grid, torch.ones_like(grid)])[None], activation)[0]
-    return torch.allclose(found, getattr(module, _ACTIVATION)(grid), rtol=1e-5, atol=1e-6)
+    expected = getattr(module, _ACTIVATION)(grid)
+    return torch.allclose(found.float(), expected, rtol=1e-5 + torch.finfo(found.dtype).eps, atol=1e-6)

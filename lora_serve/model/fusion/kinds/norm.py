@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from lora_serve.model.fusion.parts import FusionParts
@@ -10,7 +9,7 @@ from lora_serve.model.fusion.trace import names_only
 from lora_serve.model.native.decoder_layer import Norm
 from lora_serve.model.native.layers import LayerKernels
 
-STAGE, WRITES_CACHE = 1, False
+STAGE = 1
 _OFFSETS = (0.0, 1.0)
 _NAMES = frozenset(
     {"_norm", "dtype", "eps", "float", "float32", "mean", "pow", "rsqrt", "to", "torch", "type_as"}
@@ -22,7 +21,8 @@ class FusedNorm:
     """y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)."""
 
     def __init__(self, module: nn.Module, offset: float, kernels: LayerKernels) -> None:
-        self._weight: Tensor = module.weight  # type: ignore[assignment] # a parameter, see `could_be`
+        weight: Tensor = module.weight  # type: ignore[assignment] # a parameter, see `could_be`
+        self._weight = weight.detach().float()
         self._epsilon = _epsilon(module)
         self._offset = offset
         self._kernels = kernels
@@ -43,7 +43,7 @@ def could_be(module: nn.Module) -> bool:
         "RMSNorm" in type(module).__name__
         and list(parameters) == ["weight"]
         and parameters["weight"].dim() == 1
-        and parameters["weight"].dtype == torch.float32
+        and parameters["weight"].is_floating_point()
         and _epsilon(module) > 0
         and names_only(module, _NAMES)
     )

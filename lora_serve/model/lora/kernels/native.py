@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lora_serve.model.lora.lora_slots import LoraSlots, SlotTables
-from lora_serve.model.native import compiler
+from lora_serve.model.native import library
 from lora_serve.model.step.step_context import LoraTokens
 
 PREFERENCE = 2
-_SOURCE = Path(compiler.__file__).with_name("lora.c")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, *[_ADDRESS] * 8]
 
 
 def why_not(slots: LoraSlots) -> str | None:
     """The reason why the kernel cannot serve `slots`; None: it can."""
-    return compiler.why_not(_SOURCE, slots.device)
+    return library.why_not(slots.device, torch.float32)
 
 
 class Kernel:
     reads_device_tokens = False
 
     def __init__(self, slots: LoraSlots) -> None:
-        self._add = compiler.load_library(_SOURCE).lora_add
-        self._add.argtypes, self._add.restype = _ARGUMENTS, None
+        self._functions: dict[torch.dtype, Any] = {}  # by the type of inputs
         self._slots = slots
         self._tables = slots.tables
         self._addresses = _addresses(slots.tables)
@@ -40,16 +37,23 @@ class Kernel:
         if self._slots.tables is not self._tables:  # they have grown
             self._tables = self._slots.tables
             self._addresses = _addresses(self._tables)
-        wide_x = x.float() if x.dtype != torch.float32 else x
-        wide_x = wide_x if wide_x.stride(1) == 1 else wide_x.contiguous()
-        wide_y = y.float() if y.dtype != torch.float32 else y
-        self._add(
-            wide_x.data_ptr(), wide_x.stride(0), wide_y.data_ptr(), wide_y.stride(0), x.shape[1], y.shape[1],
+        known_x = x if library.why_not(x.device, x.dtype) is None else x.float()
+        known_x = known_x if known_x.stride(1) == 1 else known_x.contiguous()
+        wide_y = y if y.dtype == torch.float32 else y.float()
+        self._function(known_x.dtype)(
+            known_x.data_ptr(), known_x.stride(0), wide_y.data_ptr(), wide_y.stride(0), x.shape[1], y.shape[1],
             tokens.pieces.data_ptr(), len(tokens.pieces),
             None if tokens.weights is None else tokens.weights.data_ptr(), *self._addresses[module],
         )  # fmt: skip
         if wide_y is not y:
             y.copy_(wide_y)
+
+    def _function(self, dtype: torch.dtype) -> Any:
+        if dtype not in self._functions:
+            function = library.load(dtype).lora_add
+            function.argtypes, function.restype = _ARGUMENTS, None
+            self._functions[dtype] = function
+        return self._functions[dtype]
 
 
 def _addresses(tables: SlotTables) -> list[tuple[int, ...]]:

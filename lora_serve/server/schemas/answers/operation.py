@@ -18,8 +18,18 @@ class Readiness(Answer):
     reason: str | None = None
 
 
+class Kernels(Answer):
+    """Fields of `KernelDescription`."""
+
+    level: str
+    dtype: str
+    order: Literal["plain", "dot", "blocks", "none"]
+    source: Literal["shipped", "compiled", "torch"]
+
+
 class Version(Answer):
     version: str
+    kernels: Kernels | None
 
 
 class OpenApiDocument(Answer):

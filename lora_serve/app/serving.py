@@ -1,0 +1,80 @@
+"""The server beside its engine, until it is told to stop. Imported while the model loads."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import Callable
+
+from lora_serve.app.listening import listening, url_of
+from lora_serve.app.services import build_services
+from lora_serve.app.shutdown import drain, give_up
+from lora_serve.app.warm_up import Preparation
+from lora_serve.core.settings import Settings
+from lora_serve.engine_host.hosts.base import EngineHost
+from lora_serve.engine_host.supervisor import Restarts, Supervisor
+from lora_serve.model.system.process import return_freed_memory
+from lora_serve.server.operation.metrics import names_note
+from lora_serve.server.services import Services
+from lora_serve.server.sockets.tls import ServerTls
+from lora_serve.server.telemetry.metrics import LogFigures, LogMetrics
+
+__all__ = ["build_services", "run"]
+_log = logging.getLogger(__name__)
+
+
+async def run(
+    services: Services,
+    settings: Settings,
+    host: EngineHost,
+    restarts: Restarts,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    tls: ServerTls | None,
+    drained: Callable[[int], None],
+    log: LogFigures | None,
+) -> int:
+    """Serves until the server is told to stop; returns the exit code.
+
+    An engine that cannot be started again ends the process here, with GAVE_UP.
+    """
+    if log is not None:
+        services.metrics.registry.register(LogMetrics(log))
+    count = services.metrics.engine_restarts.inc
+    supervisor = Supervisor(host, services.lifecycle, restarts, settings.engine_step_timeout, count)
+    preparation = Preparation(services, settings)
+
+    def ready() -> None:
+        # Objects of the start stay for good; unless frozen, a full collection over them stops every thread for 0.2 s.
+        gc.collect()
+        gc.freeze()
+        return_freed_memory()
+        host.warm_up_done()
+        services.lifecycle.ready()
+        _log.info("ready: %s (base model `%s`)", url_of(listener, tls), services.base_name)
+
+    if note := names_note(services):
+        _log.info("%s", note)
+    async with listening(services, listener, tls):
+        life = asyncio.ensure_future(supervisor.run(services.client.start, preparation.run, ready))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({life, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                await give_up(services.lifecycle, life.result(), stopped)
+            code = await drain(services.lifecycle, settings.shutdown_timeout)
+            drained(code)
+            return code
+        finally:
+            for task in (life, stopped):
+                task.cancel()
+            await asyncio.gather(life, stopped, return_exceptions=True)
+            await preparation.close()
+            services.staging.close()
+            await services.background.close()
+            await services.client.stop()
+            await asyncio.to_thread(services.registrations.close)
+            await asyncio.to_thread(services.grammars.close)
+            await asyncio.to_thread(services.templates.close)

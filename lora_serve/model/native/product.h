@@ -1,0 +1,41 @@
+/* What products of every order and type share. Included where `input`, the type of x as a product reads it, is known. */
+#ifndef PRODUCT_H
+#define PRODUCT_H
+
+#include "tile.h"
+
+typedef struct { /* some rows of x to be multiplied by some neighbouring panels */
+    int64_t kind, rows, panels;
+    const input *x;
+    int64_t x_stride;
+    const uint32_t *w;
+    int64_t w_step, depth; /* words from panel to panel */
+    const float *start;    /* the sums' beginning, the same for every row; NULL: they go on from y */
+    float *y;
+    int64_t y_stride, part, parts; /* which it is of the parts of x that this part of the panels meets */
+} Group;
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The first of as few parts as `left` rows make, `most` or fewer each, and all alike. */
+static inline int64_t spread(int64_t left, int64_t most) {
+    const int64_t parts = (left + most - 1) / most;
+    return (left + parts - 1) / parts;
+}
+
+ALWAYS void begin(const Group *g) {
+    for (int64_t r = 0; g->start && r < g->rows; r++)
+        memcpy(g->y + r * g->y_stride, g->start, g->panels * PANEL * sizeof(float));
+}
+
+/* x with zeros after `depth`, up to a whole unit. */
+ALWAYS const real *padded(const real *x, int64_t *stride, int64_t rows, int64_t depth, int64_t unit, real *room) {
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(room + r * unit, x + r * *stride, depth * sizeof(real));
+        memset(room + r * unit + depth, 0, (unit - depth) * sizeof(real));
+    }
+    *stride = unit;
+    return room;
+}
+
+#endif

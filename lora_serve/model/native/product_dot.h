@@ -1,0 +1,101 @@
+/* Products of bfloat16 inputs by panels of DEPTH_PAIRS, in the order of VDPBF16PS: for each pair, odd one first,
+ *
+ *     sum = fma(x[k + 1], w[k + 1], sum), sum = fma(x[k], w[k], sum)
+ *
+ * each rounded once to the nearest, denormal numbers taken as 0 going in and coming out. With the instruction, or by
+ * the same arithmetic on widened numbers. After an odd `in` comes a 0, of x and of w.
+ */
+#ifdef __AVX512BF16__
+typedef real input;
+#else
+typedef float input;
+#endif
+#include "flushing.h"
+#include "product.h"
+
+#define DEPTH_UNIT 2
+#define DEPTH_BLOCK 1024
+#define MOST_PANELS 4
+#define PANELS_IN_TURN (INT64_MAX / 2) /* x is prepared once */
+#define MOST_ROWS MAX_ROWS
+
+ALWAYS int64_t panel_words(int64_t kind, int64_t in) { return (void)kind, (in + 1) / 2 * PANEL; }
+ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) { return (void)rows, least(DEPTH_BLOCK, left); }
+ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+
+#define ROW_BLOCK 96
+#define ROOM (ROW_BLOCK * DEPTH_UNIT) /* the last numbers of rows of an odd length */
+
+ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
+ALWAYS uint64_t begin_products(void) { return 0; } /* the instruction has a rule of its own */
+ALWAYS void end_products(uint64_t before) { (void)before; }
+
+ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64_t depth, input *room) {
+    return depth % DEPTH_UNIT == 0 ? x : padded(x, stride, rows, depth, DEPTH_UNIT, room);
+}
+
+ALWAYS void dot_tile(const int rows, const int panels, const Group *g) {
+    __m512 sum[MAX_ROWS][2 * MOST_PANELS];
+    float *y = g->y;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < 2 * panels; v++) sum[r][v] = (__m512)load(y + r * g->y_stride + v * LANES);
+    for (int64_t k = 0; k < g->depth; k += 2)
+        UNROLL for (int v = 0; v < 2 * panels; v++) {
+            const __m512bh own = (__m512bh) * (const bits *)(g->w + v / 2 * g->w_step + k / 2 * PANEL + v % 2 * LANES);
+            UNROLL for (int r = 0; r < rows; r++) {
+                uint32_t pair;
+                memcpy(&pair, g->x + r * g->x_stride + k, sizeof pair);
+                sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)_mm512_set1_epi32((int)pair), own);
+            }
+        }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < 2 * panels; v++) store(y + r * g->y_stride + v * LANES, (vec)sum[r][v]);
+}
+
+#define DOT_CASE(rows, panels)     \
+    case rows:                     \
+        dot_tile(rows, panels, g); \
+        return;
+
+static void multiply(const Group *g) {
+    begin(g);
+    if (g->panels == 4) dot_tile(1, 4, g);
+    else if (g->panels == 2)
+        switch (g->rows) { DOT_CASE(2, 2) DOT_CASE(3, 2) DOT_CASE(4, 2) }
+    else
+        switch (g->rows) {
+            DOT_CASE(1, 1) DOT_CASE(2, 1) DOT_CASE(3, 1) DOT_CASE(4, 1) DOT_CASE(5, 1) DOT_CASE(6, 1)
+            DOT_CASE(7, 1) DOT_CASE(8, 1) DOT_CASE(9, 1) DOT_CASE(10, 1) DOT_CASE(11, 1) DOT_CASE(12, 1)
+        }
+}
+
+#else
+
+#define ROW_BLOCK 48
+#define ROOM (ROW_BLOCK * DEPTH_BLOCK) /* x widened, odd one first */
+
+ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : 1; }
+ALWAYS uint64_t begin_products(void) { return flush_denormals(); }
+ALWAYS void end_products(uint64_t before) { restore_denormals(before); }
+
+ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64_t depth, input *room) {
+    const int64_t whole = (depth + 1) / 2 * 2;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < whole; k += 2) {
+            room[r * whole + k] = k + 1 < depth ? float_of(x[r * *stride + k + 1]) : 0.0f;
+            room[r * whole + k + 1] = float_of(x[r * *stride + k]);
+        }
+    *stride = whole;
+    return room;
+}
+
+static void multiply(const Group *g) {
+    begin(g);
+    if (g->panels == 1) rows_of_depth_pairs(g->rows, g->x, g->x_stride, g->w, PANEL, g->depth, g->y, g->y_stride);
+    else tile(DEPTH_PAIRS, 1, 4, g->x, 0, g->w, PANEL, g->w_step, g->depth, g->y, 0);
+}
+
+#endif
