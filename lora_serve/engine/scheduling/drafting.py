@@ -78,9 +78,7 @@ class Drafting:
         counted = ((candidate, candidate.count(price)) for candidate in candidates)
         return [(candidate.sequence, candidate.drafter.take(count)) for candidate, count in counted if count]
 
-    def learn(
-        self, sequence: Sequence, num_before: int, num_drafted: int, num_accepted: int, *, is_last: bool
-    ) -> None:
+    def learn(self, sequence: Sequence, num_before: int, num_drafted: int, num_accepted: int, *, is_last: bool) -> None:
         """Takes in the tokens that a step brought to the `num_before` that were known, and how its guesses did."""
         drafter = sequence.drafter
         if drafter is None:

@@ -9,7 +9,6 @@ from lora_serve.engine.speculation.acceptance import Acceptance, kind_of_habit, 
 from lora_serve.engine.speculation.habits import Habits
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH, PromptLookup
 
-
 _PATIENCE = 4  # steps without a draft, after which some are passed over
 _LONGEST_REST = 8  # steps
 _BATCH = 8  # tokens that habits are learned from at a time
