@@ -72,7 +72,7 @@ class Side:
             for event in engine.step()[1]:
                 if isinstance(event, TokenEvent):
                     found[event.request_id].append(event.token_id)
-            self._engine._load({})
+            self._engine.load()
         seconds = clock() - start
         for prompt, request in zip(prompts, requests, strict=True):
             self.answers[prompt] = found[request.request_id]
@@ -148,8 +148,8 @@ def _cell(
         "step_cost_us": drafting.costs(),
     }
     print(
-        f"{drafting.dtype} {case:16} {num_rows:3} rows: {cell['tokens_per_s']}  ratio {cell['ratio']:5}  {num_drafts} drafts,"
-        f" {num_accepted} of {num_drafted} accepted, {num_different} of {len(prompts)} answers differ",
+        f"{drafting.dtype} {case:16} {num_rows:3} rows: {cell['tokens_per_s']}  ratio {cell['ratio']:5}"
+        f"  {num_drafts} drafts, {num_accepted} of {num_drafted} accepted, {num_different} of {len(prompts)} differ",
         flush=True,
     )
     return cell

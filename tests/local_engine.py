@@ -120,6 +120,10 @@ class LocalEngine:
         self.max_adapters_in_batch = max(batch.num_adapters for batch in recent)
         return list(answers.values())
 
+    def load(self) -> None:
+        """Makes the loads that are asked for; for callers that make the steps themselves."""
+        self._load({})
+
     def close(self) -> None:
         if self.constraints is not None:
             self.constraints.close()

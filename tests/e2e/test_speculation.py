@@ -47,6 +47,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": {"kv_cache_memory": "8MiB"},
+    "bfloat16": {"kv_cache_memory": "8MiB", "dtype": "bfloat16"},
     "one row at a time": {"kv_cache_memory": "8MiB", "max_num_seqs": 1},
     "prompts in chunks": {"kv_cache_memory": "8MiB", "max_num_batched_tokens": 24, "max_num_seqs": 8},
     "preempting": {"kv_cache_memory": "300KiB", "swap_space": "0"},

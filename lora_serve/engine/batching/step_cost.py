@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from operator import mul
+from operator import add, mul
 
 from lora_serve.core.batch import StepLoad
 
@@ -128,8 +128,8 @@ class StepCost:
     def _fit(self) -> None:
         shares, ridge = self._shares, _RIDGE / self._scale**2
         kinds = (self._decode, self._prompt, self._draft)
-        matrix = [[a + b + c for a, b, c in zip(*rows)] for rows in zip(*(kind.matrix for kind in kinds))]
-        vector = [a + b + c for a, b, c in zip(*(kind.vector for kind in kinds))]
+        matrix = [_sum(*rows) for rows in zip(*(kind.matrix for kind in kinds), strict=True)]
+        vector = _sum(*(kind.vector for kind in kinds))
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(matrix):
                 descent = vector[i] - _dot(row, shares) + ridge * (self._scale - shares[i])
@@ -155,6 +155,10 @@ def _features(load: StepLoad) -> Vector:
         _FIRST_GUESS[6] * (load.num_drafted > 0),
         _FIRST_GUESS[7] * load.num_drafted,
     ]
+
+
+def _sum(a: Vector, b: Vector, c: Vector) -> Vector:
+    return list(map(add, map(add, a, b), c))
 
 
 def _dot(a: Vector, b: Vector) -> float:

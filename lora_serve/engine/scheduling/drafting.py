@@ -65,25 +65,25 @@ class Drafting:
         """The drafts that pay in this step, beside its rows so far; none is empty."""
         if not self._most or rows.budget <= 0:
             return []
-        decoding = [sequence for sequence in running if self._samples(sequence, rows)]
-        if not decoding:
+        decoding = [sequence for sequence in running if _continues(sequence, rows)]
+        awake = [(s, drafter) for s in decoding if not (drafter := s.drafter or self._begin(s)).rests()]
+        if not awake:
             return []
         num_kv = sum(len(sequence.token_ids) for sequence in decoding)
-        num_adapters = len({ref.digest for sequence in decoding for ref in sequence.refs})
-        load = StepLoad(len(decoding), len(decoding), num_adapters, num_kv, num_kv)
+        load = StepLoad(len(decoding), len(decoding), rows.load.num_adapters, num_kv, num_kv)
         seconds = self._cost.seconds(load)
         price = len(decoding) / seconds if self._is_auto else 0.0
-        candidates = self._candidates(decoding, price, rows.budget)
+        candidates = self._candidates(awake, price, rows.budget)
         price = self._best_price(candidates, len(decoding), seconds) if self._is_auto else price
         counted = ((candidate, candidate.count(price)) for candidate in candidates)
         return [(candidate.sequence, candidate.drafter.take(count)) for candidate, count in counted if count]
 
-    def learn(self, sequence: Sequence, num_before: int, num_drafted: int, num_accepted: int) -> None:
+    def learn(self, sequence: Sequence, num_before: int, num_drafted: int, num_accepted: int, *, is_last: bool) -> None:
         """Takes in the tokens that a step brought to the `num_before` that were known, and how its guesses did."""
         drafter = sequence.drafter
         if drafter is None:
             return
-        drafter.learn(num_before)
+        drafter.learn(num_before, is_last=is_last)
         if num_drafted:
             self._num_drafts += 1
             self._num_drafted += num_drafted
@@ -107,21 +107,15 @@ class Drafting:
             tuple(adapters),
         )
 
-    def _samples(self, sequence: Sequence, rows: StepRows) -> bool:
-        if sequence.is_pooling or not sequence.is_decoding or sequence.num_output == 0:
-            return False
-        row = rows.row(sequence.sequence_id)
-        return row is not None and row.sample is not None
-
-    def _candidates(self, decoding: list[Sequence], price: float, budget: int) -> list[_Candidate]:
+    def _candidates(self, awake: list[tuple[Sequence, Drafter]], price: float, budget: int) -> list[_Candidate]:
         found, to_read = [], _READ_PER_STEP
-        each, least = self._cost.coefficients, 1e-9
-        for sequence in decoding:
+        each = self._cost.coefficients
+        per_token, per_pair = 1e-9 + each["draft_token"] + each["kv_token"], each["attended_pair"]
+        for sequence, drafter in awake:
             num_known = len(sequence.token_ids)
             left = min(sequence.num_steps_left, self._ends.max_model_len - num_known) - 1
-            drafter = sequence.drafter or self._begin(sequence)
             to_read -= drafter.read(min(to_read, _READ_PER_ROW))
-            seconds = least + each["draft_token"] + each["kv_token"] + each["attended_pair"] * num_known
+            seconds = per_token + per_pair * num_known
             rates = drafter.draft(min(self._most, left, budget), price * seconds)
             if rates:
                 found.append(_Candidate(sequence, drafter, seconds, rates))
@@ -146,9 +140,14 @@ class Drafting:
         request, digests = sequence.request, tuple(ref.digest for ref in sequence.refs)
         habits = self._habits.of((request.cache_scope or request.tenant, digests))
         ends = () if request.sampling.ignore_eos else self._ends.eos_token_ids
-        drafter = Drafter(
-            sequence.token_ids, habits, self._acceptance.of(digests), (*ends, *request.sampling.stop_token_ids)
-        )
-        drafter.learn(sequence.num_prompt)
+        ends = (*ends, *request.sampling.stop_token_ids)
+        acceptance = self._acceptance.of(digests)
+        drafter = Drafter(sequence.token_ids, habits, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter
+
+
+def _continues(sequence: Sequence, rows: StepRows) -> bool:
+    """True if the sequence gets a token in this step that is not its first."""
+    row = rows.row(sequence.sequence_id)
+    return row is not None and row.sample is not None and row.sample.num_output_tokens > 0

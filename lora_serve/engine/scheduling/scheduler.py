@@ -263,9 +263,9 @@ class Scheduler:
 
     def _add_drafts(self, rows: StepRows) -> None:
         """Lengthens rows that decode by guesses, with the tokens and the blocks that nobody else takes."""
-        for sequence, draft in self.drafting.choose(self.running, rows):
+        for sequence, wanted in self.drafting.choose(self.running, rows):
             room = (len(sequence.blocks) + self._blocks.num_free) * self._blocks.block_size - len(sequence.token_ids)
-            draft, allowed = _allowed(sequence, draft[: min(room, rows.budget)])
+            draft, allowed = _allowed(sequence, wanted[: min(room, rows.budget)])
             row = rows.row(sequence.sequence_id)
             assert row is not None, "the draft is one of a row"
             if not draft or not rows.fits_draft(row.start, len(draft)):
@@ -293,8 +293,9 @@ class Scheduler:
             self.prefix_cache.publish(sequence)
             self._policy.served(sequence, 0, 1)
             events += self._take_token(sequence, token, now)
-        self.drafting.learn(sequence, num_before, row.num_draft, num_accepted)
-        if row.num_draft and not _is_end(events[-1]):
+        is_over = _is_end(events[-1])
+        self.drafting.learn(sequence, num_before, row.num_draft, num_accepted, is_last=is_over)
+        if row.num_draft and not is_over:
             self._trim(sequence)
         return events
 

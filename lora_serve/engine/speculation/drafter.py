@@ -9,6 +9,10 @@ from lora_serve.engine.speculation.acceptance import Acceptance, kind_of_habit, 
 from lora_serve.engine.speculation.habits import Habits
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH, PromptLookup
 
+_PATIENCE = 4  # steps without a draft, after which some are passed over
+_LONGEST_REST = 8  # steps
+_BATCH = 8  # tokens that habits are learned from at a time
+
 
 class _Candidate(NamedTuple):
     token: int
@@ -19,10 +23,18 @@ class _Candidate(NamedTuple):
 class Drafter:
     """Guesses for one sequence. `token_ids` is its own list of prompt and output, which grows at its end only."""
 
-    __slots__ = ("_candidates", "_draft", "_ends", "_habits", "_lookup", "_tokens", "acceptance")
+    __slots__ = (
+        "_candidates", "_draft", "_ends", "_habits", "_lookup", "_num_fruitless", "_num_learned", "_rest", "_tokens",
+        "acceptance",
+    )  # fmt: skip
 
     def __init__(
-        self, token_ids: list[int], habits: Habits, acceptance: Acceptance, ends: Collection[int] = ()
+        self,
+        token_ids: list[int],
+        habits: Habits,
+        acceptance: Acceptance,
+        ends: Collection[int] = (),
+        num_prompt: int = 3,
     ) -> None:
         """`ends`: tokens that end the output, behind which there is nothing to guess."""
         self._tokens = token_ids
@@ -32,6 +44,13 @@ class Drafter:
         self.acceptance = acceptance
         self._candidates: list[_Candidate] = []  # for the next token
         self._draft: list[_Candidate] = []  # as far as it was worked out
+        self._num_learned = max(3, num_prompt)  # of the tokens, those that habits were learned from
+        self._num_fruitless = self._rest = 0
+
+    def rests(self) -> bool:
+        """True if this step is passed over: a text that nothing can be guessed of should cost nothing."""
+        self._rest -= 1
+        return self._rest >= 0
 
     def read(self, most: int) -> int:
         """Takes new tokens into the index, `most` at most; returns their number."""
@@ -45,6 +64,12 @@ class Drafter:
         Ends before a token whose probability is not above `least_rate`.
         """
         self._draft = []
+        found = self._work_out(most, least_rate)
+        self._num_fruitless = 0 if found else self._num_fruitless + 1
+        self._rest = min(_LONGEST_REST, self._num_fruitless - _PATIENCE)
+        return found
+
+    def _work_out(self, most: int, least_rate: float) -> list[float]:
         candidates = self._candidates = self._first()
         if not candidates:
             return []
@@ -68,18 +93,22 @@ class Drafter:
         del self._draft[count:]
         return tuple(candidate.token for candidate in self._draft)
 
-    def learn(self, num_before: int) -> None:
+    def learn(self, num_before: int, *, is_last: bool) -> None:
         """Compares the tokens that came after the first `num_before` with the guesses, if there are any."""
         tokens, num_known = self._tokens, len(self._tokens)
         if self._candidates and num_known > num_before:
             came = tokens[num_before]
             for candidate in self._candidates:
+                if candidate.token in self._ends:
+                    continue  # it would not have been drafted
                 self.acceptance.note(candidate.kind, is_right=candidate.token == came)
             for place, candidate in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
                 self.acceptance.note(candidate.kind, is_right=candidate.token == tokens[place])
             self._candidates, self._draft = [], []
-        for place in range(max(num_before, 3), num_known):
-            self._habits.learn(tokens[place - 3], tokens[place - 2], tokens[place - 1], tokens[place])
+        if is_last or num_known >= self._num_learned + _BATCH:
+            for place in range(self._num_learned, num_known):
+                self._habits.learn(tokens[place - 3], tokens[place - 2], tokens[place - 1], tokens[place])
+            self._num_learned = num_known
 
     def _first(self) -> list[_Candidate]:
         tokens = self._tokens

@@ -1,9 +1,9 @@
 """The token that came last after two or three others, in answers of the same adapters for the same tenant.
 
-An adapter that fills in a form (JSON, SQL, a call of a tool) repeats the form's tokens in every answer, where its prompt
-does not hold them: prompt look-up over the answers before this one (as in Fu et al., Lookahead Decoding, 2024, whose pool
-of n-grams is one request's). Nothing crosses from a tenant to another, as with the KV cache's prefixes: how fast an
-answer comes would tell.
+An adapter that fills in a form (JSON, SQL, a call of a tool) repeats the form's tokens in every answer, and its prompt
+does not hold them: prompt look-up over the answers before this one (Fu et al., Break the Sequential Dependency of LLM
+Inference Using Lookahead Decoding, 2024, keep such a pool of n-grams for one request). Nothing crosses from a tenant to
+another, as with the KV cache's prefixes: how fast an answer comes would tell.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ FORM = [31, 32, 33, 34, 35, 36]  # what every answer of an adapter begins with
 
 
 def drafter(tokens: list[int], habits: Habits | None = None, acceptance: Acceptance | None = None) -> Drafter:
-    found = Drafter(tokens, habits or Habits(), acceptance or Acceptance())
+    found = Drafter(tokens, Habits() if habits is None else habits, acceptance or Acceptance())
     found.read(len(tokens))
     return found
 
@@ -46,11 +46,10 @@ def test_form_of_earlier_answers_is_guessed_where_the_prompt_does_not_hold_it() 
         tokens = [5, 6, 7]
         one = drafter(tokens, habits, acceptance)
         for token in (*FORM, name):
-            num_before = len(tokens)
-            tokens.append(token)
             one.read(10)
             one.draft(8, 1.0)
-            one.learn(num_before)
+            tokens.append(token)
+            one.learn(len(tokens) - 1, is_last=token == name)
     found = drafter([5, 6, 7], habits, acceptance)
     rates = found.draft(16, 0.0)
     assert found.take(16)[: len(FORM)] == tuple(FORM)
@@ -67,7 +66,7 @@ def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
         found.draft(8, 0.4)
         found.take(0)
         tokens.append(generator.randrange(8))
-        found.learn(len(tokens) - 1)
+        found.learn(len(tokens) - 1, is_last=False)
     found.read(10)
     assert found.draft(8, 0.4) == [], "one token in eight comes true"
     while len(tokens) < 600:  # a text that repeats itself now
@@ -75,7 +74,7 @@ def test_rates_are_learned_from_guesses_that_were_not_run() -> None:
         found.draft(8, 0.4)
         found.take(0)
         tokens.append(len(tokens) % 8)
-        found.learn(len(tokens) - 1)
+        found.learn(len(tokens) - 1, is_last=False)
     found.read(10)
     assert len(found.draft(8, 0.4)) > 2
 

@@ -99,13 +99,14 @@ def generate(engine: LocalEngine, rows: Sequence[Generation], guess: Guess | Non
     return [replace(one, tokens=one.tokens[:NUM_TOKENS], logprobs=one.logprobs[:NUM_TOKENS]) for one in rows]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "llama bfloat16", "gemma2 bfloat16", "gpt2"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LocalEngine:
-    root = tmp_path_factory.mktemp(request.param)
-    shape = {"tie_word_embeddings": False, "n_positions": 256} if request.param == "gpt2" else SHAPE
-    model = save_tiny_model(request.param, root / "model", **shape)
+    architecture, _, dtype = request.param.partition(" ")
+    root = tmp_path_factory.mktemp(architecture)
+    shape = {"tie_word_embeddings": False, "n_positions": 256} if architecture == "gpt2" else SHAPE
+    model = save_tiny_model(architecture, root / "model", **shape)
     adapters = {name: save_adapter(model, root / name, seed=i, r=3 + 4 * i) for i, name in enumerate("ab")}
-    return LocalEngine(model, adapters, block_size=4, max_loras=2, kv_cache_memory="4MiB")
+    return LocalEngine(model, adapters, block_size=4, max_loras=2, kv_cache_memory="4MiB", dtype=dtype or "float32")
 
 
 def adapter_in(engine: LocalEngine, index: int, name: str) -> RowAdapter:
