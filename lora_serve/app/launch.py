@@ -106,6 +106,9 @@ async def run_server(
     on_signals(stop, tls)
     config = settings.adapter_slice()
     sources = build_sources(config)
+    load_text = functools.cache(
+        lambda: TextModel.load(settings.model, settings.allow_control_tokens, settings.chat_template)
+    )
     restarts = Restarts(settings.engine_max_restarts)
     with (
         closing(StoreMonitor(settings.store)) as monitor,
@@ -113,10 +116,10 @@ async def run_server(
         open_directory(config, monitor) as directory,
     ):
         opening = open_accounting(config, settings.accounting_slice(), monitor, storage.catalog.replica)
-        async with opening as accounting, module.open_host(settings, storage) as host:
+        async with opening as accounting, module.open_host(settings, storage, load_text) as host:
             if auth_required(settings.auth_mode, settings.host):
                 await warn_if_lost(directory, accounting.audit, accounting.meter)
-            text = TextModel.load(settings.model, settings.allow_control_tokens, settings.chat_template)
+            text = load_text()
             model, serving = await asyncio.gather(
                 _unless_stopped(load_patiently(host, restarts), stop), asyncio.to_thread(_import_serving)
             )
@@ -136,7 +139,8 @@ async def run_server(
                 use_one_core=module.use_one_core,
                 monitor=monitor,
             )
-            return await serving.run(services, settings, host, restarts, listener, stop, tls, drained, log)
+            code: int = await serving.run(services, settings, host, restarts, listener, stop, tls, drained, log)
+            return code
 
 
 def _import_serving() -> ModuleType:

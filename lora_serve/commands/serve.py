@@ -12,9 +12,11 @@ def run(arguments: list[str]) -> int:
     with without_collections():
         from lora_serve.core.settings import command_line
         from lora_serve.logs.streams import open_standard_descriptors
+        from lora_serve.model.loading.read_ahead import load_torch_library, read_weights
 
         open_standard_descriptors()
         settings, notes = command_line(arguments)
+        read_weights(settings.model)
         if settings.engine == "process":
             from lora_serve.app.early_checks import check_start
             from lora_serve.app.lean_imports import import_tokenizers
@@ -22,9 +24,7 @@ def run(arguments: list[str]) -> int:
             check_start(settings)
             import_tokenizers()
         else:
-            from lora_serve.model.loading.torch_library import load_ahead
-
-            load_ahead()
+            load_torch_library()
             from lora_serve.app.early_checks import check_start
 
             check_start(settings)

@@ -18,7 +18,7 @@ from typing import Protocol
 from lora_serve.core.garbage import without_collections
 from lora_serve.core.messages import Configure, Stop, ToEngine
 from lora_serve.engine_host.channel import FAILED, Channel, fatal
-from lora_serve.model.loading.torch_library import load_ahead
+from lora_serve.model.loading.read_ahead import load_torch_library
 
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
 
 def main() -> int:
     """Returns when the parent says so; the process ends at once when the parent is gone."""
-    load_ahead()
+    load_torch_library()
     channel, messages = open_channel()
     configure = next(messages, None)
     if not isinstance(configure, Configure):

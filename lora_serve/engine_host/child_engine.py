@@ -64,13 +64,16 @@ class ChildEngine:
         configure_logging(configure.log_format, handler=LogHandler(divert_streams()))
         from lora_serve.engine_host.local import LocalEngine, build_parts
         from lora_serve.model.system.threads import use_one_core
+        from lora_serve.text.tokenizer import TextModel
 
         sys.setswitchinterval(0.0005)  # see launch.py
         use_one_core()
         with timed(f"model {configure.model.model}"):
             parts = build_parts(configure.model, configure.engine, configure.adapters)
         gc.freeze()
-        engine = LocalEngine(parts, configure.engine, configure.adapters, self._blobs)
+        engine = LocalEngine(
+            parts, configure.engine, configure.adapters, self._blobs, lambda: TextModel.load(parts.spec.name)
+        )
         self._service = EngineService(engine, self._channel.send, use_one_core)
         self._channel.send([Ready(parts.spec)])
 

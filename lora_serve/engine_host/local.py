@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from lora_serve.adapters.loading.blobs import Blobs
@@ -26,7 +27,15 @@ from lora_serve.text.tokenizer import TextModel
 class LocalEngine:
     """Built in one go; `close` after the engine's thread has ended."""
 
-    def __init__(self, parts: ModelParts, engine: EngineConfig, adapters: AdapterConfig, blobs: Blobs) -> None:
+    def __init__(
+        self,
+        parts: ModelParts,
+        engine: EngineConfig,
+        adapters: AdapterConfig,
+        blobs: Blobs,
+        text: Callable[[], TextModel],
+    ) -> None:
+        """`text`: gives the model's tokenizer; called on a thread, by a model that generates."""
         self.spec: ModelSpec = parts.spec
         self.mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._parts = parts
@@ -44,7 +53,7 @@ class LocalEngine:
             on_start=use_one_core,
             timeout=adapters.load_timeout,
         )
-        self._constraints = None if parts.spec.pooling is not None else self._grammars(engine.grammars)
+        self._constraints = None if parts.spec.pooling is not None else self._grammars(engine.grammars, text)
         self.engine: Engine = self.rebuild()
 
     def rebuild(self) -> Engine:
@@ -71,10 +80,10 @@ class LocalEngine:
         if self._constraints is not None:
             self._constraints.close()
 
-    def _grammars(self, config: GrammarConfig) -> GrammarConstraints:
+    def _grammars(self, config: GrammarConfig, text: Callable[[], TextModel]) -> GrammarConstraints:
         """Compiles grammars over the model's own tokenizer, which it begins to read while the server warms up."""
         spec = self.spec
-        vocabularies = Vocabularies(lambda: TextModel.load(spec.name), spec.vocab_size, spec.eos_token_ids)
+        vocabularies = Vocabularies(text, spec.vocab_size, spec.eos_token_ids)
         constraints = GrammarConstraints(vocabularies, config, self.mailbox.put, use_one_core)
         constraints.prepare()
         return constraints

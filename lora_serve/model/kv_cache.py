@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,11 +52,10 @@ class KVCache:
         self.num_resizes += 1
         self.num_blocks = num_blocks
         self._pool = torch.empty(0, device=self.device)  # what was there is freed first
-        # torch.zeros maps untouched pages lazily on the CPU: a large budget costs nothing until it is used
-        self._pool = torch.zeros(
+        self._pool = _zeros(
             (2, shape.num_layers, num_blocks + self._num_spare, size, shape.num_kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device=self.device,
+            shape.dtype,
+            self.device,
         )
         advise_huge_pages(self._pool)
         self._host = torch.zeros(
@@ -102,3 +103,12 @@ class KVCache:
             self._pool[:, :, copy.block].copy_(self._host[copy.host_block])
         if moves and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU its pages take no memory until they are used, where `torch.zeros` writes them all."""
+    count = math.prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)

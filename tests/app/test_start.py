@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
+from lora_serve.model.loading.exactness import plain_logprobs, probe_tokens
 from lora_serve.model.loading.frozen_model import SkipInit
+from lora_serve.model.loading.read_ahead import read_weights
+from tests.canary.house import House
+
+DEMO = Path(__file__).parents[2] / "lora_serve/demo_data/model"
 
 UNNEEDED = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "scipy", "sklearn", "pandas", "matplotlib")
 START = """
@@ -87,6 +94,82 @@ def test_model_that_asks_for_more_of_the_compiler_is_loaded_the_ordinary_way(
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", once_refused)
     assert load_model(Settings(model=str(model)).model_slice()).spec.vocab_size == 64
     assert len(tries) == 2
+
+
+SERVED_BESIDE = ("lora_serve.app.serving", "lora_serve.server.app", "lora_serve.server.routes", "prometheus_client")
+BEFORE_THE_LOAD = """
+import json, sys
+import lora_serve.app.launch, lora_serve.engine_host.hosts.{engine}
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_web_floor_is_not_imported_before_the_model_begins_to_load(engine: str) -> None:
+    script = BEFORE_THE_LOAD.format(engine=engine)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert set(json.loads(done.stdout)).isdisjoint(SERVED_BESIDE)
+    assert all(importlib.util.find_spec(name) for name in SERVED_BESIDE)
+
+
+def test_reading_ahead_imports_no_torch_and_loads_its_library() -> None:
+    script = """
+import sys
+from lora_serve.model.loading.read_ahead import load_torch_library
+load_torch_library()
+print("torch" in sys.modules)
+import threading
+[thread.join() for thread in threading.enumerate() if thread.name == "read ahead"]
+print("torch" in sys.modules, "libtorch_cpu" in open("/proc/self/maps").read())
+import torch
+assert torch.ones(3).sum() == 3
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True"]
+
+
+def test_missing_weights_and_hub_ids_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    for name in (str(tmp_path), "org/name"):
+        read_weights(name)
+    for thread in threading.enumerate():
+        if thread.name == "read ahead":
+            thread.join()
+    assert failures == []
+
+
+def test_untouched_model_is_run_once_and_gives_each_sequence_what_it_gives_it_alone(model: Path) -> None:
+    loaded = load_model(Settings(model=str(model)).model_slice())
+    passes: list[object] = []
+    loaded.module.register_forward_hook(lambda *_: passes.append(None))
+    probe = probe_tokens(loaded.spec.vocab_size)
+    found = plain_logprobs(loaded, probe)
+    assert len(passes) == 1
+    for tokens, logprobs in zip(probe, found, strict=True):
+        ids = torch.tensor([tokens])
+        alone = loaded.module(input_ids=ids).logits[0].float().log_softmax(-1)
+        expected = alone[:-1].gather(1, ids[0, 1:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logprobs), expected.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_server_with_its_engine_on_a_thread_reads_the_tokenizer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    load = AutoTokenizer.from_pretrained
+
+    def counted(name: str, *arguments: object, **settings: object) -> object:
+        reads.append(name)
+        return load(name, *arguments, **settings)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
+    house = House(Settings(model=str(DEMO), store=tmp_path, port=0, kv_cache_memory=2**26, max_model_len=256))
+    house.start()
+    house.stop()
+    assert house.exit_code == 0
+    assert reads == [str(DEMO)]
 
 
 def test_weights_without_memory_are_not_drawn_and_others_are() -> None:

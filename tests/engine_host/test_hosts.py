@@ -27,7 +27,7 @@ def use_one_core():
 
 
 @asynccontextmanager
-async def open_host(settings, storage):
+async def open_host(settings, storage, text):
     yield ToyHost(settings)
 
 
@@ -59,7 +59,7 @@ async def test_new_file_in_the_folder_is_an_engine_host(tmp_path: Path, monkeypa
     monkeypatch.setattr(hosts, "__path__", [*hosts.__path__, str(tmp_path)])
     nothing: Any = SimpleNamespace()
     try:
-        async with hosts.engine_host_module("toy").open_host(Settings(model="toy"), nothing) as host:
+        async with hosts.engine_host_module("toy").open_host(Settings(model="toy"), nothing, nothing) as host:
             engine = await host.load()
             await engine.client.start()
             events = [event async for event in engine.client.infer(request("r"))]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lora_serve.adapters.registration.verification import AdapterVerifier
 from lora_serve.adapters.storage import AdapterStorage
 from lora_serve.client.base import EngineClient
 from lora_serve.core.model_spec import ModelSpec
 from lora_serve.core.settings import Settings
+
+if TYPE_CHECKING:
+    from lora_serve.text.tokenizer import TextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,12 @@ class EngineHost(Protocol):
 class EngineHostModule(Protocol):
     """The functions of each file of this folder."""
 
-    def open_host(self, settings: Settings, storage: AdapterStorage) -> AbstractAsyncContextManager[EngineHost]:
-        """The host, as long as the block lasts. An engine in a process begins to load at once."""
+    def open_host(
+        self, settings: Settings, storage: AdapterStorage, text: Callable[[], TextModel]
+    ) -> AbstractAsyncContextManager[EngineHost]:
+        """The host, as long as the block lasts. An engine in a process begins to load at once, and its own tokenizer
+        with it; `text` gives the server's, which is there before `EngineHost.load` is called.
+        """
 
     def use_one_core(self) -> None:
         """Called first on every thread of the server but the engine's, so that none of them disturbs a step."""

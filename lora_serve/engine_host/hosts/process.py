@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -22,6 +22,7 @@ from lora_serve.engine.queue_gate import QueueGate
 from lora_serve.engine_host.blob_server import BlobServer
 from lora_serve.engine_host.hosts.base import EngineHost, LoadedEngine
 from lora_serve.engine_host.verifier import EngineVerifier, RemoteValidator
+from lora_serve.text.tokenizer import TextModel
 
 COMMAND = (sys.executable, "-m", "lora_serve.engine_host.child")
 
@@ -32,7 +33,7 @@ def use_one_core() -> None:
 
 @asynccontextmanager
 async def open_host(
-    settings: Settings, storage: AdapterStorage, command: Sequence[str] = COMMAND
+    settings: Settings, storage: AdapterStorage, text: Callable[[], TextModel], command: Sequence[str] = COMMAND
 ) -> AsyncIterator[EngineHost]:
     """See `EngineHostModule`. `command`: what to start, with the number of a socket as its last argument."""
     assert EngineProcess.shares_files, "RemoteValidator and BlobServer name adapters' files by their paths"

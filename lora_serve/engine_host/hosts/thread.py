@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from lora_serve.adapters.loading.blobs import StoredBlobs
@@ -16,14 +16,17 @@ from lora_serve.engine_host.local import LocalEngine, build_parts
 from lora_serve.engine_host.verifier import EngineVerifier
 from lora_serve.logs import timed
 from lora_serve.model.system.threads import use_one_core
+from lora_serve.text.tokenizer import TextModel
 
 __all__ = ["ThreadHost", "open_host", "use_one_core"]
 
 
 @asynccontextmanager
-async def open_host(settings: Settings, storage: AdapterStorage) -> AsyncIterator[EngineHost]:
+async def open_host(
+    settings: Settings, storage: AdapterStorage, text: Callable[[], TextModel]
+) -> AsyncIterator[EngineHost]:
     """See `EngineHostModule`."""
-    host = ThreadHost(settings, StoredBlobs(storage.store, storage.disk))
+    host = ThreadHost(settings, StoredBlobs(storage.store, storage.disk), text)
     try:
         yield host
     finally:
@@ -35,9 +38,10 @@ class ThreadHost:
 
     can_restart = False
 
-    def __init__(self, settings: Settings, blobs: StoredBlobs) -> None:
+    def __init__(self, settings: Settings, blobs: StoredBlobs, text: Callable[[], TextModel]) -> None:
         self._settings = settings
         self._blobs = blobs
+        self._text = text
         self._local: LocalEngine | None = None
         self._client: ThreadEngineClient | None = None
 
@@ -47,7 +51,7 @@ class ThreadHost:
         configs = settings.engine_slice(), settings.adapter_slice()
         with timed(f"model {settings.model}"):
             parts = await asyncio.to_thread(build_parts, settings.model_slice(), *configs)
-        local = self._local = LocalEngine(parts, *configs, self._blobs)
+        local = self._local = LocalEngine(parts, *configs, self._blobs, self._text)
         client = self._client = ThreadEngineClient(
             local.engine, local.mailbox, QueueGate(configs[0].queue), local.rebuild
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,3 +312,18 @@ def test_a_row_that_reads_what_was_not_copied_back_would_answer_otherwise(
         found.append([answer.token_ids for answer in engine.run(requests)])
         assert engine.engine.stats().swap.num_swapped > 0
     assert found[0] != found[1]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_pool_takes_no_memory_before_its_blocks_are_used_and_is_all_zeros() -> None:
+    before = resident_bytes()
+    cache = KVCache(KVShape(2, 4, 64, torch.bfloat16), 2**12, 16, CPU)  # 128 MiB
+    assert resident_bytes() - before < 2**24
+    assert not any(bool(part.any()) for part in cache.layer(1))
+    keys, _ = cache.layer(0)
+    keys[7] = 1.0
+    assert keys[7].sum() == 16 * 4 * 64
+    assert not cache.layer(0)[0][6].any()
