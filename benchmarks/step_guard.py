@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -33,8 +33,9 @@ import torch
 from benchmarks.against_commit import NoComparisonError, commit_before, ratios_against
 from benchmarks.alternating import median_ratio, time_alternating
 from benchmarks.guarded_model import GuardedModel
-from benchmarks.report import kernel_level
+from benchmarks.report import kernel_level, machine
 from benchmarks.step_floor import gemms_of
+from lora_serve.commands.bench.report import processor_words
 from lora_serve.model.lora.kernels import create_kernel
 from lora_serve.model.lora.lora_slots import LoraSlots
 
@@ -51,15 +52,19 @@ class Reference:
 
     margins: Ratios  # ratio's name -> by which part it may be above its reference
     kinds: Mapping[str, Ratios]  # kind of machine -> ratio's name -> ratio
+    processors: Mapping[str, str]  # kind of machine -> the one that was measured, in words
 
     @staticmethod
     def read(file: Path) -> Reference:
-        document = json.loads(file.read_text())
-        return Reference(document["margins"], document["kinds"])
+        return Reference(**json.loads(file.read_text()))
 
     def write(self, file: Path) -> None:
-        document = {"margins": self.margins, "kinds": dict(sorted(self.kinds.items()))}
-        file.write_text(json.dumps(document, indent=1) + "\n")
+        file.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+
+    def noting(self, kind: str, found: Ratios) -> Reference:
+        """This with the ratios of the machine at hand."""
+        words = processor_words(machine())
+        return Reference(self.margins, {**self.kinds, kind: found}, {**self.processors, kind: words})
 
     def loosest(self, dtype: str) -> dict[str, float]:
         """The highest that each ratio is on any kind of machine; of all dtypes where this one has no reference."""
@@ -113,7 +118,7 @@ def guard(dtype: str, options: argparse.Namespace) -> int:
     kind, reference = kind_of_machine(dtype), Reference.read(options.reference)
     if options.update:
         found = OwnRatios(dtype)(options.rounds)
-        Reference(reference.margins, {**reference.kinds, kind: found}).write(options.reference)
+        reference.noting(kind, found).write(options.reference)
         print(f"step guard on {kind}, noted: {found}")
         return 0
     expected = reference.kinds.get(kind)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import against_commit, step_guard
 from benchmarks.against_commit import NoComparisonError, commit_before, ratios_against
 from benchmarks.step_guard import DTYPES, REFERENCE, Limits, Reference, best, kind_of_machine, ratios
+from lora_serve.commands.bench.report import machine, processor_words
 from lora_serve.model.native import levels
 
 NAMES = ("distinct / base", "identical / base", "step / its products")
@@ -55,6 +56,8 @@ def test_committed_reference_has_a_margin_for_every_ratio_of_every_kind() -> Non
     reference = Reference.read(REFERENCE)
     assert set(reference.margins) == set(NAMES)
     assert reference.kinds
+    assert set(reference.processors) == set(reference.kinds)
+    assert all("bf16 instructions" in words for words in reference.processors.values())
     for kind, expected in reference.kinds.items():
         assert set(expected) == set(NAMES), kind
         assert len(kind.split()) == 3
@@ -73,7 +76,7 @@ def test_kind_names_the_kernels_level_type_and_lora_kernel(dtype: str, monkeypat
 def guard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A guard for float32; its reference file."""
     file = tmp_path / "reference.json"
-    Reference(MARGINS, {KIND: EXPECTED}).write(file)
+    Reference(MARGINS, {KIND: EXPECTED}, {}).write(file)
     monkeypatch.setattr(step_guard, "kind_of_machine", lambda dtype: f"avx2 {dtype} native")
     monkeypatch.setattr("sys.argv", ["step_guard", "--dtype", "float32", "--reference", str(file)])
     return file
@@ -114,7 +117,7 @@ def test_what_is_slow_three_times_fails(guard: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_every_dtype_is_guarded_and_one_that_is_slow_fails_all(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Reference(MARGINS, {KIND: EXPECTED, "avx2 bfloat16 native": dict.fromkeys(NAMES, 9.0)}).write(guard)
+    Reference(MARGINS, {KIND: EXPECTED, "avx2 bfloat16 native": dict.fromkeys(NAMES, 9.0)}, {}).write(guard)
     monkeypatch.setattr("sys.argv", ["step_guard", "--reference", str(guard)])
     monkeypatch.setattr(step_guard, "OwnRatios", measure_own([SLOW, SLOW, SLOW]))
     assert step_guard.main() == 1
@@ -126,7 +129,7 @@ def test_every_dtype_is_guarded_and_one_that_is_slow_fails_all(guard: Path, monk
 def test_without_a_reference_steps_are_held_to_the_commit_before(
     guard: Path, monkeypatch: pytest.MonkeyPatch, series: list[float], status: int
 ) -> None:
-    Reference(MARGINS, {"generic float32 native": EXPECTED}).write(guard)
+    Reference(MARGINS, {"generic float32 native": EXPECTED}, {}).write(guard)
     monkeypatch.setattr(step_guard, "commit_before", lambda: "before")
     monkeypatch.setattr(step_guard, "ratios_against", measure_against(series))
     assert step_guard.main() == status
@@ -150,7 +153,7 @@ def test_without_reference_and_git_the_loosest_reference_counts(
         raise NoComparisonError("git is not on this machine")
 
     tight = dict.fromkeys(NAMES, 1.0)
-    Reference(MARGINS, {"generic float32 native": EXPECTED, "amx float32 native": tight}).write(guard)
+    Reference(MARGINS, {"generic float32 native": EXPECTED, "amx float32 native": tight}, {}).write(guard)
     monkeypatch.setattr(step_guard, "commit_before", fail)
     monkeypatch.setattr(step_guard, "OwnRatios", measure_own(own))
     assert step_guard.main() == status
@@ -160,12 +163,13 @@ def test_without_reference_and_git_the_loosest_reference_counts(
 def test_update_notes_the_ratios_of_this_kind_and_keeps_the_others(
     guard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Reference(MARGINS, {"generic bfloat16 loop": EXPECTED}).write(guard)
+    Reference(MARGINS, {"generic bfloat16 loop": EXPECTED}, {}).write(guard)
     monkeypatch.setattr(step_guard, "OwnRatios", measure_own([FINE]))
     monkeypatch.setattr("sys.argv", ["step_guard", "--dtype", "float32", "--update", "--reference", str(guard)])
     assert step_guard.main() == 0
     kinds = Reference.read(guard).kinds
     assert set(kinds) == {"generic bfloat16 loop", KIND}
+    assert Reference.read(guard).processors == {KIND: processor_words(machine())}
     assert kinds[KIND]["distinct / base"] == 1.5
 
 
