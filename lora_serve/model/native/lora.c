@@ -9,6 +9,8 @@
  * of A and B, a few at a time; no token touches another's sums, and each is computed in one order however many there
  * are. (SGMV and BGMV of Punica: Chen et al., MLSys 2024.)
  */
+#include <math.h>
+
 #include "tile.h"
 
 #define RANKS 512  /* at a time: what the sums of a chunk take on the stack; converted adapters have any rank */
@@ -61,7 +63,8 @@ ALWAYS void shrink_block(const int form, const int tokens, const int ranks, cons
     }
     UNROLL for (int t = 0; t < tokens; t++) UNROLL for (int r = 0; r < ranks; r++) {
         float total = add_lanes(sum[t][r]);
-        for (int64_t i = k; i < in; i++) total += float_of(x[t * x_stride + i]) * load_one(form, a, (j + r) * in + i);
+        for (int64_t i = k; i < in; i++) /* said, as compilers fuse in one loop and not in another */
+            total = fmaf(float_of(x[t * x_stride + i]), load_one(form, a, (j + r) * in + i), total);
         h[t * h_stride + j + r] = scale * total;
     }
 }
@@ -112,7 +115,7 @@ ALWAYS void expand_streams(const int form, const int ranks, const float *h, cons
         store(y + o + LANES, second);
     }
     for (; o < out; o++)
-        for (int r = 0; r < ranks; r++) y[o] += h[j + r] * load_one(form, b, (j + r) * out + o);
+        for (int r = 0; r < ranks; r++) y[o] = fmaf(h[j + r], load_one(form, b, (j + r) * out + o), y[o]);
 }
 
 ALWAYS void expand(const int form, int64_t tokens, const float *h, int64_t rank, const void *b, int64_t out, float *y,
@@ -132,7 +135,8 @@ ALWAYS void expand(const int form, int64_t tokens, const float *h, int64_t rank,
         }
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t j = 0; j < rank; j++)
-            for (int64_t o = whole; o < out; o++) y[t * y_stride + o] += h[t * rank + j] * load_one(form, b, j * out + o);
+            for (int64_t o = whole; o < out; o++)
+                y[t * y_stride + o] = fmaf(h[t * rank + j], load_one(form, b, j * out + o), y[t * y_stride + o]);
 }
 
 static void rescale(float *y, int64_t out, const float *gain, const float *shift, float t) {

@@ -76,16 +76,17 @@ class PackedLinear:
 
     def dense(self) -> Tensor:
         """W as a plain tensor [out, in] of the inputs' type: a copy."""
-        outputs = self.panel_outputs
+        count, outputs = len(self.panels), self.panel_outputs
         if self.kind is Kind.FLOATS:
-            panels = self.panels.view(torch.float32).unflatten(1, (-1, outputs))  # [panels, in, outputs]
+            panels = self.panels.view(torch.float32).view(count, -1, outputs)  # [panels, in, outputs]
         elif self.kind is Kind.PAIRS:
-            words = self.panels.unflatten(1, (-1, outputs // 2))
+            words = self.panels.view(count, -1, outputs // 2)
             panels = torch.stack([words << 16, words & -65536], dim=2).view(torch.float32).flatten(2)
         else:
-            pairs = self.panels.view(torch.bfloat16).unflatten(1, (-1, outputs, 2))  # [panels, pairs, outputs, 2]
+            pairs = self.panels.view(torch.bfloat16).view(count, -1, outputs, 2)
             panels = pairs.transpose(2, 3).flatten(1, 2)
-        return panels.transpose(1, 2).flatten(0, 1)[: self.out_features, : self.in_features].contiguous()
+        whole: Tensor = panels.transpose(1, 2).flatten(0, 1)
+        return whole[: self.out_features, : self.in_features].contiguous()
 
 
 def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice, PackedLinear]]] | None:

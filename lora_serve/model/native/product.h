@@ -25,7 +25,7 @@ static inline int64_t spread(int64_t left, int64_t most) {
 
 ALWAYS void begin(const Group *g) {
     for (int64_t r = 0; g->start && r < g->rows; r++)
-        memcpy(g->y + r * g->y_stride, g->start, g->panels * PANEL * sizeof(float));
+        for (int64_t c = 0; c < g->panels * PANEL; c += LANES) store(g->y + r * g->y_stride + c, load(g->start + c));
 }
 
 /* x with zeros after `depth`, up to a whole unit. */

@@ -26,8 +26,7 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
 #define PANELS_IN_TURN 2 /* by all of the depth: their sums stay near */
 #define MOST_ROWS (2 * TILE_ROWS)
 #define ROW_BLOCK 256
-#define DEPTH_BLOCK 320
-#define FEW 96 /* rows for which weights are waited for: read straight through */
+#define DEPTH_BLOCK 256
 #define BLOCK (DEPTH_UNIT / 2 * PANEL) /* words of a block of a panel */
 #define LINES (4 * BLOCK / 64)
 #define AHEAD 4096 /* bytes of weights asked for before they are multiplied by */
@@ -55,7 +54,7 @@ static void shape_tiles(int64_t rows) {
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return (void)rows, 2; }
 ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) {
-    return rows <= FEW ? left : (spread(left, DEPTH_BLOCK) + DEPTH_UNIT - 1) / DEPTH_UNIT * DEPTH_UNIT;
+    return rows <= MOST_ROWS ? left : (spread(left, DEPTH_BLOCK) + DEPTH_UNIT - 1) / DEPTH_UNIT * DEPTH_UNIT;
 }
 ALWAYS int64_t rows_at_once(int64_t left) { return left < MOST_ROWS ? left : MOST_ROWS; }
 ALWAYS uint64_t begin_products(void) { return shaped_for = 0; }

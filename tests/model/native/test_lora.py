@@ -28,12 +28,15 @@ def add(slots: LoraSlots, x: torch.Tensor, y: torch.Tensor, rows: list[tuple[int
     return found
 
 
+@pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bits_of_a_token_are_its_own_in_a_segment_of_any_length(shape: LinearShape, dtype: torch.dtype) -> None:
+def test_bits_of_a_token_are_its_own_in_a_segment_of_any_length(
+    shape: LinearShape, dtype: torch.dtype, inputs: torch.dtype
+) -> None:
     torch.manual_seed(0)
     slots = filled_slots(shape, RANKS, dtype)
-    x, y = torch.randn(41, shape.in_features), torch.randn(41, shape.out_features)
+    x, y = torch.randn(41, shape.in_features).to(inputs), torch.randn(41, shape.out_features)
     for slot in range(len(RANKS)):
         alone = torch.cat([add(slots, x[i : i + 1], y[i : i + 1], [(1, slot, 0.7)]) for i in range(41)])
         for length in (2, 3, 5, 6, 7, 11, 12, 13, 25, 41):
@@ -51,6 +54,15 @@ def test_bits_of_a_token_do_not_depend_on_other_adapters() -> None:
         assert torch.equal(together[start:end], add(slots, x[start:end], y[start:end], [(length, slot, scale)]))
         start = end
     assert torch.equal(together[10:13], y[10:13])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_inputs_of_bfloat16_are_taken_as_the_numbers_they_are(shape: LinearShape, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    slots, rows = filled_slots(shape, RANKS, dtype), [(1, 0, 1.0), (13, 5, 0.5), (2, BASE_SLOT, 1.0), (20, 6, 1.0)]
+    x, y = torch.randn(36, shape.in_features + 3).bfloat16()[:, 3:], torch.randn(36, shape.out_features)
+    assert torch.equal(add(slots, x, y, rows), add(slots, x.float(), y, rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
