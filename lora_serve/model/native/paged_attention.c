@@ -78,14 +78,16 @@ static void turn_keys(const Attention *a, const int64_t *offsets, int64_t count,
     }
 }
 
-/* Rows of `real` in w, or of float. */
+/* Rows of `real` in w, or of float. Of a panel of bfloat16 come the sums of its even columns, then of its odd ones: a word
+ * is widened to both by two operations. */
 static void many_rows(const int is_real, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_stride,
                       int64_t depth, float *y, int64_t y_stride) {
     const int64_t groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t r = rows * g / groups, end = rows * (g + 1) / groups;
-        (is_real && sizeof(real) == 2 ? rows_of_bfloat16s : rows_of_floats)(
-            end - r, x + r * x_stride, x_stride, w, w_stride, depth, y + r * y_stride, y_stride);
+        if (is_real && sizeof(real) == 2)
+            rows_of_pairs(end - r, x + r * x_stride, x_stride, w, w_stride / 2, depth, y + r * y_stride, y_stride);
+        else rows_of_floats(end - r, x + r * x_stride, x_stride, w, w_stride, depth, y + r * y_stride, y_stride);
     }
 }
 
@@ -189,6 +191,15 @@ static void stretch(const Attention *a, const Piece *piece, int64_t kv_head, con
     add_values(a, offsets, start, count, queries, s->scores, sums, width, s->line);
 }
 
+/* Sums as `many_rows` leaves them, put in order. */
+static void order(float *sums, int64_t width) {
+    for (int64_t d = 0; sizeof(real) == 2 && d < width; d += PANEL) {
+        ZIP(load(sums + d), load(sums + d + LANES), low, high);
+        store(sums + d, low);
+        store(sums + d + LANES, high);
+    }
+}
+
 static void attend(const Attention *a, const Piece *piece, int64_t first_head, int64_t end_head, const Scratch *s) {
     const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, size = a->size;
     const int64_t width = panels_wide(size);
@@ -210,6 +221,7 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
         for (int64_t i = 0; i < queries; i++) {
             const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
             const float factor = 1.0f / s->total[at];
+            order(s->sums + at * width, width);
             for (int64_t d = 0; d < size; d++) s->sums[at * width + d] *= factor;
             round_row(s->sums + at * width, size, a->out + (token * a->heads + head) * size);
         }
