@@ -60,10 +60,14 @@ static void adapt(const Step *s, const Adapters *a, int64_t count, const real *x
         const Pass *pass = s->passes + p;
 #pragma omp parallel for schedule(dynamic, 1)
         for (int64_t i = 0; i < pass->num_pieces * count; i++) {
+            const int64_t later = i + omp_get_num_threads(); /* the next that this thread takes, if all go on alike */
             const Adapters *own = a + i % count;
+            const void *after = later < pass->num_pieces * count
+                                    ? (const void *)a[later % count].a[pass->pieces[3 * (later / count) + 2]]
+                                    : NULL;
             add_piece(x, in, y + own->column, stride, in, own->out, pass->pieces + 3 * (i / count),
                       pass->weights ? pass->weights[i / count] : 1.0f, own->a, own->b, own->gain, own->shift, own->rank,
-                      own->scale, own->is_bfloat16);
+                      own->scale, own->is_bfloat16, after);
         }
     }
 }

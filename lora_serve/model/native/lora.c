@@ -11,16 +11,23 @@
  */
 #include <math.h>
 
+#include "threads.h"
 #include "tile.h"
 
 #define RANKS 512  /* at a time: what the sums of a chunk take on the stack; converted adapters have any rank */
 #define CHUNK 12   /* tokens of a segment that one thread takes at a time */
-#define STREAMS 8  /* rows of A or B that one token reads side by side */
+#define STREAMS 4  /* rows of A or B that one token reads side by side, while the next ones are fetched */
 #define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
 #define TOGETHER 4
 
 ALWAYS float load_one(const int form, const void *p, int64_t i) {
     return form == FLOATS ? ((const float *)p)[i] : float_of_bfloat16(((const uint16_t *)p)[i]);
+}
+
+/* PANEL numbers of a row, before they are read. */
+ALWAYS void fetch(const int form, const char *p) {
+    const int bytes = PANEL * (form == FLOATS ? 4 : 2);
+    UNROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
 }
 
 /* PANEL numbers of x, in order or, as load_pairs has them, those at even and those at odd places. */
@@ -38,9 +45,11 @@ ALWAYS void load_x(const int in_pairs, const real *p, vec *first, vec *second) {
     }
 }
 
-/* h[t][j] = scale * x[t] . A[j] for `tokens` tokens and `ranks` rows of A. */
+/* h[t][j] = scale * x[t] . A[j] for `tokens` tokens and `ranks` rows of A. One token: as many bytes from `next` on are
+ * fetched meanwhile, as rows are too short for the processor to foresee them by itself. */
 ALWAYS void shrink_block(const int form, const int tokens, const int ranks, const real *x, int64_t x_stride,
-                         const void *a, int64_t j, int64_t in, float scale, float *h, int64_t h_stride) {
+                         const void *a, int64_t j, int64_t in, float scale, float *h, int64_t h_stride,
+                         const char *next) {
     const int64_t word = form == FLOATS ? 4 : 2;
     const char *rows = (const char *)a + j * in * word;
     vec sum[TOKENS][STREAMS];
@@ -52,6 +61,7 @@ ALWAYS void shrink_block(const int form, const int tokens, const int ranks, cons
             load_x(form == BFLOAT16S, x + t * x_stride + k, first + t, second + t);
         UNROLL for (int r = 0; r < ranks; r++) {
             const void *own = rows + (r * in + k) * word;
+            if (tokens == 1) fetch(form, next + (r * in + k) * word);
             vec one, other;
             if (form == FLOATS) one = load(own), other = load((const float *)own + LANES);
             else load_pairs(own, &one, &other);
@@ -70,26 +80,31 @@ ALWAYS void shrink_block(const int form, const int tokens, const int ranks, cons
 }
 
 ALWAYS void shrink(const int form, int64_t tokens, const real *x, int64_t x_stride, const void *a, int64_t rank,
-                   int64_t in, float scale, float *h) {
+                   int64_t in, float scale, float *h, const void *after) {
+    const int64_t word = form == FLOATS ? 4 : 2;
     int64_t t = 0;
     for (; t + TOKENS <= tokens; t += TOKENS) {
         int64_t j = 0;
         for (; j + TOGETHER <= rank; j += TOGETHER)
-            shrink_block(form, TOKENS, TOGETHER, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+            shrink_block(form, TOKENS, TOGETHER, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank,
+                         NULL);
         for (; j < rank; j++)
-            shrink_block(form, TOKENS, 1, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+            shrink_block(form, TOKENS, 1, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank, NULL);
     }
     for (; t < tokens; t++) {
         int64_t j = 0;
         for (; j + STREAMS <= rank; j += STREAMS)
-            shrink_block(form, 1, STREAMS, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
-        for (; j < rank; j++) shrink_block(form, 1, 1, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank);
+            shrink_block(form, 1, STREAMS, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank,
+                         j + STREAMS < rank ? (const char *)a + (j + STREAMS) * in * word : after);
+        for (; j < rank; j++)
+            shrink_block(form, 1, 1, x + t * x_stride, x_stride, a, j, in, scale, h + t * rank, rank,
+                         j + 1 < rank ? (const char *)a + (j + 1) * in * word : after);
     }
 }
 
-/* y[o] += h[j] B[j][o] for `ranks` rows of B, one after another. */
+/* y[o] += h[j] B[j][o] for `ranks` rows of B, one after another; `next` as above. */
 ALWAYS void expand_streams(const int form, const int ranks, const float *h, const void *b, int64_t j, int64_t out,
-                           float *y) {
+                           float *y, const char *next) {
     const int64_t word = form == FLOATS ? 4 : 2;
     const char *rows = (const char *)b + j * out * word;
     int64_t o = 0;
@@ -101,6 +116,7 @@ ALWAYS void expand_streams(const int form, const int ranks, const float *h, cons
         }
         UNROLL for (int r = 0; r < ranks; r++) {
             const void *own = rows + (r * out + o) * word;
+            fetch(form, next + (r * out + o) * word);
             vec one, other;
             if (form == FLOATS) one = load(own), other = load((const float *)own + LANES);
             else load_pairs(own, &one, &other);
@@ -119,11 +135,15 @@ ALWAYS void expand_streams(const int form, const int ranks, const float *h, cons
 }
 
 ALWAYS void expand(const int form, int64_t tokens, const float *h, int64_t rank, const void *b, int64_t out, float *y,
-                   int64_t y_stride) {
+                   int64_t y_stride, const void *after) {
     if (tokens == 1) {
+        const int64_t row = out * (form == FLOATS ? 4 : 2);
         int64_t j = 0;
-        for (; j + STREAMS <= rank; j += STREAMS) expand_streams(form, STREAMS, h, b, j, out, y);
-        for (; j < rank; j++) expand_streams(form, 1, h, b, j, out, y);
+        for (; j + STREAMS <= rank; j += STREAMS)
+            expand_streams(form, STREAMS, h, b, j, out, y,
+                           j + STREAMS < rank ? (const char *)b + (j + STREAMS) * row : after);
+        for (; j < rank; j++)
+            expand_streams(form, 1, h, b, j, out, y, j + 1 < rank ? (const char *)b + (j + 1) * row : after);
         return;
     }
     const int64_t groups = (tokens + MAX_ROWS - 1) / MAX_ROWS, whole = out / PANEL * PANEL, size = form == FLOATS ? 4 : 2;
@@ -146,18 +166,20 @@ static void rescale(float *y, int64_t out, const float *gain, const float *shift
         for (int64_t o = 0; o < out; o++) y[o] += t * shift[o];
 }
 
-#define DELTA(form)                                                                                         \
-    for (int64_t j = 0; j < rank[s]; j += RANKS) {                                                          \
-        const int64_t ranks = rank[s] - j < RANKS ? rank[s] - j : RANKS, size = form == FLOATS ? 4 : 2;     \
-        shrink(form, tokens, xi, x_stride, (const char *)a[s] + j * in * size, ranks, in, t * scale[s], h); \
-        expand(form, tokens, h, ranks, (const char *)b[s] + j * out * size, out, yi, y_stride);             \
+#define DELTA(form)                                                                                     \
+    for (int64_t j = 0; j < rank[s]; j += RANKS) {                                                      \
+        const int64_t ranks = rank[s] - j < RANKS ? rank[s] - j : RANKS, size = form == FLOATS ? 4 : 2; \
+        const char *aj = (const char *)a[s] + j * in * size, *bj = (const char *)b[s] + j * out * size; \
+        shrink(form, tokens, xi, x_stride, aj, ranks, in, t * scale[s], h, bj);                         \
+        expand(form, tokens, h, ranks, bj, out, yi, y_stride, after ? after : bj);                       \
     }
 
 /* One piece: [first token, number of tokens (CHUNK at most), slot]. The tables are one module's, indexed by slot; an
- * address of 0: the slot has no such thing. */
+ * address of 0: the slot has no such thing. `after`: what is read next, perhaps. */
 static void add_piece(const real *x, int64_t x_stride, float *y, int64_t y_stride, int64_t in, int64_t out,
                       const int32_t *piece, float t, const int64_t *a, const int64_t *b, const int64_t *gain,
-                      const int64_t *shift, const int32_t *rank, const float *scale, const int32_t *is_bfloat16) {
+                      const int64_t *shift, const int32_t *rank, const float *scale, const int32_t *is_bfloat16,
+                      const void *after) {
     const int32_t first = piece[0], tokens = piece[1], s = piece[2];
     const real *xi = x + first * x_stride;
     float *yi = y + first * y_stride, h[CHUNK * RANKS];
@@ -174,7 +196,9 @@ void lora_add(const real *x, int64_t x_stride, float *y, int64_t y_stride, int64
               const int64_t *gain, const int64_t *shift, const int32_t *rank, const float *scale,
               const int32_t *is_bfloat16) {
 #pragma omp parallel for schedule(dynamic, 1) if (num_pieces > 1)
-    for (int64_t i = 0; i < num_pieces; i++)
+    for (int64_t i = 0; i < num_pieces; i++) {
+        const int64_t later = i + omp_get_num_threads();
         add_piece(x, x_stride, y, y_stride, in, out, pieces + 3 * i, weights ? weights[i] : 1.0f, a, b, gain, shift,
-                  rank, scale, is_bfloat16);
+                  rank, scale, is_bfloat16, later < num_pieces ? (const void *)a[pieces[3 * later + 2]] : NULL);
+    }
 }
