@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from benchmarks import onednn
 from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio, time_alternating
 from benchmarks.report import machine
 from lora_serve.core.model_spec import LinearShape
-from lora_serve.model.native import library, onednn
+from lora_serve.model.native import library
 from lora_serve.model.native.packed_linear import PackedLinear
 from lora_serve.model.system.process import keep_freed_memory
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from benchmarks import onednn
 from benchmarks.alternating import Clock
 from benchmarks.step_model import StepModel
 from benchmarks.step_seams import Product, num_weights_of, products_of
 from lora_serve.core.batch import Batch
 from lora_serve.model.base_model import BaseModel
-from lora_serve.model.native import onednn
 
 _SUM_BYTES = 2**28  # of the tensor that is summed
 

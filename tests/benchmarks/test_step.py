@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks import onednn
 from benchmarks.alternating import WARM_ROUNDS, median_ratio, time_alternating
 from benchmarks.step import ONEDNN, OWN, cases_of, measure
 from benchmarks.step_floor import gemms_of, onednn_gemms_of
@@ -15,7 +16,6 @@ from benchmarks.step_model import StepModel, blocks_of, decode_batch, prefill_ba
 from benchmarks.step_seams import PARTS, PartTimes, parts_of, products_of
 from lora_serve.model.frozen_linear import FrozenLinear
 from lora_serve.model.kv_cache import KVCache
-from lora_serve.model.native import onednn
 
 VOCAB, LAYERS, ROWS = 512, 2, 4
 TINY = {

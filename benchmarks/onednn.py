@@ -14,16 +14,11 @@ _ops: Any = torch.ops.mkldnn
 _PACK_ROWS = 16  # the batch size that oneDNN chooses its layout for; measured best over 1 .. 512 rows
 
 
-def multiplies_bfloat16() -> bool:
-    """True if this CPU has bfloat16 products; without them they are many times slower than float32's."""
-    return bool(_ops._is_mkldnn_bf16_supported())  # noqa: SLF001
-
-
 def can_prepack(weight: Tensor) -> bool:
     """True if oneDNN multiplies this type natively here."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and multiplies_bfloat16())
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _ops._is_mkldnn_bf16_supported())  # noqa: SLF001
 
 
 def prepack(weight: Tensor) -> Tensor:
