@@ -25,7 +25,7 @@ from lora_serve.model.lora.changes import (
     TokenRows,
     Twin,
 )
-from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, SlotColumns, in_arena
+from lora_serve.model.lora.host_adapter import HostAdapter, LinearDelta, in_arena
 
 _FEW_ROWS, _FEW_SHARE = 4096, 0.25  # changed rows of a table, up to which they alone are kept
 
@@ -65,10 +65,9 @@ def fold(saved: SavedAdapter, base: AdaptedModel[Any]) -> HostAdapter:
         deltas,
         {path: tuple(table) for path, table in changes.items()},
         saved.vocab_size,
-        SlotColumns.of([deltas.get(path) for path in base.spec.linears]),
-        saved.is_plain,
+        is_plain=saved.is_plain,
     )
-    return adapter if base.device.type == "cpu" else in_arena(adapter, base.spec.linears, pin=True)
+    return in_arena(adapter, base.spec.linears, pin=base.device.type == "cuda")
 
 
 def _linear(saved: SavedLinear, base: FrozenLinear, device: torch.device) -> LinearDelta:

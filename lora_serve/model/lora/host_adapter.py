@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.lora.changes import Change, TensorFields
+from lora_serve.model.system.process import advise_huge_pages
 
 COLUMN_TYPES = {
     **dict.fromkeys(("a", "b", "gain", "shift"), torch.int64),  # addresses
@@ -106,11 +107,13 @@ def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
 def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> HostAdapter:
     """The adapter with its linear layers' tensors in one arena. `pin`: in memory that a GPU reads by itself.
 
-    `linears`: every linear layer of the base, as in ModelSpec. Pinning was not run on a GPU yet.
+    `linears`: every linear layer of the base, as in ModelSpec. One piece fills huge pages. Pinning was not run on a
+    GPU yet.
     """
     places = list(_tensors(adapter.deltas.values()))
     offsets, num_bytes = laid_out(places)
     arena = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+    advise_huge_pages(arena)
     for tensor, offset in zip(places, offsets, strict=True):
         arena.numpy()[offset : offset + tensor.nbytes] = bytes_of(tensor)
     views = iter([_view(arena, tensor, offset) for tensor, offset in zip(places, offsets, strict=True)])

@@ -31,6 +31,7 @@ from lora_serve.model.lora.host_adapter import (
     bytes_of,
     laid_out,
 )
+from lora_serve.model.system.process import advise_huge_pages
 
 _MAGIC = b"LSPREP1\n"
 _START = 48  # of the header
@@ -86,6 +87,7 @@ def read(path: Path, *, pin: bool) -> Tensor:
     """The file's bytes, uint8, in memory of its own; `pin`: that a GPU reads by itself. Raises OSError."""
     with open_regular(path) as file:
         arena = torch.empty(size_of(file), dtype=torch.uint8, pin_memory=pin)
+        advise_huge_pages(arena)
         for _ in filled(file, memoryview(bytes_of(arena))):
             pass
         return arena

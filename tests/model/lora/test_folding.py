@@ -43,11 +43,18 @@ def saved(**parts: Any) -> SavedAdapter:
     return SavedAdapter("sha256:x", "x", **{"linears": {}, **parts})
 
 
-def test_plain_lora_is_handed_on_without_a_copy(engine: LocalEngine) -> None:
+def test_plain_lora_is_handed_on_bit_by_bit_in_one_piece_of_memory(engine: LocalEngine) -> None:
     linear = SavedLinear(torch.randn(4, 32), torch.randn(4, 64), 2.0)
-    delta = engine.parts.fold(saved(linears={UP: linear})).deltas[UP]
-    assert delta.a is linear.a
-    assert delta.b is linear.b
+    adapter = engine.parts.fold(saved(linears={UP: linear}))
+    delta = adapter.deltas[UP]
+    assert delta.a is not None
+    assert delta.b is not None
+    assert torch.equal(delta.a, linear.a)
+    assert torch.equal(delta.b, linear.b)
+    assert adapter.arena is not None
+    assert adapter.arena.data_ptr() == delta.a.data_ptr()
+    assert adapter.columns is not None
+    assert int(adapter.columns.b.max()) == delta.b.data_ptr()
     assert (delta.scale, delta.gain, delta.shift) == (2.0, None, None)
 
 
