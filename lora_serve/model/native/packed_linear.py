@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from lora_serve.model.native import library
+from lora_serve.model.system.huge_pages import HugePages
 from lora_serve.model.system.process import advise_huge_pages
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_huge_pages = HugePages()
 _ARGUMENTS: list[Any] = [_ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS, _SIZE]
 
 
@@ -98,7 +100,8 @@ def join(parts: Sequence[PackedLinear]) -> tuple[PackedLinear, list[tuple[slice,
         return None
     if any(part.out_features % part.panel_outputs for part in parts[:-1]):
         return None
-    panels = _in_huge_pages(torch.cat([part.panels for part in parts]))
+    panels = _huge_pages.empty((sum(len(part.panels) for part in parts), parts[0].panels.shape[1]), torch.int32)
+    torch.cat([part.panels for part in parts], out=panels)
     views, panel, column = [], 0, 0
     for part in parts:
         own = panels[panel : panel + len(part.panels)]
@@ -112,10 +115,6 @@ def why_not(weight: Tensor) -> str | None:
     if weight.numel() == 0:
         return "is empty"
     return library.why_not(weight.device, weight.dtype)
-
-
-def _in_huge_pages(panels: Tensor) -> Tensor:
-    return _empty_in_huge_pages(panels.shape).copy_(panels)
 
 
 def _empty_in_huge_pages(shape: Sequence[int]) -> Tensor:
