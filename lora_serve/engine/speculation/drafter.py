@@ -26,7 +26,7 @@ class Drafter:
 
     __slots__ = (
         "_candidates", "_draft", "_ends", "_habits", "_lookup", "_num_fruitless", "_num_learned", "_resumes_at",
-        "_tokens",
+        "_teaches", "_tokens",
         "acceptance",
     )  # fmt: skip
 
@@ -48,6 +48,7 @@ class Drafter:
         self._draft: list[_Candidate] = []  # as far as it was worked out
         self._num_learned = max(3, num_prompt)  # of the tokens, those that habits were learned from
         self._num_fruitless = 0
+        self._teaches = acceptance.wants_answer()
         self._resumes_at = len(token_ids) + min(_LONGEST_REST, acceptance.num_fruitless // _PATIENCE_WITH_ALL)
 
     @property
@@ -113,7 +114,7 @@ class Drafter:
             for place, candidate in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
                 self.acceptance.note(candidate.kind, is_right=candidate.token == tokens[place])
             self._candidates, self._draft = [], []
-        if is_last or num_known >= self._num_learned + _BATCH:
+        if self._teaches and (is_last or num_known >= self._num_learned + _BATCH):
             for place in range(self._num_learned, num_known):
                 self._habits.learn(tokens[place - 3], tokens[place - 2], tokens[place - 1], tokens[place])
             self._num_learned = num_known

@@ -15,13 +15,15 @@ from statistics import fmean, median, pstdev
 
 _NUM_KEPT, _NUM_PLAIN_KEPT = 64, 16  # steps with drafts and without
 _LEAST_SAMPLES = 8  # steps with drafts before a verdict; and from one verdict to the next
+_LEAST_FOR_LOSS = 4  # likewise, if the loss is plain
+_PLAIN_LOSS, _PLAIN_DOUBTS = 0.1, 2.0  # as a logarithm, and in standard errors
 _LONGEST_TRIAL = 32  # steps with drafts, after which a gain that is still not sure is none
 _CONTROL_EVERY = 32  # steps, while drafts pay
-_FIRST_REST, _LONGEST_REST = 64, 1024  # steps after a trial that failed
+_FIRST_REST, _LONGEST_REST = 128, 2048  # steps after a trial that failed
 _LOOK_EVERY = 16  # steps of such a rest, whether drafts promise more
 _LEAST_HURDLE = 0.2  # logarithm of the gain promised; and by how much it rises each time that was not kept either
 _PATIENCE = 16  # steps that no draft was found for, until some are passed over
-_EACH_DOUBLING, _NUM_DOUBLINGS = 8, 4  # further such steps that double those, up to 16
+_EACH_DOUBLING, _NUM_DOUBLINGS = 8, 5  # further such steps that double those, up to 32
 _NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
 
 
@@ -101,8 +103,13 @@ class Gain:
     def observe_drafted(self, step: DraftedStep) -> None:
         self._drafted.append(step)
         self._num_since += 1
-        if self._num_since >= _LEAST_SAMPLES and len(self._plain_errors) >= _LEAST_SAMPLES - 1:
-            self._judge()
+        num_pairs = min(len(self._drafted), len(self._plain_errors) + 1)
+        if num_pairs >= _LEAST_SAMPLES and self._num_since >= _LEAST_SAMPLES:
+            self._judge(*self.log_gain())
+        elif _LEAST_FOR_LOSS <= num_pairs < _LEAST_SAMPLES:
+            gain, doubt = self.log_gain()
+            if gain < -max(_PLAIN_LOSS, _PLAIN_DOUBTS * doubt):
+                self._judge(gain, doubt)
 
     def log_gain(self) -> tuple[float, float]:
         """The logarithm of the tokens per second with drafts over those without, and its standard error."""
@@ -119,8 +126,7 @@ class Gain:
         )
         return more - longer - slower, doubt
 
-    def _judge(self) -> None:
-        gain, doubt = self.log_gain()
+    def _judge(self, gain: float, doubt: float) -> None:
         self._num_since = 0
         if gain > doubt:
             if not self._is_sure:

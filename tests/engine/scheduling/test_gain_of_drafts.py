@@ -98,8 +98,8 @@ class Trial:
         tokens, seconds = self.count(), self.seconds
         for _ in range(num_steps):
             while len(self.world.scheduler.running) + len(self.world.scheduler.waiting) < num_rows:
-                start = self.num_requests % 20
-                self.world.add(f"r{self.num_requests}", [(start + i) % 20 for i in range(24)], max_tokens=64)
+                start, length = self.num_requests % 20, 32 + 37 * self.num_requests % 64
+                self.world.add(f"r{self.num_requests}", [(start + i) % 20 for i in range(24)], max_tokens=length)
                 self.num_requests += 1
             self.world.step()
         return (self.count() - tokens) / (self.seconds - seconds)
