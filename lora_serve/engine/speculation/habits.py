@@ -14,7 +14,9 @@ from typing import TypeVar
 
 LONGEST_STREAK = 3
 _MAX_CONTEXTS = 8192  # of one owner and length
-_FORGOTTEN = 1024  # the oldest, at a time: each look for the first key of a dictionary passes over all that were deleted
+_FORGOTTEN = (
+    1024  # the oldest, at a time: each look for the first key of a dictionary passes over all that were deleted
+)
 _MAX_ALL = 2**17  # of all owners together, some 25 MB
 _MAX_OWNERS = 1024
 

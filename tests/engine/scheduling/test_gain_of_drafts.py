@@ -90,8 +90,8 @@ class Trial:
         return RowOutput(row.sequence_id, found[0], following=tuple(map(NextToken, found[1:])))
 
     def token(self, sequence_id: int, position: int, last: int) -> int:
-        generator = random.Random(1000 * sequence_id + position)
-        return (last + 1) % 20 if generator.random() < self.regularity else generator.randrange(1500)
+        draw = hash((sequence_id, position)) % 10_007
+        return (last + 1) % 20 if draw < self.regularity * 10_007 else hash((position, sequence_id)) % 1500
 
     def speed(self, num_rows: int, num_steps: int) -> float:
         """Tokens per undisturbed second over so many steps with so many rows."""
@@ -112,3 +112,38 @@ def ratio(machine: Machine, regularity: float, num_rows: int, num_steps: int, se
     """The speed with drafts over that without."""
     plain, drafted = (Trial(machine, regularity, speculate, seed) for speculate in ("off", "auto"))
     return drafted.speed(num_rows, num_steps) / plain.speed(num_rows, num_steps)
+
+
+@pytest.mark.parametrize(("regularity", "num_rows", "least"), [(0.97, 1, 3.0), (0.8, 1, 1.5), (0.8, 16, 1.4)])
+def test_where_guesses_are_cheap_they_pay(regularity: float, num_rows: int, least: float) -> None:
+    assert ratio(reads_weights, regularity, num_rows, 400) > least
+
+
+@pytest.mark.parametrize("machine", [multiplies, in_tiles, either])
+@pytest.mark.parametrize("regularity", [0.8, 0.97])
+def test_where_guesses_never_pay_they_cost_at_most_one_percent(machine: Machine, regularity: float) -> None:
+    assert ratio(machine, regularity, 16, 500, seed=1) > 0.99
+
+
+def test_few_rows_are_judged_apart_from_many() -> None:
+    """On a machine where guesses pay for 2 rows and not for 16."""
+    trial, plain = Trial(either, 0.9), Trial(either, 0.9, "off")
+    for num_rows, least in ((16, 0.98), (2, 1.25), (16, 0.98), (2, 1.25)):
+        assert trial.speed(num_rows, 200) > least * plain.speed(num_rows, 200)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_guesses_begin_again_when_the_text_or_the_machine_changes(num_rows: int) -> None:
+    trial, plain = Trial(reads_weights, 0.0), Trial(reads_weights, 0.97, "off")
+    trial.speed(num_rows, 150)
+    assert trial.world.engine.stats().speculation.num_drafted < 40, "free text"
+    trial.regularity = 0.97
+    trial.speed(num_rows, 100)
+    assert trial.speed(num_rows, 50) > 2 * plain.speed(num_rows, 50)
+    trial.machine = plain.machine = in_tiles
+    trial.speed(num_rows, 200)
+    drafts_pay = num_rows == 1
+    assert (trial.speed(num_rows, 50) > 1.5 * plain.speed(num_rows, 50)) == drafts_pay
+    trial.machine = plain.machine = reads_weights
+    trial.speed(num_rows, 300)
+    assert trial.speed(num_rows, 50) > 2 * plain.speed(num_rows, 50)
