@@ -20,7 +20,7 @@ NUM_KINDS = LONGEST_MATCH + 2 * (LONGEST_STREAK + 1)
 _FORGETTING = 0.02  # weight of the newest guess, once there were enough
 _FIRST_WEIGHT = 3.0  # guesses that the first rates count as
 _MAX_ADAPTERS = 4096
-_FRUITLESS = 256  # times in a row that nothing was worth running, after which one answer in 8 is learned from
+_FRUITLESS = 128  # times in a row that nothing was worth running, after which one answer in 8 is learned from
 _LEARN_EVERY = 8
 
 

@@ -22,8 +22,8 @@ _CONTROL_EVERY = 32  # steps, while drafts pay
 _FIRST_REST, _LONGEST_REST = 128, 2048  # steps after a trial that failed
 _LOOK_EVERY = 16  # steps of such a rest, whether drafts promise more
 _LEAST_HURDLE = 0.2  # logarithm of the gain promised; and by how much it rises each time that was not kept either
-_PATIENCE = 16  # steps that no draft was found for, until some are passed over
-_EACH_DOUBLING, _NUM_DOUBLINGS = 8, 5  # further such steps that double those, up to 32
+_PATIENCE = 8  # steps that no draft was found for, until some are passed over
+_EACH_DOUBLING, _NUM_DOUBLINGS = 4, 5  # further such steps that double those, up to 32
 _NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
 
 

@@ -135,15 +135,15 @@ def test_few_rows_are_judged_apart_from_many() -> None:
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_guesses_begin_again_when_the_text_or_the_machine_changes(num_rows: int) -> None:
     trial, plain = Trial(reads_weights, 0.0), Trial(reads_weights, 0.97, "off")
-    trial.speed(num_rows, 150)
+    trial.speed(num_rows, 200)
     assert trial.world.engine.stats().speculation.num_drafted < 40, "free text"
     trial.regularity = 0.97
-    trial.speed(num_rows, 100)
+    trial.speed(num_rows, 250)
     assert trial.speed(num_rows, 50) > 2 * plain.speed(num_rows, 50)
     trial.machine = plain.machine = in_tiles
-    trial.speed(num_rows, 200)
+    trial.speed(num_rows, 300)
     drafts_pay = num_rows == 1
     assert (trial.speed(num_rows, 50) > 1.5 * plain.speed(num_rows, 50)) == drafts_pay
     trial.machine = plain.machine = reads_weights
-    trial.speed(num_rows, 300)
+    trial.speed(num_rows, 500)
     assert trial.speed(num_rows, 50) > 2 * plain.speed(num_rows, 50)
