@@ -83,7 +83,7 @@ def build_engine(
         ends,
         guard,
         swapping,
-        Drafting(engine_config.speculate, cost, ends),
+        Drafting(engine_config.speculate, cost, ends, blocks),
         constraints,
     )
     return Engine(runner, scheduler, residency, blocks, guard, clock, constraints)

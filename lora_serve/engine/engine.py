@@ -191,7 +191,7 @@ class Engine:
             memory=self._memory.stats(),
             swap=self.scheduler.swapping.stats(),
             num_constrained=sum(sequence.constraint is not None for sequence in self.scheduler.running),
-            num_forced=self.scheduler.num_forced,
+            num_forced=self.scheduler.outputs.num_forced,
             constraints=ConstraintStats() if self._constraints is None else self._constraints.stats(),
             speculation=self.scheduler.drafting.stats(),
             num_hung_loads=residency.num_hung_loads,
@@ -338,7 +338,7 @@ class Engine:
 
     def _record(self, batch: Batch, seconds: float) -> None:
         self._recent.append(BatchInfo(len(batch.rows), batch.num_tokens, batch.num_adapters, seconds))
-        self.scheduler.batcher.observe_step(batch.load, seconds)
+        self.scheduler.observe(batch.load, seconds)
         self._num_steps += 1
         self._steps_by_tokens[bisect_left(STEP_TOKENS, batch.num_tokens)] += 1
         self._num_step_tokens += batch.num_tokens

@@ -65,7 +65,7 @@ class TimedWorld(World):
         seconds = self.seconds_of(batch.load)
         self.now += seconds
         self.note(self.scheduler.update(self.outputs(batch), batch, self.now))
-        self.scheduler.batcher.observe_step(batch.load, seconds)
+        self.scheduler.observe(batch.load, seconds)
         return batch
 
     def outputs(self, batch: Batch) -> list[RowOutput]:

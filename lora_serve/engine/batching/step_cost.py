@@ -16,7 +16,7 @@ _FIRST_GUESS = (
     2.5e-7,
     1.5e-8,
     1e-4,
-    8e-5,
+    1.6e-4,  # as much as a prompt's: less has to be seen first
 )  # seconds for one of each: what counts is their ratios
 _FORGETTING = 0.99  # weight of a step that is one step older
 _RIDGE = 0.02  # pulls the coefficients to the ratios of the first guess where the data does not tell them apart

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
-from lora_serve.core.batch import StepLoad
+from lora_serve.core.batch import AllowedTokens, StepLoad
 from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.stats import AdapterSpeculation, SpeculationStats
 from lora_serve.engine.batching.step_cost import StepCost
+from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence
 from lora_serve.engine.speculation.acceptance import AcceptanceByAdapter
 from lora_serve.engine.speculation.drafter import Drafter
+from lora_serve.engine.speculation.gain import DraftedStep, Gain, GainByRows
 from lora_serve.engine.speculation.habits import HabitsByOwner
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
-_LEAST_GAIN = 1.02  # of tokens per second: rates and costs are estimates
+_LEAST_GAIN = 1.05  # of tokens per second: rates and costs are estimates
 _NUM_SHOWN = 8  # adapters
 
 
@@ -43,36 +46,68 @@ class Drafting:
     A guess that comes true with probability p is worth p tokens and costs c seconds; the step without drafts gives n
     tokens in t seconds. The most (n + sum p) / (t + sum c) is that of all guesses with p / c above it: a fractional
     program, solved by Dinkelbach's iteration (On nonlinear fractional programming, 1967). So where rows are many or
-    guesses poor, there are none.
+    guesses poor, there are none. What was expected is held against what is measured (`speculation/gain.py`).
     """
 
-    def __init__(self, setting: str, cost: StepCost, ends: Ends) -> None:
+    def __init__(self, setting: str, cost: StepCost, ends: Ends, blocks: BlockManager) -> None:
         """`setting`: "auto", "off" or the number of tokens of every draft."""
         self._is_auto = setting == "auto"
         self._most = 0 if setting == "off" else MAX_DRAFT if self._is_auto else int(setting)
         self._cost = cost
         self._ends = ends
+        self._blocks = blocks
+        self._gains = GainByRows()
+        self._gain: Gain | None = None  # that the present step may tell something of
+        self._plain_seconds = 0.0  # that the present step would take without its drafts
+        self._promise = 0.0  # of its drafts: the logarithm of the gain in tokens per second
+        self._num_accepted = 0  # guesses of the present step
         self._acceptance = AcceptanceByAdapter()
         self._habits = HabitsByOwner()
         self._num_drafts = 0
         self._num_drafted = 0
         self._accepted_by_place = [0] * self._most
 
-    @property
-    def is_on(self) -> bool:
-        return self._most > 0
+    def add(self, running: Collection[Sequence], rows: StepRows) -> None:
+        """Lengthens rows that decode by guesses, with the tokens and the blocks that nobody else takes."""
+        self._num_accepted = 0
+        self._gain = None
+        for sequence, wanted in self.choose(running, rows):
+            room = (len(sequence.blocks) + self._blocks.num_free) * self._blocks.block_size - len(sequence.token_ids)
+            draft, allowed = _allowed(sequence, wanted[: min(room, rows.budget)])
+            row = rows.row(sequence.sequence_id)
+            assert row is not None, "the draft is one of a row"
+            if not draft or not rows.fits_draft(row.start, len(draft)):
+                continue
+            missing = self._blocks.num_needed(len(sequence.token_ids) + len(draft)) - len(sequence.blocks)
+            sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
+            rows.add_draft(replace(row, block_table=tuple(sequence.blocks)), draft, allowed)
 
-    def choose(self, running: Iterable[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
+    def trim(self, sequence: Sequence) -> None:
+        """Frees the blocks that only guesses were in, but for the one that the next token needs."""
+        num_needed = self._blocks.num_needed(sequence.num_computed + 1)
+        self._blocks.free(sequence.blocks[num_needed:])
+        del sequence.blocks[num_needed:]
+
+    def choose(self, running: Collection[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
         """The drafts that pay in this step, beside its rows so far; none is empty."""
         if not self._most or rows.budget <= 0:
             return []
+        if not self._is_auto:
+            return self._chosen(running, rows)
+        self._gain = gain = self._gains.of(len(running))
+        if not gain.may_look():
+            return []
+        found = self._chosen(running, rows)
+        return found if gain.may_run(self._promise if found else None) else []
+
+    def _chosen(self, running: Iterable[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
         decoding = [sequence for sequence in running if _continues(sequence, rows)]
-        awake = [(s, drafter) for s in decoding if not (drafter := s.drafter or self._begin(s)).rests()]
+        awake = [(s, drafter) for s in decoding if not (drafter := s.drafter or self._begin(s)).rests]
         if not awake:
             return []
         num_kv = sum(len(sequence.token_ids) for sequence in decoding)
         load = StepLoad(len(decoding), len(decoding), rows.load.num_adapters, num_kv, num_kv)
-        seconds = self._cost.seconds(load)
+        seconds = self._plain_seconds = self._cost.seconds(load)
         price = len(decoding) / seconds if self._is_auto else 0.0
         candidates = self._candidates(awake, price, rows.budget)
         price = self._best_price(candidates, len(decoding), seconds) if self._is_auto else price
@@ -87,11 +122,25 @@ class Drafting:
         drafter.learn(num_before, is_last=is_last)
         if num_drafted:
             self._num_drafts += 1
+            self._num_accepted += num_accepted
             self._num_drafted += num_drafted
             drafter.acceptance.num_drafted += num_drafted
             drafter.acceptance.num_accepted += num_accepted
             for place in range(num_accepted):
                 self._accepted_by_place[place] += 1
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Compares the time of a step that only decoded with what was expected."""
+        gain = self._gain
+        if gain is None or load.num_tokens != load.num_rows or seconds <= 0:
+            return
+        if load.num_drafted:
+            num_tokens, expected = load.num_rows + self._num_accepted, self._cost.seconds(load)
+            gain.observe_drafted(
+                DraftedStep(load.num_rows, num_tokens, self._promise, self._plain_seconds, expected, seconds)
+            )
+        elif gain.is_control:
+            gain.observe_plain(self._cost.seconds(load), seconds)
 
     def stats(self) -> SpeculationStats:
         busiest = self._acceptance.busiest(_NUM_SHOWN)
@@ -134,7 +183,8 @@ class Drafting:
                 spent += count * candidate.seconds
             price = (num_tokens + gain) / (seconds + spent)
             if price <= _LEAST_GAIN * plain:
-                return float("inf")
+                return math.inf
+        self._promise = math.log(price / plain)
         return price
 
     def _begin(self, sequence: Sequence) -> Drafter:
@@ -146,6 +196,14 @@ class Drafting:
         drafter = Drafter(sequence.token_ids, habits, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter
+
+
+def _allowed(sequence: Sequence, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AllowedTokens, ...]]:
+    """The part of a draft that the sequence's grammar allows, and what may come after each of its tokens."""
+    if sequence.constraint is None or not draft:
+        return draft, ()
+    allowed = sequence.constraint.after(draft)
+    return draft[: len(allowed)], allowed
 
 
 def _continues(sequence: Sequence, rows: StepRows) -> bool:

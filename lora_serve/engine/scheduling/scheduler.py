@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from lora_serve.core.batch import AllowedTokens, Batch, NextToken, Row, RowOutput
+from lora_serve.core.batch import Batch, RowOutput, StepLoad
 from lora_serve.core.errors import AdapterUnavailableError, LoraServeError, RequestTimeoutError
-from lora_serve.core.messages import ErrorEvent, Event, FinishEvent, StartedEvent, StepEvent
+from lora_serve.core.messages import ErrorEvent, Event, StartedEvent, StepEvent
 from lora_serve.core.request import InferenceRequest
 from lora_serve.engine.adapters.cold_start import ColdStart
 from lora_serve.engine.adapters.residency import AdapterResidency
@@ -21,13 +21,14 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.kv.prefix_cache import PrefixCache
 from lora_serve.engine.kv.swapping import Swapping
 from lora_serve.engine.policies.base import Policy
-from lora_serve.engine.scheduling.continuation import Ends, continue_with
+from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.drafting import Drafting
 from lora_serve.engine.scheduling.memory_guard import MemoryGuard
+from lora_serve.engine.scheduling.outputs import Outputs, is_end
 from lora_serve.engine.scheduling.prefetching import PREFETCH_WINDOW, AdapterPrefetcher
 from lora_serve.engine.scheduling.slot_turns import SlotTurns
 from lora_serve.engine.scheduling.step_rows import StepRows, chunk_of, row_of
-from lora_serve.engine.sequence import Sequence, pooled_events
+from lora_serve.engine.sequence import Sequence
 
 
 @dataclass(eq=False)
@@ -48,7 +49,6 @@ class Scheduler:
     waiting: list[Sequence] = field(default_factory=list)  # in no order: that is the policy's
     running: list[Sequence] = field(default_factory=list)  # in order of admission: the last is the youngest
     num_preemptions: int = 0
-    num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
     _num_added: int = 0
     _by_request: dict[str, Sequence] = field(default_factory=dict)
     _scheduled_at: float = -math.inf
@@ -56,6 +56,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self._cold_start = ColdStart(self._residency)
         self._prefetcher = AdapterPrefetcher(self._policy, self._cold_start, self._residency)
+        self.outputs = Outputs(self.prefix_cache, self._policy, self.batcher, self.drafting, self._ends)
 
     # -- coming and going --------------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Scheduler:
         self._prefetcher.prefetch(rows, now)
         if not rows:
             return None, events
-        self._add_drafts(rows)
+        self.drafting.add(self.running, rows)
         self._memory.composed(rows.load)
         return Batch(rows.rows(), self._blocks.take_fresh(), self.swapping.take_moves()), events
 
@@ -153,16 +154,18 @@ class Scheduler:
         sequences = {sequence.sequence_id: sequence for sequence in self.running}
         for row, output in zip(batch.rows, outputs, strict=True):
             sequence = sequences[row.sequence_id]
-            if output.error is not None:
-                self.prefix_cache.invalidate(sequence)
-                events.append(self._fail(sequence, output.error))
-                continue
-            sequence.add_prompt_logprobs(row.start, output.prompt_logprobs)
-            sequence.num_computed += len(row.token_ids) - row.num_draft
-            self.prefix_cache.publish(sequence)
-            self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))
-            events.extend(self._take_output(sequence, row, output, now))
+            found = self.outputs.take(sequence, row, output, now)
+            if found and is_end(found[-1]):
+                self._release(sequence)
+            elif row.num_draft:
+                self.drafting.trim(sequence)
+            events += found
         return events
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learns from the time that a step took."""
+        self.drafting.observe(load, seconds)
+        self.batcher.observe_step(load, seconds)
 
     def _schedule_running(self, rows: StepRows) -> None:
         for sequence in sorted(self.running, key=lambda s: s.turn):
@@ -261,69 +264,6 @@ class Scheduler:
         sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
         return True
 
-    def _add_drafts(self, rows: StepRows) -> None:
-        """Lengthens rows that decode by guesses, with the tokens and the blocks that nobody else takes."""
-        for sequence, wanted in self.drafting.choose(self.running, rows):
-            room = (len(sequence.blocks) + self._blocks.num_free) * self._blocks.block_size - len(sequence.token_ids)
-            draft, allowed = _allowed(sequence, wanted[: min(room, rows.budget)])
-            row = rows.row(sequence.sequence_id)
-            assert row is not None, "the draft is one of a row"
-            if not draft or not rows.fits_draft(row.start, len(draft)):
-                continue
-            missing = self._blocks.num_needed(len(sequence.token_ids) + len(draft)) - len(sequence.blocks)
-            sequence.blocks.extend(self._blocks.allocate(max(missing, 0)))
-            rows.add_draft(replace(row, block_table=tuple(sequence.blocks)), draft, allowed)
-
-    def _take_output(self, sequence: Sequence, row: Row, output: RowOutput, now: float) -> list[Event]:
-        if output.pooled is not None:
-            self._note_time(sequence, now)
-            events = pooled_events(sequence, output.pooled, now)
-            self._release(sequence)
-            return events
-        if output.token_id is None:
-            return []
-        self._note_time(sequence, now)
-        num_before, num_accepted = len(sequence.token_ids), 0
-        events = self._take_token(sequence, NextToken(output.token_id, output.logprobs), now)
-        for token in output.following:
-            if sequence.num_new > 1 or _is_end(events[-1]):
-                break  # what was guessed behind the end, or in place of what the grammar forces, is of no use
-            num_accepted += 1
-            sequence.num_computed += 1  # the guess before it was right: its K and V are there
-            self.prefix_cache.publish(sequence)
-            self._policy.served(sequence, 0, 1)
-            events += self._take_token(sequence, token, now)
-        is_over = _is_end(events[-1])
-        self.drafting.learn(sequence, num_before, row.num_draft, num_accepted, is_last=is_over)
-        if row.num_draft and not is_over:
-            self._trim(sequence)
-        return events
-
-    def _trim(self, sequence: Sequence) -> None:
-        """Frees the blocks that only guesses were in, but for the one that the next token needs."""
-        num_needed = self._blocks.num_needed(sequence.num_computed + 1)
-        self._blocks.free(sequence.blocks[num_needed:])
-        del sequence.blocks[num_needed:]
-
-    def _take_token(self, sequence: Sequence, token: NextToken, now: float) -> list[Event]:
-        try:
-            events = continue_with(sequence, token.token_id, token.logprobs, self._ends, now)
-        except LoraServeError as error:
-            return [self._fail(sequence, error)]
-        if num_forced := sequence.num_new - 1:
-            self._policy.served(sequence, 0, num_forced)
-            self.num_forced += num_forced
-        if isinstance(events[-1], FinishEvent):
-            self._release(sequence)
-        return events
-
-    def _note_time(self, sequence: Sequence, now: float) -> None:
-        if sequence.last_token_at is None:
-            self.batcher.observe_first_token(now - sequence.ready_at)
-        else:
-            self.batcher.observe_token(now - sequence.last_token_at)
-        sequence.last_token_at = now
-
     # -- the one release path ----------------------------------------------------------------------------------
 
     def _fail(self, sequence: Sequence, error: LoraServeError) -> ErrorEvent:
@@ -381,15 +321,3 @@ class Scheduler:
             return RequestTimeoutError("The request's timeout_ms passed before it was done.")
         ends_at = self._cold_start.ends_at(sequence)
         return self._cold_start.end(sequence, now) if ends_at is not None and now >= ends_at else None
-
-
-def _allowed(sequence: Sequence, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AllowedTokens, ...]]:
-    """The part of a draft that the sequence's grammar allows, and what may come after each of its tokens."""
-    if sequence.constraint is None or not draft:
-        return draft, ()
-    allowed = sequence.constraint.after(draft)
-    return draft[: len(allowed)], allowed
-
-
-def _is_end(event: Event) -> bool:
-    return isinstance(event, FinishEvent | ErrorEvent)

@@ -20,6 +20,8 @@ NUM_KINDS = LONGEST_MATCH + 2 * (LONGEST_STREAK + 1)
 _FORGETTING = 0.02  # weight of the newest guess, once there were enough
 _FIRST_WEIGHT = 3.0  # guesses that the first rates count as
 _MAX_ADAPTERS = 4096
+_FRUITLESS = 128  # times in a row that nothing was worth running, after which one answer in 8 is learned from
+_LEARN_EVERY = 8
 
 
 def kind_of_match(num_matched: int) -> int:
@@ -40,7 +42,13 @@ class Acceptance:
         self._num_seen = [_FIRST_WEIGHT] * NUM_KINDS
         self.num_drafted = 0  # tokens that were run
         self.num_accepted = 0
+        self._num_answers = 0
         self.num_fruitless = 0  # times in a row, over all rows, that no guess was worth running
+
+    def wants_answer(self) -> bool:
+        """True if habits should be learned from the next answer: of free text, there are none to be learned."""
+        self._num_answers += 1
+        return self.num_fruitless < _FRUITLESS or self._num_answers % _LEARN_EVERY == 0
 
     def note(self, kind: int, *, is_right: bool) -> None:
         """Learns from one guess."""

@@ -25,7 +25,8 @@ class Drafter:
     """Guesses for one sequence. `token_ids` is its own list of prompt and output, which grows at its end only."""
 
     __slots__ = (
-        "_candidates", "_draft", "_ends", "_habits", "_lookup", "_num_fruitless", "_num_learned", "_rest", "_tokens",
+        "_candidates", "_draft", "_ends", "_habits", "_lookup", "_num_fruitless", "_num_learned", "_resumes_at",
+        "_teaches", "_tokens",
         "acceptance",
     )  # fmt: skip
 
@@ -47,12 +48,13 @@ class Drafter:
         self._draft: list[_Candidate] = []  # as far as it was worked out
         self._num_learned = max(3, num_prompt)  # of the tokens, those that habits were learned from
         self._num_fruitless = 0
-        self._rest = min(_LONGEST_REST, acceptance.num_fruitless // _PATIENCE_WITH_ALL)
+        self._teaches = acceptance.wants_answer()
+        self._resumes_at = len(token_ids) + min(_LONGEST_REST, acceptance.num_fruitless // _PATIENCE_WITH_ALL)
 
+    @property
     def rests(self) -> bool:
         """True if this step is passed over: a text that nothing can be guessed of should cost nothing."""
-        self._rest -= 1
-        return self._rest >= 0
+        return len(self._tokens) < self._resumes_at
 
     def read(self, most: int) -> int:
         """Takes new tokens into the index, `most` at most; returns their number."""
@@ -71,7 +73,7 @@ class Drafter:
         self._num_fruitless = 0 if found else self._num_fruitless + 1
         shared.num_fruitless = 0 if found else shared.num_fruitless + 1
         rest = max(self._num_fruitless - _PATIENCE, shared.num_fruitless // _PATIENCE_WITH_ALL)
-        self._rest = min(_LONGEST_REST, rest)
+        self._resumes_at = len(self._tokens) + 1 + min(_LONGEST_REST, rest)
         return found
 
     def _work_out(self, most: int, least_rate: float) -> list[float]:
@@ -100,6 +102,8 @@ class Drafter:
 
     def learn(self, num_before: int, *, is_last: bool) -> None:
         """Compares the tokens that came after the first `num_before` with the guesses, if there are any."""
+        if not self._candidates and not is_last:
+            return
         tokens, num_known = self._tokens, len(self._tokens)
         if self._candidates and num_known > num_before:
             came = tokens[num_before]
@@ -110,7 +114,7 @@ class Drafter:
             for place, candidate in enumerate(self._draft[1 : num_known - num_before], num_before + 1):
                 self.acceptance.note(candidate.kind, is_right=candidate.token == tokens[place])
             self._candidates, self._draft = [], []
-        if is_last or num_known >= self._num_learned + _BATCH:
+        if self._teaches and (is_last or num_known >= self._num_learned + _BATCH):
             for place in range(self._num_learned, num_known):
                 self._habits.learn(tokens[place - 3], tokens[place - 2], tokens[place - 1], tokens[place])
             self._num_learned = num_known

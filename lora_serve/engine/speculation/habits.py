@@ -9,10 +9,14 @@ another, as with the KV cache's prefixes: how fast an answer comes would tell.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import TypeVar
 
 LONGEST_STREAK = 3
-_MAX_CONTEXTS = 8192  # of one owner and length; the oldest is forgotten
+_MAX_CONTEXTS = 8192  # of one owner and length
+_FORGOTTEN = (
+    1024  # the oldest, at a time: each look for the first key of a dictionary passes over all that were deleted
+)
 _MAX_ALL = 2**17  # of all owners together, some 25 MB
 _MAX_OWNERS = 1024
 
@@ -46,7 +50,8 @@ def _note(habits: dict[_Context, Habit], context: _Context, token: int) -> None:
     known = habits.get(context)
     if known is None:
         if len(habits) >= _MAX_CONTEXTS:
-            del habits[next(iter(habits))]
+            for oldest in list(islice(habits, _FORGOTTEN)):
+                del habits[oldest]
         habits[context] = (token, 0)
     elif known[0] != token:
         habits[context] = (token, 0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.core.batch import Batch, NextToken, RowOutput
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import ErrorEvent, FinishEvent
-from lora_serve.core.request import FinishReason
+from lora_serve.core.request import AdapterUse, FinishReason
 from tests.engine.fake_constraints import TOO_COMPLEX, FakeConstraints, grammar
 from tests.engine.fake_runner import next_token
 from tests.engine.world import World, adapter
@@ -25,6 +27,14 @@ def mostly_cycle(key: object, tokens: list[int]) -> int:
     """The round of ten with a token out of place now and then, each adapter in places of its own."""
     wish = next_token(key, tokens)
     return wish % 10 if wish % 7 == 0 else cycle(key, tokens)
+
+
+USES = (
+    (AdapterUse(adapter("a")),),
+    (AdapterUse(adapter("b")),),
+    (AdapterUse(adapter("a"), 0.5), AdapterUse(adapter("b"), 1.5)),
+    (AdapterUse(adapter("b"), 0.5, 3), AdapterUse(adapter("c"))),
+)  # one adapter, two together, and two of which one acts from the fourth token on
 
 
 def run_one(speculate: str, **fields: Any) -> World:
@@ -152,6 +162,22 @@ def test_grammar_keeps_its_answers() -> None:
         assert (world.runner.num_accepted > 0) == (speculate == "8")
 
 
+def test_guess_behind_a_token_that_the_grammar_follows_with_forced_ones_is_dropped() -> None:
+    """As from a runner that drew a token where the engine has put those that leave no choice."""
+    world = World(next_token=cycle, speculate="8", constraints=FakeConstraints())
+    run = world.runner.run
+
+    def eager(batch: Batch) -> list[RowOutput]:
+        outputs = run(batch)
+        return [replace(output, following=(*output.following, NextToken(777))) for output in outputs]
+
+    world.engine._runner.run = eager  # type: ignore[method-assign]
+    world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar([1, 2], [2], [3], [4, 5], [5], [6, 7], [7]))
+    world.run()
+    assert 777 not in world.tokens["a"]
+    world.check_answers()
+
+
 def test_grammar_that_fails_at_a_guess_ends_its_row_once() -> None:
     world = World(next_token=cycle, speculate="8", constraints=FakeConstraints())
     steps = [[1, 2], [2, 3], [3, TOO_COMPLEX], [4, 5], [5, 6], [6, 7]]
@@ -166,7 +192,7 @@ def test_grammar_that_fails_at_a_guess_ends_its_row_once() -> None:
 @pytest.mark.parametrize("speculate", ["auto", "3", "16"])
 @given(data=st.data())
 def test_any_traffic_is_answered_as_without_drafts(speculate: str, data: st.DataObject) -> None:
-    """Random adapters, lengths, stops, grammars, aborts, tight memory: the same tokens and the same ends."""
+    """Sets of adapters, choices of one prompt, stops, grammars, aborts, tight memory: the same tokens and ends."""
     settings = {
         "num_blocks": data.draw(st.integers(12, 40), "blocks"),
         "max_num_seqs": data.draw(st.integers(1, 6), "rows"),
@@ -188,9 +214,10 @@ def test_any_traffic_is_answered_as_without_drafts(speculate: str, data: st.Data
         if data.draw(st.integers(0, 3)) == 0:
             steps = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=12))
             sampling |= {"grammar": grammar(*steps), "stop_token_ids": (), "max_tokens": 20}
-        name = data.draw(st.sampled_from([None, "a", "b"]))
+        uses = data.draw(st.sampled_from([(), *USES]), "adapters")
         abort = data.draw(st.integers(0, 7)) == 0
-        script.append((f"r{index}", prompt, name, sampling, data.draw(st.integers(0, 4)), abort))
+        num_choices = data.draw(st.sampled_from([1, 1, 2, 4]), "n")
+        script.append((f"r{index}", num_choices, prompt, uses, sampling, data.draw(st.integers(0, 4)), abort))
     worlds = []
     for setting in ("off", speculate):
         world = World(
@@ -198,8 +225,10 @@ def test_any_traffic_is_answered_as_without_drafts(speculate: str, data: st.Data
             **settings,
         )  # fmt: skip
         world.runner.max_tokens = short_of
-        for request_id, prompt, name, sampling, num_steps, abort in script:
-            world.add(request_id, prompt, adapter(name) if name else None, **sampling)
+        for request_id, num_choices, prompt, uses, sampling, num_steps, abort in script:
+            for choice in range(1, num_choices):
+                world.add(f"{request_id}-{choice}", prompt, uses, **sampling)
+            world.add(request_id, prompt, uses, **sampling)
             for _ in range(num_steps):
                 world.step()
             if abort and request_id not in world.ends:

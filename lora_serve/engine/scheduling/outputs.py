@@ -1,0 +1,82 @@
+"""A step's outputs, taken in: each row's tokens, its events and how they count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.core.batch import NextToken, Row, RowOutput
+from lora_serve.core.errors import LoraServeError
+from lora_serve.core.messages import ErrorEvent, Event, FinishEvent
+from lora_serve.engine.batching.batcher import Batcher
+from lora_serve.engine.kv.prefix_cache import PrefixCache
+from lora_serve.engine.policies.base import Policy
+from lora_serve.engine.scheduling.continuation import Ends, continue_with
+from lora_serve.engine.scheduling.drafting import Drafting
+from lora_serve.engine.sequence import Sequence, pooled_events
+
+
+@dataclass(eq=False)
+class Outputs:
+    """Takes in the outputs of rows; a sequence that ends so is released by the caller."""
+
+    _prefix_cache: PrefixCache
+    _policy: Policy
+    _batcher: Batcher
+    _drafting: Drafting
+    _ends: Ends
+    num_forced: int = 0  # tokens that were not sampled, as a grammar left no choice
+
+    def take(self, sequence: Sequence, row: Row, output: RowOutput, now: float) -> list[Event]:
+        """The events of one row's output; the last one tells if the sequence is over (`is_end`)."""
+        if output.error is not None:
+            self._prefix_cache.invalidate(sequence)
+            return [ErrorEvent(sequence.request.request_id, output.error)]
+        sequence.add_prompt_logprobs(row.start, output.prompt_logprobs)
+        sequence.num_computed += len(row.token_ids) - row.num_draft
+        self._prefix_cache.publish(sequence)
+        self._policy.served(sequence, sequence.newly_served(row.start), int(output.token_id is not None))
+        if output.pooled is not None:
+            self._note_time(sequence, now)
+            return pooled_events(sequence, output.pooled, now)
+        if output.token_id is None:
+            return []
+        self._note_time(sequence, now)
+        return self._take_tokens(sequence, row, NextToken(output.token_id, output.logprobs), output.following, now)
+
+    def _take_tokens(
+        self, sequence: Sequence, row: Row, first: NextToken, following: tuple[NextToken, ...], now: float
+    ) -> list[Event]:
+        num_before, num_accepted = len(sequence.token_ids), 0
+        events = self._take_token(sequence, first, now)
+        for token in following:
+            if sequence.num_new > 1 or is_end(events[-1]):
+                break  # what was guessed behind the end, or in place of what the grammar forces, is of no use
+            num_accepted += 1
+            sequence.num_computed += 1  # the guess before it was right: its K and V are there
+            self._prefix_cache.publish(sequence)
+            self._policy.served(sequence, 0, 1)
+            events += self._take_token(sequence, token, now)
+        self._drafting.learn(sequence, num_before, row.num_draft, num_accepted, is_last=is_end(events[-1]))
+        return events
+
+    def _take_token(self, sequence: Sequence, token: NextToken, now: float) -> list[Event]:
+        try:
+            events = continue_with(sequence, token.token_id, token.logprobs, self._ends, now)
+        except LoraServeError as error:
+            return [ErrorEvent(sequence.request.request_id, error)]
+        if num_forced := sequence.num_new - 1:
+            self._policy.served(sequence, 0, num_forced)
+            self.num_forced += num_forced
+        return events
+
+    def _note_time(self, sequence: Sequence, now: float) -> None:
+        if sequence.last_token_at is None:
+            self._batcher.observe_first_token(now - sequence.ready_at)
+        else:
+            self._batcher.observe_token(now - sequence.last_token_at)
+        sequence.last_token_at = now
+
+
+def is_end(event: Event) -> bool:
+    """True for the last event of its request."""
+    return isinstance(event, FinishEvent | ErrorEvent)

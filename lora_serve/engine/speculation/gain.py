@@ -1,0 +1,156 @@
+"""The gain of guessing as it was measured: steps with drafts against steps without, among about as many rows.
+
+Costs and rates are learned from a clock that other programs disturb, and a draft that was expected to pay may not. So
+drafts are on trial: steps with and without take turns, until the tokens per second of those with are higher for sure,
+or not. Then one step in 32 goes without, or many do, twice as many after each trial that failed; unless drafts turn up
+that promise more than the last ones did by more than those broke of their promise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+
+_NUM_KEPT, _NUM_PLAIN_KEPT = 64, 16  # steps with drafts and without
+_LEAST_SAMPLES = 8  # steps with drafts before a verdict; and from one verdict to the next
+_LEAST_FOR_LOSS = 4  # likewise, if the loss is plain
+_PLAIN_LOSS, _PLAIN_DOUBTS = 0.1, 2.0  # as a logarithm, and in standard errors
+_LONGEST_TRIAL = 32  # steps with drafts, after which a gain that is still not sure is none
+_CONTROL_EVERY = 32  # steps, while drafts pay
+_FIRST_REST, _LONGEST_REST = 128, 2048  # steps after a trial that failed
+_LOOK_EVERY = 16  # steps of such a rest, whether drafts promise more
+_LEAST_HURDLE = 0.2  # logarithm of the gain promised; and by how much it rises each time that was not kept either
+_PATIENCE = 8  # steps that no draft was found for, until some are passed over
+_EACH_DOUBLING, _NUM_DOUBLINGS = 4, 5  # further such steps that double those, up to 32
+_NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedStep:
+    """A step with drafts, all of whose rows decode."""
+
+    num_rows: int
+    num_tokens: int  # that it gave: its rows and the guesses that came true
+    promise: float  # the logarithm of the gain that was expected
+    plain_seconds: float  # that it was expected to take without its drafts
+    expected_seconds: float
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        """The logarithm of what it took over what was expected."""
+        return math.log(self.seconds / self.expected_seconds)
+
+
+class Gain:
+    """Whether guesses pay in steps of about so many rows."""
+
+    def __init__(self) -> None:
+        self.is_control = False  # the present step goes without drafts to be compared with those that have some
+        self._drafted: deque[DraftedStep] = deque(maxlen=_NUM_KEPT)
+        self._plain_errors: deque[float] = deque(maxlen=_NUM_PLAIN_KEPT)
+        self._num_since = 0  # steps with drafts since the last verdict
+        self._is_sure = False
+        self._turn = 0
+        self._rest = 0  # steps left after a trial that failed
+        self._next_rest = _FIRST_REST
+        self._hurdle = 0.0  # promises above it end that rest
+        self._num_early = 0  # such ends since drafts paid, or the rest was over
+        self._num_passed_over = 0  # steps that look for no drafts, as none were found
+        self._num_fruitless = 0
+
+    def may_look(self) -> bool:
+        """True if this step should look for drafts; asked once a step."""
+        self.is_control = False
+        if self._rest > 0:
+            self._rest -= 1
+            if self._rest == 0:
+                self._num_early = 0
+            if self._rest % _LOOK_EVERY:
+                return False
+        elif self._num_passed_over > 0:
+            self._num_passed_over -= 1
+            return False
+        else:
+            self._turn += 1
+            is_due = self._turn % _CONTROL_EVERY == 0 if self._is_sure else len(self._plain_errors) < len(self._drafted)
+            self.is_control = is_due and bool(self._drafted)
+        return not self.is_control
+
+    def may_run(self, promise: float | None) -> bool:
+        """True if drafts that promise so much may be run; None: none were found. Asked after each look."""
+        if promise is None:
+            self._pass_over()
+            return False
+        self._num_fruitless //= 2
+        if self._rest > 0 and promise > self._hurdle:
+            self._rest = 0
+            self._num_early += 1
+        return self._rest == 0
+
+    def _pass_over(self) -> None:
+        """A look costs time, too: where nothing is found, they become rare."""
+        self._num_fruitless = min(self._num_fruitless + 1, _PATIENCE + _EACH_DOUBLING * _NUM_DOUBLINGS)
+        doublings = (self._num_fruitless - _PATIENCE) // _EACH_DOUBLING
+        self._num_passed_over = 0 if doublings < 0 else 1 << doublings
+
+    def observe_plain(self, expected_seconds: float, seconds: float) -> None:
+        """Takes in a step that went without drafts to be compared."""
+        self._plain_errors.append(math.log(seconds / expected_seconds))
+
+    def observe_drafted(self, step: DraftedStep) -> None:
+        self._drafted.append(step)
+        self._num_since += 1
+        num_pairs = min(len(self._drafted), len(self._plain_errors) + 1)
+        if num_pairs >= _LEAST_SAMPLES and self._num_since >= _LEAST_SAMPLES:
+            self._judge(*self.log_gain())
+        elif _LEAST_FOR_LOSS <= num_pairs < _LEAST_SAMPLES:
+            gain, doubt = self.log_gain()
+            if gain < -max(_PLAIN_LOSS, _PLAIN_DOUBTS * doubt):
+                self._judge(gain, doubt)
+
+    def log_gain(self) -> tuple[float, float]:
+        """The logarithm of the tokens per second with drafts over those without, and its standard error."""
+        steps = self._drafted
+        errors = [step.error for step in steps]
+        tokens = [step.num_tokens / step.num_rows for step in steps]
+        more = math.log(sum(step.num_tokens for step in steps) / sum(step.num_rows for step in steps))
+        longer = math.log(sum(step.expected_seconds for step in steps) / sum(step.plain_seconds for step in steps))
+        slower = median(errors) - median(self._plain_errors)
+        doubt = math.hypot(
+            _error_of_median(errors),
+            _error_of_median(self._plain_errors),
+            pstdev(tokens) / fmean(tokens) / math.sqrt(len(tokens)),
+        )
+        return more - longer - slower, doubt
+
+    def _judge(self, gain: float, doubt: float) -> None:
+        self._num_since = 0
+        if gain > doubt:
+            if not self._is_sure:
+                self._next_rest = max(_FIRST_REST, self._next_rest // 2)
+            self._is_sure, self._num_early = True, 0
+        elif gain < -doubt or len(self._drafted) >= _LONGEST_TRIAL:
+            broken = fmean(step.promise for step in self._drafted) - gain
+            self._hurdle = max(_LEAST_HURDLE, broken + doubt) + _LEAST_HURDLE * self._num_early
+            self._is_sure = False
+            self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
+            self._drafted.clear()
+            self._plain_errors.clear()
+
+
+class GainByRows:
+    """The gains in steps of 1 row, 2, 3 to 4, 5 to 8, ..."""
+
+    def __init__(self) -> None:
+        self._gains: dict[int, Gain] = {}
+
+    def of(self, num_rows: int) -> Gain:
+        return self._gains.setdefault((num_rows - 1).bit_length(), Gain())
+
+
+def _error_of_median(values: deque[float] | list[float]) -> float:
+    middle = median(values)
+    return _NORMAL * median(abs(value - middle) for value in values) / math.sqrt(len(values))
