@@ -19,7 +19,9 @@ from lora_serve.core.request import AdapterUse, InferenceRequest, PoolingParams,
 _NEW_TOKENS = 2  # the prompt's own, and one of a step that decodes
 _ROW_TOKENS = 2  # of prompts that only fill rows: the shortest that do not decode at once
 _SHORTEST_PADDED = 16
-_AUTO_CHUNK_ON_CPU = 64  # kernels for CPUs work tile by tile: a longer prompt only takes longer
+# Kernels for CPUs work tile by tile, and nothing is compiled or captured there: more only takes longer.
+_AUTO_CHUNK_ON_CPU = 40  # a long segment of an adapter
+_AUTO_ROWS_ON_CPU = 16
 _WAYS_OF_SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -75,7 +77,8 @@ def generating_shapes(mode: str, spec: ModelSpec, config: EngineConfig) -> list[
     most_rows = config.batch.max_num_seqs
     chunk = max(1, min(config.batch.max_num_batched_tokens, room))
     if mode == "auto":
-        chunk = min(chunk, _AUTO_CHUNK_ON_CPU) if spec.device == "cpu" else chunk
+        if spec.device == "cpu":
+            chunk, most_rows = min(chunk, _AUTO_CHUNK_ON_CPU), min(most_rows, _AUTO_ROWS_ON_CPU)
         mixed = [(min(8, most_rows), 8), (most_rows, _ROW_TOKENS), (min(2, most_rows), chunk)]
         return _distinct([*_both([(1, 8)]), *(WarmupShape(rows, tokens, True) for rows, tokens in mixed)], room)
     rows = [(count, _ROW_TOKENS) for count in _powers(1, most_rows)]

@@ -54,7 +54,10 @@ class BaseModel(AdaptedModel[StepInputs]):
     @torch.inference_mode()
     def _fuse(self, slots: LoraSlots) -> None:
         kernels = LayerKernels.load(self._cache.shape.dtype)
-        parts = FusionParts(self.module, self._cache, slots, self._attention, self.context, self._settings, kernels)
+        paths = {module: path for path, module in self.module.named_modules()}
+        parts = FusionParts(
+            self.module, self._cache, slots, self._attention, self.context, self._settings, kernels, paths
+        )
         done = fuse(parts, self.logits, self.spec.vocab_size, self.spec.max_model_len)
         _log.info("layers in fused kernels: %s", ", ".join(f"{n} {kind}" for kind, n in done.items()) or "none")
 

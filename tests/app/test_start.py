@@ -35,7 +35,7 @@ import torch, transformers
 from transformers.utils.import_utils import is_torchao_available
 if {loads!r}:
     load_model(Settings(model={model!r}).model_slice())
-left = [name for name in ("torch._dynamo", "scipy") if name in sys.modules]
+left = [name for name in ("torch._dynamo", "scipy", "sympy") if name in sys.modules]
 print(json.dumps([imported, left, is_torchao_available(), torch.distributed.is_available()]))
 import torch._dynamo, scipy.optimize
 assert torch.compiler.disable(lambda: 7)() == 7
@@ -79,8 +79,11 @@ def test_start_with_quantized_weights_finds_torchao(model: Path) -> None:
     assert "torchao" in imported
 
 
-def test_model_that_asks_for_more_of_the_compiler_is_loaded_the_ordinary_way(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error", [AttributeError("torch._dynamo is not imported yet"), RuntimeError("cpu and meta tensors in one product")]
+)
+def test_model_that_asks_for_more_than_a_lean_load_gives_is_loaded_the_ordinary_way(
+    error: Exception, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[bool] = []
     found = LlamaForCausalLM.from_pretrained
@@ -88,7 +91,7 @@ def test_model_that_asks_for_more_of_the_compiler_is_loaded_the_ordinary_way(
     def once_refused(*arguments: object, **settings: object) -> object:
         tries.append(True)
         if len(tries) == 1:
-            raise AttributeError("torch._dynamo is not imported yet")
+            raise error
         return found(*arguments, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", once_refused)
@@ -152,6 +155,28 @@ def test_untouched_model_is_run_once_and_gives_each_sequence_what_it_gives_it_al
         alone = loaded.module(input_ids=ids).logits[0].float().log_softmax(-1)
         expected = alone[:-1].gather(1, ids[0, 1:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(logprobs), expected.detach(), atol=1e-4, rtol=1e-4)
+
+
+PACKS = """
+import sys
+from pathlib import Path
+from lora_serve.core.settings import Settings
+from lora_serve.model.build import build_model
+settings = Settings(model=sys.argv[1], dtype="bfloat16", max_model_len=64, kv_cache_memory=2**20)
+parts = build_model(settings.model_slice(), settings.engine_slice(), 1)
+print(parts.spec.dtype, ".safetensors" in Path("/proc/self/maps").read_text())
+"""
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_weights_in_panels_leave_no_file_in_memory(ties: bool, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
+        tie_word_embeddings=ties,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", PACKS, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["bfloat16", "False"], done.stderr
 
 
 def test_server_with_its_engine_on_a_thread_reads_the_tokenizer_once(

@@ -85,9 +85,11 @@ def test_largest_batches_and_chunks_beside_decoding_rows_run(mode: str) -> None:
     assert any(0 < decoding(batch) < len(batch.rows) and batch.num_tokens == 96 for batch in batches)
 
 
-def test_auto_on_a_cpu_runs_no_long_prompts() -> None:
-    _, batches = run("auto", prompt_stretch=0, max_num_seqs=24, max_num_batched_tokens=512)
-    assert max(len(row.token_ids) for row in prompt_rows(batches)) == 64
+def test_auto_on_a_cpu_runs_no_long_prompts_and_few_rows() -> None:
+    _, batches = run("auto", prompt_stretch=0, max_num_seqs=64, max_num_batched_tokens=512)
+    assert max(len(row.token_ids) for row in prompt_rows(batches)) == 40
+    assert max(map(decoding, batches)) == 16
+    assert sum(batch.num_tokens for batch in batches) < 400
 
 
 def test_as_many_rows_as_a_step_has_tokens_decode_together() -> None:

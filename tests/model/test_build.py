@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from lora_serve.core.errors import ConfigError, ModelError
 from lora_serve.core.settings import Settings
 from lora_serve.model import base_model
+from lora_serve.model import build as building
 from lora_serve.model.build import ModelParts, build_model
+from lora_serve.model.system.threads import openmp
 from tests.oracle import save_tiny_model
 
 
@@ -114,3 +117,29 @@ def test_cuda_without_a_device_is_refused(mistral: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match="--device cuda"):
         build(mistral, device="cuda")
+
+
+@pytest.mark.parametrize(("small", "num_cores"), [(2**30, 1), (0, 2)])
+def test_small_model_is_built_on_one_core_and_the_thread_has_all_of_them_afterwards(
+    small: int, num_cores: int, mistral: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    check = building.check_exactness
+
+    def noted(*arguments: Any) -> None:
+        seen.append(torch.get_num_threads())
+        check(*arguments)
+
+    def on_two_cores() -> None:
+        torch.get_num_threads()
+        runtime = openmp()
+        assert runtime is not None
+        runtime.omp_set_num_threads(2)
+        build(mistral)
+        seen.append(torch.get_num_threads())
+
+    monkeypatch.setattr(building, "_SMALL_MODEL", small)
+    monkeypatch.setattr(building, "check_exactness", noted)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(on_two_cores).result()
+    assert seen == [num_cores, 2]

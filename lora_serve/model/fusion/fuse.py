@@ -46,10 +46,11 @@ def _fuse_stage(
     }
     with calls_of(list(members)) as calls:
         run(step)
+    written = parts.cache.read(step.cache_positions)
     done: Counter[str] = Counter()
     with parts.context.running(step):
         for module, name in members.items():
-            found = _proven(parts, module, stage[name], calls.get(module, []), step)
+            found = _proven(parts, module, stage[name], calls.get(module, []), step, written)
             if found is not None:
                 module.forward = found
                 done[name] += 1
@@ -57,12 +58,13 @@ def _fuse_stage(
 
 
 def _proven(
-    parts: FusionParts, module: nn.Module, kind: Any, calls: list[Call], step: StepInputs
+    parts: FusionParts, module: nn.Module, kind: Any, calls: list[Call], step: StepInputs, written: Tensor
 ) -> Callable[..., Any] | None:
-    """The first replacement that agrees with all calls; None if there is none."""
+    """The first replacement that agrees with all calls; None if there is none. `written`: K and V after the pass."""
     left: list[Callable[..., Any]] = kind.candidates(module, parts) if calls else []
     for call in calls:
-        truth = _truth(parts, module, kind, call, step) if left else None
+        is_known = len(calls) == 1 and not (_is_wide(kind) and written.dtype != torch.float32)
+        truth = _recorded(module, call, written) if is_known else _repeated(parts, module, kind, call, step)
         left = [one for one in left if truth is not None and _agrees(parts, one, kind, call, step, truth)]
     return left[0] if left else None
 
@@ -73,13 +75,25 @@ class _Truth:
     cached: Tensor
 
 
-def _truth(parts: FusionParts, module: nn.Module, kind: Any, call: Call, step: StepInputs) -> _Truth | None:
-    """The result of the module's own code.
-
-    A module of bfloat16 computes in float32 from the same numbers, so that nothing of its own rounding hides how far
-    the replacement is from it. One that is made of fused parts alone rounds where its replacement does.
+def _is_wide(kind: Any) -> bool:
+    """True if the truth is computed in float32 from the same numbers, so that nothing of a module's own rounding hides
+    how far the replacement is from it. A module that is made of fused parts alone rounds where its replacement does.
     """
-    is_wide = kind.STAGE == 1
+    return bool(kind.STAGE == 1)
+
+
+def _recorded(module: nn.Module, call: Call, written: Tensor) -> _Truth:
+    """The result of the module's own code in the pass, and K and V of its own layer as the pass left them."""
+    output = call.output[0] if isinstance(call.output, tuple) else call.output
+    cached = torch.zeros_like(written)
+    for layer in {int(one.layer_idx) for one in module.modules() if isinstance(getattr(one, "layer_idx", None), int)}:
+        cached[:, layer] = written[:, layer]
+    return _Truth(output, cached)
+
+
+def _repeated(parts: FusionParts, module: nn.Module, kind: Any, call: Call, step: StepInputs) -> _Truth | None:
+    """The result of the module's own code on the arguments of one call."""
+    is_wide = _is_wide(kind)
     _forget(parts, step)
     with in_float32(module) if is_wide else nullcontext():
         output = repeated(call, module.forward, is_wide=is_wide)

@@ -65,7 +65,4 @@ class FusionParts:
     context: StepContext[StepInputs]
     settings: Mapping[int, AttentionSettings]  # by layer, known once the model has run
     kernels: LayerKernels
-
-    def path(self, module: nn.Module) -> str:
-        """The place of a module in the model."""
-        return next((path for path, one in self.module.named_modules() if one is module), "")
+    paths: Mapping[nn.Module, str]  # the place of every module in the model

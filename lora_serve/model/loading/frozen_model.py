@@ -79,7 +79,8 @@ def _others(names: list[Any]) -> str:
 class SkipInit(TorchFunctionMode):
     """Leaves tensors of the meta device uninitialised, as a checkpoint will fill them; others are initialised as ever.
 
-    `torch.arange` on that device would import torch's symbolic shapes, and sympy with them, to find out its length.
+    `torch.arange`, from which models compute the frequencies of their positions, counts on the CPU: on that device it,
+    and each division by its numbers, would import torch's symbolic shapes and sympy, a third of a second.
     """
 
     def __torch_function__(
@@ -95,18 +96,12 @@ class SkipInit(TorchFunctionMode):
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor
         if func is torch.arange and _is_meta(named.get("device")):
-            return _unnumbered(*args, **named)
+            named = {**named, "device": "cpu"}
         return func(*args, **named)
 
 
 def _is_meta(device: Any) -> bool:
     return device is not None and torch.device(device).type == "meta"
-
-
-def _unnumbered(*args: Any, **named: Any) -> torch.Tensor:
-    """A meta tensor of `torch.arange`'s shape and type, made from a range on the CPU."""
-    found = torch.arange(*args, **{**named, "device": "cpu"})
-    return torch.empty_like(found, device="meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,32 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
         module.to(device)
     module.eval()
     module.requires_grad_(False)
+    copy_from_files(module)
     return FrozenModule(module, tuple(sorted(info["missing_keys"])), numbers.dtype, device, kernels)
+
+
+def copy_from_files(module: nn.Module) -> None:
+    """Copies the parameters that no product takes out of the files that are mapped into memory.
+
+    Weights of a checkpoint's own type are views of its file. Once those of the products are laid out anew nothing
+    needs it any more, but a single norm that is still such a view would keep all its pages in the process's memory.
+    """
+    files = _mapped_files()
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False) if files else ():
+            is_taken = not isinstance(part, nn.Embedding) and parameter.dim() > 1
+            if not is_taken and any(parameter.data_ptr() in file for file in files):
+                parameter.data = parameter.data.clone()
+
+
+def _mapped_files() -> list[range]:
+    """The addresses at which files of weights are mapped; none where the kernel does not say."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    places = [line.split()[0].split("-") for line in lines if line.endswith(".safetensors")]
+    return [range(int(start, 16), int(end, 16)) for start, end in places]
 
 
 def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, arguments: Mapping[str, Any]) -> Any:
@@ -183,8 +203,8 @@ def _from_pretrained(config: ModelConfig, auto_class: Any, dtype: torch.dtype, a
     try:
         with without_compiler(), SkipInit():
             return load()
-    except (ImportError, AttributeError):  # a model whose code asks the compiler for more than its marks
-        return load()
+    except (ImportError, AttributeError, RuntimeError):  # a model whose code asks the compiler for more than its marks,
+        return load()  # or computes with a range and with tensors of the meta device
 
 
 def path_of(module: PreTrainedModel, part: nn.Module | None) -> str | None:

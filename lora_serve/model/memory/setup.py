@@ -25,7 +25,7 @@ from lora_serve.model.system.device_memory import free_memory, peak_bytes, peak_
 
 _log = logging.getLogger(__name__)
 _MARGIN = 1.1
-_CPU_TOKENS, _CUDA_TOKENS = 64, 1024  # of the largest probe
+_CPU_TOKENS, _CUDA_TOKENS = 32, 1024  # of the largest probe
 _KEYS = 1024
 _LOGIT_ROWS = 16
 _DECODE_ROWS = 4

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,20 @@ def use_one_core() -> None:
     runtime = openmp()
     if runtime is not None:
         runtime.omp_set_num_threads(1)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Makes the calling thread compute on one core inside the block: it waits for no team, which takes long where other
+    threads keep the cores busy.
+    """
+    before, runtime = torch.get_num_threads(), openmp()
+    use_one_core()
+    try:
+        yield
+    finally:
+        if runtime is not None:
+            runtime.omp_set_num_threads(before)
 
 
 @functools.cache

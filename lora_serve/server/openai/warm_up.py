@@ -17,7 +17,7 @@ from lora_serve.text.chat import ChatMessage, render_chat
 from lora_serve.text.output import OutputText, StopRules
 
 _TEXT = "Dear customer, your invoice no. 2041 (EUR 17.50) was sent."
-_NEW_TOKENS = 8
+_NEW_TOKENS = 3
 
 
 async def answer_warm_up_text(services: Services) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -255,6 +256,24 @@ def test_activation_is_recognised_even_where_its_inputs_are_tiny(
     assert ("MLP" in fused_kinds(engine)) == is_fused
     if dtype == "float32":
         assert_is_plain_transformers(model, run(engine, [None] * 4))
+
+
+@pytest.mark.parametrize(("dtype", "num_runs"), [("float32", 3), ("bfloat16", 4)])
+def test_own_code_of_a_layer_runs_again_only_in_wider_numbers(
+    dtype: str, num_runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once to observe the model, once untouched, once recorded; rounded numbers are then held against float32's."""
+    runs, forward = Counter[nn.Module](), modeling_llama.LlamaMLP.forward
+
+    @functools.wraps(forward)
+    def counted(self: nn.Module, *arguments: Any) -> Any:
+        runs[self] += 1
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", counted)
+    engine = LocalEngine(save_tiny_model("llama", tmp_path / "model", **SHAPE), dtype=dtype, **LIMITS)
+    assert fused_kinds(engine) == FUSED["llama"]
+    assert list(runs.values()) == [num_runs] * 2
 
 
 def test_layers_in_another_type_are_not_fused(tmp_path: Path) -> None:

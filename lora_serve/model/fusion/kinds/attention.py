@@ -82,7 +82,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedRotaryAttenti
     linears = [module.get_submodule(name) for name in (*_PARTS, "o_proj")]
     q, k, v, output = (linear for linear in linears if isinstance(linear, LoraLinear))
     layer: Any = module.layer_idx
-    settings, cache, path = parts.settings.get(layer), parts.cache, parts.path(module)
+    settings, cache, path = parts.settings.get(layer), parts.cache, parts.paths[module]
     joined = JoinedLinears.of((q, k, v)) if settings is not None else None
     if settings is None or joined is None or not isinstance(parts.attention, native_attention.Backend):
         return []

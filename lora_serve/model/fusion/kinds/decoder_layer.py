@@ -131,7 +131,7 @@ def candidates(module: nn.Module, parts: FusionParts) -> list[FusedDecoderLayer]
         return []
     if len(norms) == 1 or not all(isinstance(norm.__dict__.get("forward"), FusedNorm) for norm in norms):
         return []
-    path = parts.path(module)
+    path = parts.paths[module]
     inside = [f"{path}.{name}" for name, _ in module.named_modules() if name]
     return [FusedDecoderLayer(module, fused, parts.slots, [parts.slots.changes_of(name) for name in inside])]
 
