@@ -35,13 +35,17 @@ typedef struct {
     int32_t first, tokens, context, table; /* of a row: packed token, how many, cached before them, offset in tables */
 } Piece;
 
-/* Where in the pools `count` keys from `start` on lie: offsets in elements. */
-static void places(const Attention *a, const int32_t *table, int64_t kv_head, int64_t start, int64_t count,
-                   int64_t *offsets) {
+typedef struct {
+    int64_t kv_head, start, count, offsets[KEYS]; /* `count` keys from `start` on; elements into the pools */
+} Stretch;
+
+static Stretch stretch_of(const Attention *a, const int32_t *table, int64_t kv_head, int64_t start, int64_t end) {
+    Stretch s = {kv_head, start, least(KEYS, end - start)};
     int64_t block = start / a->block_size, inside = start % a->block_size;
-    for (int64_t j = 0; j < count; block++, inside = 0)
-        for (; inside < a->block_size && j < count; inside++, j++)
-            offsets[j] = ((table[block] * a->block_size + inside) * a->kv_heads + kv_head) * a->size;
+    for (int64_t j = 0; j < s.count; block++, inside = 0)
+        for (; inside < a->block_size && j < s.count; inside++, j++)
+            s.offsets[j] = ((table[block] * a->block_size + inside) * a->kv_heads + kv_head) * a->size;
+    return s;
 }
 
 #define IS_BFLOAT16 (sizeof(real) == 2)
@@ -75,11 +79,11 @@ static void cut_out(const real *row, int64_t d, int64_t size, int64_t most, real
 static int64_t depth_of(const Attention *a) { return up_to(a->size, DEPTH_UNIT); }
 static int64_t key_words(const Attention *a) { return up_to(depth_of(a), WORDS) / WORDS * LANES * PANEL; }
 
-/* K of `count` keys in panels, zeros beyond count. `zeros`: `size` of them. */
-static void turn_keys(const Attention *a, const int64_t *offsets, int64_t count, uint32_t *to, const real *zeros) {
+/* K of a stretch in panels, zeros beyond count. `zeros`: `size` of them. */
+static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
     const real *rows[KEYS], *ends[LANES];
     real end[LANES][WORDS];
-    for (int64_t j = 0; j < KEYS; j++) rows[j] = j < count ? a->keys + offsets[j] : zeros;
+    for (int64_t j = 0; j < KEYS; j++) rows[j] = j < s->count ? a->keys + s->offsets[j] : zeros;
     for (int64_t p = 0; p < KEYS / LANES; p++) {
         const real **own = rows + p * LANES;
         uint32_t *panel = to + p / 2 * key_words(a) + p % 2 * LANES;
@@ -92,13 +96,13 @@ static void turn_keys(const Attention *a, const int64_t *offsets, int64_t count,
     }
 }
 
-/* V of `count` keys in panels of pairs of keys, zeros beyond count; PANEL columns as load_pairs has them: those at even
+/* V of a stretch in panels of pairs of keys, zeros beyond count; PANEL columns as load_pairs has them: those at even
  * places first. */
-static void pair_values(const Attention *a, const int64_t *offsets, int64_t count, uint32_t *to, const real *zeros) {
+static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
     real end[2][PANEL];
     for (int64_t j = 0; j < KEYS; j += 2, to += PANEL) {
         const real *rows[2];
-        for (int64_t i = 0; i < 2; i++) rows[i] = j + i < count ? a->values + offsets[j + i] : zeros;
+        for (int64_t i = 0; i < 2; i++) rows[i] = j + i < s->count ? a->values + s->offsets[j + i] : zeros;
         for (int64_t d = 0; d < a->size; d += PANEL) {
             const real *pair[2] = {rows[0] + d, rows[1] + d};
             for (int64_t i = 0; d + PANEL > a->size && i < 2; i++)
@@ -128,13 +132,14 @@ static void multiply_by(const input *x, int64_t x_stride, int64_t rows, const vo
 }
 
 /* V of float32 is read in place where its rows are whole panels, and through `line` [KEYS][width] elsewhere. */
-static void add_floats(const Attention *a, const int64_t *offsets, int64_t start, int64_t count, int64_t queries,
-                       const input *weights, float *sums, int64_t width, real *line) {
+static void add_floats(const Attention *a, const Stretch *s, int64_t queries, const input *weights, float *sums,
+                       int64_t width, real *line) {
     const int64_t in_place = a->size == width;
-    for (int64_t i = 0; i < count && !in_place; i++) cut_out(a->values + offsets[i], 0, a->size, width, line + i * width);
-    for (int64_t j = 0, next; j < count; j = next) {
-        next = in_place ? least(count, j + a->block_size - (start + j) % a->block_size) : count;
-        multiply_by(weights + j, KEYS, queries, in_place ? a->values + offsets[j] : line,
+    for (int64_t i = 0; i < s->count && !in_place; i++)
+        cut_out(a->values + s->offsets[i], 0, a->size, width, line + i * width);
+    for (int64_t j = 0, next; j < s->count; j = next) {
+        next = in_place ? least(s->count, j + a->block_size - (s->start + j) % a->block_size) : s->count;
+        multiply_by(weights + j, KEYS, queries, in_place ? a->values + s->offsets[j] : line,
                     in_place ? a->kv_heads * a->size : width, PANEL, width / PANEL, next - j, NULL, sums, width);
     }
 }
@@ -143,35 +148,63 @@ static void cap(float *scores, int64_t count, float scale, float softcap) {
     for (int64_t i = 0; i < count; i++) scores[i] = softcap * tanhf(scale * scores[i] / softcap);
 }
 
+ALWAYS vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+/* In every lane. */
+ALWAYS vec largest_lane(vec v) {
+#define EXCHANGE(step, firsts, seconds) v = larger(SHUFFLE(v, v, firsts), SHUFFLE(v, v, seconds));
+    TURNS
+#undef EXCHANGE
+    return v;
+}
+
+/* By what sums shrink as the largest score grows. */
+ALWAYS float shrunk(float before, float now) {
+    if (before == now) return before == -INFINITY ? 0.0f : 1.0f;
+    if (before == -INFINITY) return 0.0f;
+    return IS_BFLOAT16 ? exponential(splat(before - now))[0] : expf(before - now);
+}
+
+/* A total of weights: of bfloat16 in SUM_LANES lanes up to the end, of float32 one number. */
+#define TOTAL_LANES (IS_BFLOAT16 ? SUM_LANES : 1)
+
+ALWAYS void add_total(float *total, float factor, sums weights) {
+    if (!IS_BFLOAT16) *total = *total * factor + add_sums(weights);
+    UNROLL for (int v = 0; v < SUM_VECTORS && IS_BFLOAT16; v++)
+        store(total + v * LANES, load(total + v * LANES) * splat(factor) + weights.part[v]);
+}
+
+ALWAYS float whole_total(const float *total) {
+    if (!IS_BFLOAT16) return *total;
+    sums lanes;
+    UNROLL for (int v = 0; v < SUM_VECTORS; v++) lanes.part[v] = load(total + v * LANES);
+    return add_sums(lanes);
+}
+
 /* Scores of one query, to be scaled, to weights: first .. end (relative to this stretch) are visible. Returns the factor
  * by which what was summed before shrinks. */
-static float weigh(float *scores, float scale, int64_t first, int64_t end, real *weights, float *largest, float *sum) {
+ALWAYS float weigh(float *scores, float scale, int64_t first, int64_t end, real *weights, float *largest, float *total) {
     vec top = splat(-INFINITY);
-    sums total = {};
+    sums all = {};
     for (int64_t j = 0; j < KEYS && (first > 0 || end < KEYS); j++)
         if (j < first || j >= end) scores[j] = -INFINITY;
-    for (int64_t j = 0; j < KEYS; j += LANES) {
+    UNROLL for (int64_t j = 0; j < KEYS; j += LANES) top = larger(load(scores + j), top);
+    const vec shift = larger(splat(scale) * largest_lane(top), splat(*largest));
+    UNROLL for (int64_t j = 0; j < KEYS; j += LANES) {
         const vec s = load(scores + j);
-        top = choose(s > top, s, top);
+        const vec weight = choose(s == splat(-INFINITY), (vec){}, exponential(splat(scale) * s - shift));
+        store_real(weights + j, weight);
+        all.part[j / LANES % SUM_VECTORS] += round_real(weight);
     }
-    float most = top[0];
-    for (int i = 1; i < LANES; i++) most = most > top[i] ? most : top[i];
-    most = scale * most > *largest ? scale * most : *largest;
-    const vec shift = splat(most);
-    for (int64_t j = 0; j < KEYS; j += LANES) {
-        const vec s = load(scores + j);
-        store_real(weights + j, choose(s == splat(-INFINITY), (vec){}, exponential(splat(scale) * s - shift)));
-        total.part[j / LANES % SUM_VECTORS] += load_real(weights + j);
-    }
-    const float factor = *largest == -INFINITY ? 0.0f : *largest == most ? 1.0f : expf(*largest - most);
-    *largest = most;
-    *sum = *sum * factor + add_sums(total);
+    const float factor = shrunk(*largest, shift[0]);
+    *largest = shift[0];
+    add_total(total, factor, all);
     return factor;
 }
 
 typedef struct {
     input *q;                      /* [queries][depth] of each KV head */
-    float *sums, *largest, *total; /* [queries][width], [queries], [queries] likewise */
+    float *sums, *largest, *total; /* [queries][width], [queries], [queries][TOTAL_LANES] likewise */
     float *scores;                 /* [queries][KEYS] of one at a time */
     real *weights, *rounded;       /* likewise; a query */
     input *room;                   /* weights as products read them */
@@ -195,7 +228,7 @@ static int64_t lay_out(const Attention *a, int64_t tokens, char *from, Scratch *
     s->q = take(from, &used, all * depth_of(a) * sizeof(input));
     s->sums = take(from, &used, all * width * sizeof(float));
     s->largest = take(from, &used, all * sizeof(float));
-    s->total = take(from, &used, all * sizeof(float));
+    s->total = take(from, &used, all * TOTAL_LANES * sizeof(float));
     s->scores = take(from, &used, each * KEYS * sizeof(float));
     s->weights = take(from, &used, each * KEYS * sizeof(real));
     s->rounded = take(from, &used, depth_of(a) * sizeof(real));
@@ -207,38 +240,51 @@ static int64_t lay_out(const Attention *a, int64_t tokens, char *from, Scratch *
     return used;
 }
 
-/* One stretch of `count` keys from `start` on, for the queries of one KV head. */
-static void stretch(const Attention *a, const Piece *piece, int64_t kv_head, const int32_t *table, int64_t start,
-                    int64_t count, const Scratch *s) {
-    static const float nothing[MOST_PANELS * PANEL];
-    const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, size = a->size, depth = depth_of(a);
-    const int64_t width = panels_wide(size), before = (kv_head * piece->tokens) * group;
-    float *sums = s->sums + before * width;
-    int64_t offsets[KEYS], stride = KEYS;
-    places(a, table, kv_head, start, count, offsets);
-    turn_keys(a, offsets, count, s->keys, s->zeros);
-    multiply_by(s->q + before * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth, nothing, s->scores, KEYS);
+/* K or V of a stretch that comes soon. */
+static void ask_for(const Attention *a, const real *pool, const Stretch *s) {
+    for (int64_t j = 0; j < s->count; j++)
+        for (int64_t d = 0; d < a->size; d += 64 / sizeof(real)) __builtin_prefetch(pool + s->offsets[j] + d);
+}
+
+/* Scores to weights; sums so far shrink to them. */
+static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own, const Scratch *s) {
+    const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, width = panels_wide(a->size);
     if (a->softcap > 0) cap(s->scores, queries * KEYS, a->score_scale, a->softcap);
     const float scale = a->softcap > 0 ? 1.0f : a->score_scale;
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t position = piece->context + i / group, end = position + 1 - start;
-        const int64_t first = a->window > 0 ? position + 1 - a->window - start : 0;
-        float *own = s->scores + i * KEYS, *sum = sums + i * width;
+        const int64_t at = own->kv_head * queries + i;
+        const int64_t position = piece->context + i / group, end = position + 1 - own->start;
+        const int64_t first = a->window > 0 ? position + 1 - a->window - own->start : 0;
+        float *sum = s->sums + at * width;
         if (end <= 0 || first >= KEYS) {
             memset(s->weights + i * KEYS, 0, KEYS * sizeof(real));
             continue;
         }
-        const float factor =
-            weigh(own, scale, first, end, s->weights + i * KEYS, s->largest + before + i, s->total + before + i);
+        const float factor = weigh(s->scores + i * KEYS, scale, first, end, s->weights + i * KEYS, s->largest + at,
+                                   s->total + at * TOTAL_LANES);
         if (factor != 1.0f)
             for (int64_t d = 0; d < width; d++) sum[d] *= factor;
     }
+}
+
+/* One stretch of keys, for the queries of its KV head. */
+static void walk(const Attention *a, const Piece *piece, const Stretch *own, const Stretch *next, const Scratch *s) {
+    static const float nothing[MOST_PANELS * PANEL];
+    const int64_t queries = piece->tokens * a->heads / a->kv_heads, depth = depth_of(a), width = panels_wide(a->size);
+    float *sums = s->sums + own->kv_head * queries * width;
+    ask_for(a, a->keys, next);
+    turn_keys(a, own, s->keys, s->zeros);
+    multiply_by(s->q + own->kv_head * queries * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth,
+                nothing, s->scores, KEYS);
+    weigh_all(a, piece, own, s);
+    ask_for(a, a->values, next);
+    int64_t stride = KEYS;
     const input *weights = prepared(s->weights, &stride, queries, KEYS, s->room);
     if (IS_BFLOAT16) {
-        pair_values(a, offsets, count, s->values, s->zeros);
+        pair_values(a, own, s->values, s->zeros);
         multiply_by(weights, stride, queries, s->values, PANEL, KEYS / 2 * PANEL, width / PANEL, KEYS, NULL, sums, width);
     } else {
-        add_floats(a, offsets, start, count, queries, weights, sums, width, s->values);
+        add_floats(a, own, queries, weights, sums, width, s->values);
     }
 }
 
@@ -248,7 +294,8 @@ static void begin_query(const Attention *a, const float *query, const Scratch *s
     for (int64_t d = 0; d < depth; d++) s->rounded[d] = d < a->size ? real_of(a->query_scale * query[d]) : 0;
     memcpy(s->q + at * depth, prepared(s->rounded, &stride, 1, depth, s->q + at * depth), depth * sizeof(input));
     memset(s->sums + at * width, 0, width * sizeof(float));
-    s->largest[at] = -INFINITY, s->total[at] = 0.0f;
+    memset(s->total + at * TOTAL_LANES, 0, TOTAL_LANES * sizeof(float));
+    s->largest[at] = -INFINITY;
 }
 
 static void end_query(const float *sums, float factor, int64_t size, real *out) {
@@ -272,12 +319,17 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
                         h * queries + i);
     const int64_t end = piece->context + piece->tokens;
     const int64_t begin = a->window > 0 && piece->context + 1 > a->window ? piece->context + 1 - a->window : 0;
-    for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS)
-        for (int64_t h = first_head; h < end_head; h++) stretch(a, piece, h, table, start, least(KEYS, end - start), s);
+    Stretch own = stretch_of(a, table, first_head, begin / KEYS * KEYS, end), next;
+    for (; own.count > 0; own = next) {
+        const int is_last = own.kv_head + 1 == end_head;
+        next = stretch_of(a, table, is_last ? first_head : own.kv_head + 1, own.start + is_last * KEYS, end);
+        walk(a, piece, &own, &next, s);
+    }
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {
             const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
-            end_query(s->sums + at * width, 1.0f / s->total[at], size, a->out + (token * a->heads + head) * size);
+            end_query(s->sums + at * width, 1.0f / whole_total(s->total + at * TOTAL_LANES), size,
+                      a->out + (token * a->heads + head) * size);
         }
 }
 
