@@ -148,7 +148,16 @@ static void cap(float *scores, int64_t count, float scale, float softcap) {
     for (int64_t i = 0; i < count; i++) scores[i] = softcap * tanhf(scale * scores[i] / softcap);
 }
 
-ALWAYS vec larger(vec a, vec b) { return choose(a > b, a, b); }
+/* Scores before `first` and from `end` on: -INFINITY. */
+static void hide(float *scores, int64_t first, int64_t end) {
+    static const int32_t numbers[KEYS] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                          16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    const int32_t from = first > 0 ? first : 0, to = least(end, KEYS);
+    for (int64_t j = 0; j < KEYS; j += LANES) {
+        const ints number = *(const ints *)(numbers + j);
+        store(scores + j, choose((number < from) | (number >= to), splat(-INFINITY), load(scores + j)));
+    }
+}
 
 /* In every lane. */
 ALWAYS vec largest_lane(vec v) {
@@ -186,15 +195,13 @@ ALWAYS float whole_total(const float *total) {
 ALWAYS float weigh(float *scores, float scale, int64_t first, int64_t end, real *weights, float *largest, float *total) {
     vec top = splat(-INFINITY);
     sums all = {};
-    for (int64_t j = 0; j < KEYS && (first > 0 || end < KEYS); j++)
-        if (j < first || j >= end) scores[j] = -INFINITY;
+    if (first > 0 || end < KEYS) hide(scores, first, end);
     UNROLL for (int64_t j = 0; j < KEYS; j += LANES) top = larger(load(scores + j), top);
     const vec shift = larger(splat(scale) * largest_lane(top), splat(*largest));
     UNROLL for (int64_t j = 0; j < KEYS; j += LANES) {
         const vec s = load(scores + j);
-        const vec weight = choose(s == splat(-INFINITY), (vec){}, exponential(splat(scale) * s - shift));
-        store_real(weights + j, weight);
-        all.part[j / LANES % SUM_VECTORS] += round_real(weight);
+        const vec weight = (vec)((ints)exponential(splat(scale) * s - shift) & (s != splat(-INFINITY)));
+        all.part[j / LANES % SUM_VECTORS] += round_real(weights + j, weight);
     }
     const float factor = shrunk(*largest, shift[0]);
     *largest = shift[0];
