@@ -307,7 +307,9 @@ static void begin_query(const Attention *a, const float *query, const Scratch *s
 
 static void end_query(const float *sums, float factor, int64_t size, real *out) {
     for (int64_t d = 0; d < size; d += PANEL) {
-        const vec first = load(sums + d) * splat(factor), second = load(sums + d + LANES) * splat(factor);
+        /* -0 becomes 0, as it does where a token beside this one sees a further stretch. */
+        const vec first = load(sums + d) * splat(factor) + (vec){};
+        const vec second = load(sums + d + LANES) * splat(factor) + (vec){};
         ZIP(first, second, low, high); /* as pair_values has them */
         real both[PANEL];
         store_real(both, IS_BFLOAT16 ? low : first);
