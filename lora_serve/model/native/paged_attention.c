@@ -349,7 +349,8 @@ void paged_attention(const float *query, int64_t query_stride, const real *keys,
                      int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, const int32_t *tables,
                      const int32_t *pieces, int64_t num_pieces, int64_t most_tokens, float scale, int64_t window,
                      float softcap) {
-    Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, scale, 1.0f, softcap};
+    Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, scale, 1.0f,
+                   softcap};
     if (IS_BFLOAT16) a.query_scale = 1.0f, a.score_scale = scale;
     const int64_t enough = 2 * omp_get_max_threads();
     const int64_t parts = num_pieces >= enough ? 1 : kv_heads < enough ? kv_heads : enough; /* of the KV heads */

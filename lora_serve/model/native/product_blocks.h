@@ -76,7 +76,8 @@ ALWAYS void tiles(const int halves, const int panels, const Group *g, int64_t pa
     const float *from = g->start ? g->start + panel * PANEL : y, *other = from + (g->start && halves == 2 ? 0 : second);
     const int64_t apart = g->start ? 0 : bytes;
     /* Lines of each block that this group asks for ahead: those of the panels after its own, shared by the parts. */
-    const int64_t first = g->parts ? LINES * g->part / g->parts : 0, last = g->parts ? LINES * (g->part + 1) / g->parts : 0;
+    const int64_t parts = g->parts ? g->parts : LINES + 1; /* 0: nothing is asked for */
+    const int64_t first = LINES * g->part / parts, last = LINES * (g->part + 1) / parts;
     const char *ahead = (const char *)(halves == 2 ? w + g->panels * g->w_step : w) + 64 * first;
     __asm__ volatile("" ::: "memory"); /* the compiler's own loads of tiles do not say that they read */
     _tile_loadd(0, from, apart);

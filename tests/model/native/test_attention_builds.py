@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lora_serve.model.native import compiler, levels, library
-from tests.model.native.conftest import builds
 from tests.model.native.test_bfloat16_products import BUILDS
 from tests.model.native.test_paged_attention import CASES, LENGTH, Case
 
@@ -53,9 +52,13 @@ def found_by(build: tuple[str, tuple[str, ...]], folder: Path) -> dict[tuple[str
     return found
 
 
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return torch.equal(found.view(torch.int16), wanted.view(torch.int16))
+
+
 @pytest.mark.parametrize("order", ["dot", "blocks"])
 def test_bits_are_the_same_by_every_build(order: str, builds: Path) -> None:
     first, *others = [found_by(build, builds) for name, build in BUILDS.items() if name.startswith(order)]
     assert len(others) >= (1 if len(BUILDS) > 2 else 0)
     for found in others:
-        assert [key for key, bits in first.items() if not torch.equal(bits.view(torch.int16), found[key].view(torch.int16))] == []
+        assert [key for key in first if not same_bits(found[key], first[key])] == []
