@@ -95,7 +95,7 @@ def memory_of(pid: int, field: str) -> int:
 
 
 def processor_seconds(pid: int) -> float:
-    """Seconds that a process has computed for so far, over all its threads: less noisy than a clock on a busy machine."""
+    """Seconds that all threads of a process have computed for; a busy machine changes them less than the clock's."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -87,11 +87,6 @@ class WarmSetKeeper:
         self._noted = read_warm_set(self._path)
         self._is_warm = False  # until then the set is still the last run's
 
-    async def read_ahead(self) -> None:
-        """Loads the device's adapters into host memory, as many as it has room for; slots are the warm-up's yet."""
-        refs = _fitting(self._for_device(), self._config.max_cpu_loras, self._config.host_bytes)
-        await asyncio.gather(*(self._warm(ref, "host") for ref in refs))
-
     async def warm_device(self) -> None:
         """Loads the device's adapters beside the pinned ones; loads that take more than 30 s go on after the return."""
         refs = self._for_device()

@@ -56,12 +56,7 @@ class Preparation:
                     await load_pinned(self._services)
             await warm_up(self._services, self._settings)
             return
-        ahead = asyncio.create_task(read_hot_adapters(self._services, self._settings), name="hot adapters")
-        try:
-            left = await prepare(self._services, self._settings)
-        finally:
-            ahead.cancel()  # loads that have begun go on
-        if left:
+        if left := await prepare(self._services, self._settings):
             task = asyncio.create_task(register_later(self._services, left), name="lora modules")
             self._keeping.callback(task.cancel)
         await self._keeping.enter_async_context(await hot_adapters(self._services, self._settings))
@@ -170,12 +165,6 @@ async def load_pinned(services: Services) -> None:
     await services.client.adapters(budgets_of(services))
     for ref in pinned_refs(services.catalog.snapshot).values():
         await _pin(services.client, ref)
-
-
-async def read_hot_adapters(services: Services, settings: Settings) -> None:
-    """Loads the last run's hot adapters into host memory: disks and digests take another core than warm-up rows."""
-    if settings.warmup != "off":
-        await WarmSetKeeper(services.client, services.catalog, settings.adapter_slice()).read_ahead()
 
 
 async def hot_adapters(services: Services, settings: Settings) -> AbstractAsyncContextManager[None]:

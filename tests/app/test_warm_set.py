@@ -261,19 +261,3 @@ async def test_warm_up_off_neither_warms_nor_notes(tmp_path: Path, engine: MockE
         async with await warm_up.hot_adapters(services, settings):
             pass
         assert warmed(engine) == ([] if warmup == "off" else [("a", "device")])
-
-
-async def test_adapters_of_the_device_are_read_while_the_warm_up_runs(
-    tmp_path: Path, engine: MockEngineClient, catalog: Catalog
-) -> None:
-    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("abc")))
-    await keeper(engine, catalog, tmp_path).read_ahead()
-    assert warmed(engine) == [("a", "host"), ("b", "host"), ("c", "host")]
-
-
-async def test_no_more_adapters_are_read_ahead_than_host_memory_holds(
-    tmp_path: Path, engine: MockEngineClient, catalog: Catalog
-) -> None:
-    write_warm_set(tmp_path / FILE_NAME, WarmSet(digests("abc")))
-    await keeper(engine, catalog, tmp_path, max_cpu_loras=2).read_ahead()
-    assert warmed(engine) == [("a", "host"), ("b", "host")]

@@ -73,7 +73,7 @@ class FakeConstraint:
         found: list[FakeConstraint] = []
         state = FakeConstraint(self.steps, self.can_force, list(self.taken))
         for token in draft:
-            if token not in self.steps[len(state.taken)] or TOO_COMPLEX in self.steps[len(state.taken)]:
+            if token not in self.steps[len(state.taken)]:
                 break
             state = FakeConstraint(self.steps, self.can_force, [*state.taken, token])
             if state.is_over or state.forced():

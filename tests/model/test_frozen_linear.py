@@ -122,6 +122,20 @@ def test_weight_that_is_an_embedding_too_is_not_copied() -> None:
     assert torch.allclose(frozen.row_square_norms(), source.weight.square().sum(1))
 
 
+@torch.inference_mode()
+def test_sums_of_bfloat16_are_float32_until_they_are_rounded_once() -> None:
+    source = linear(dtype=torch.bfloat16)
+    source.bias.data = torch.randn(OUT).bfloat16()
+    x = torch.randn(7, IN).bfloat16()
+    frozen = FrozenLinear(source, shared_weight=True)
+    assert frozen.packed is not None  # an output head that is the embedding too
+    exact = x.double() @ source.weight.double().t() + source.bias.double()
+    assert frozen.sums(x).dtype == torch.float32
+    assert torch.allclose(frozen.sums(x).double(), exact, atol=1e-4)
+    assert torch.equal(frozen(x), frozen.sums(x).bfloat16())
+    assert not torch.allclose(frozen(x).double(), exact, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_quantised_weights_are_kept_as_they_are(name: str) -> None:
     source = quantised(name)

@@ -117,7 +117,7 @@ class EngineSettings(SettingsGroup):
         " pay; off: none",
     )
     attention: AttentionName = Field("auto", description="paged attention; auto: the fastest that runs here")
-    fuse_layers: bool = Field(True, description="fused kernels (CPU, float32) for layers where they prove to be equal")
+    fuse_layers: bool = Field(True, description="fused kernels (CPU) for layers where they prove to be equal")
     lora_kernel: LoraKernelName = Field("auto", description="LoRA delta; auto: the fastest that runs here")
     cuda_graphs: bool = Field(True, description="on GPUs capture decode steps once and replay them")
     warmup: Literal["auto", "full", "off"] = Field("auto", description="work done before /ready answers 200")

@@ -18,6 +18,7 @@ from lora_serve.engine.speculation.habits import HabitsByOwner
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
+_LEAST_GAIN = 1.02  # of tokens per second: rates and costs are estimates
 _NUM_SHOWN = 8  # adapters
 
 
@@ -132,7 +133,7 @@ class Drafting:
                 gain += sum(candidate.rates[:count])
                 spent += count * candidate.seconds
             price = (num_tokens + gain) / (seconds + spent)
-            if price <= plain:
+            if price <= _LEAST_GAIN * plain:
                 return float("inf")
         return price
 

@@ -7,11 +7,18 @@ from collections import OrderedDict
 from lora_serve.engine.speculation.habits import LONGEST_STREAK
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH
 
-_FIRST_LOOKUPS = (0.2, 0.5, 0.6, 0.7, 0.8, 0.8)  # by the tokens that match
-_FIRST_HABITS = (0.3, 0.6, 0.8, 0.9)  # by the times that the habit was kept
+_FIRST_LOOKUPS = (
+    0.1,
+    0.3,
+    0.5,
+    0.6,
+    0.7,
+    0.7,
+)  # by the tokens that match; low, as guesses need not be run to be learned from
+_FIRST_HABITS = (0.1, 0.4, 0.6, 0.8)  # by the times that the habit was kept
 NUM_KINDS = LONGEST_MATCH + 2 * (LONGEST_STREAK + 1)
 _FORGETTING = 0.02  # weight of the newest guess, once there were enough
-_FIRST_WEIGHT = 4.0  # guesses that the first rates count as
+_FIRST_WEIGHT = 3.0  # guesses that the first rates count as
 _MAX_ADAPTERS = 4096
 
 
@@ -33,6 +40,7 @@ class Acceptance:
         self._num_seen = [_FIRST_WEIGHT] * NUM_KINDS
         self.num_drafted = 0  # tokens that were run
         self.num_accepted = 0
+        self.num_fruitless = 0  # times in a row, over all rows, that no guess was worth running
 
     def note(self, kind: int, *, is_right: bool) -> None:
         """Learns from one guess."""

@@ -10,6 +10,7 @@ from lora_serve.engine.speculation.habits import Habits
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH, PromptLookup
 
 _PATIENCE = 4  # steps without a draft, after which some are passed over
+_PATIENCE_WITH_ALL = 32  # likewise over all rows of an adapter, for each step of rest
 _LONGEST_REST = 8  # steps
 _BATCH = 8  # tokens that habits are learned from at a time
 
@@ -45,7 +46,8 @@ class Drafter:
         self._candidates: list[_Candidate] = []  # for the next token
         self._draft: list[_Candidate] = []  # as far as it was worked out
         self._num_learned = max(3, num_prompt)  # of the tokens, those that habits were learned from
-        self._num_fruitless = self._rest = 0
+        self._num_fruitless = 0
+        self._rest = min(_LONGEST_REST, acceptance.num_fruitless // _PATIENCE_WITH_ALL)
 
     def rests(self) -> bool:
         """True if this step is passed over: a text that nothing can be guessed of should cost nothing."""
@@ -65,8 +67,11 @@ class Drafter:
         """
         self._draft = []
         found = self._work_out(most, least_rate)
+        shared = self.acceptance
         self._num_fruitless = 0 if found else self._num_fruitless + 1
-        self._rest = min(_LONGEST_REST, self._num_fruitless - _PATIENCE)
+        shared.num_fruitless = 0 if found else shared.num_fruitless + 1
+        rest = max(self._num_fruitless - _PATIENCE, shared.num_fruitless // _PATIENCE_WITH_ALL)
+        self._rest = min(_LONGEST_REST, rest)
         return found
 
     def _work_out(self, most: int, least_rate: float) -> list[float]:

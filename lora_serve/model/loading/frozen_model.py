@@ -146,7 +146,8 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     hf_config = read_model_config(config)
     try:
         plan = plan_quantization(config, hf_config, device)
-        numbers = number_type(plan.dtype, hf_config, device)
+        asked = "as asked" if plan.dtype == config.dtype else f"for --quantization {config.quantization}"
+        numbers = number_type(plan.dtype, hf_config, device, asked)
         kernels = library.description(numbers.dtype) if device.type == "cpu" else None
         _tell(numbers, kernels)
         module, info = _from_pretrained(config, auto_class, numbers.dtype, plan.arguments)

@@ -18,12 +18,12 @@ class NumberType:
     reason: str
 
 
-def number_type(name: str, hf_config: Any, device: torch.device) -> NumberType:
-    """The type of weights and activations for --dtype `name`. Raises ConfigError."""
+def number_type(name: str, hf_config: Any, device: torch.device, asked: str = "as asked") -> NumberType:
+    """The type of weights and activations for --dtype `name`; `asked`: why it is no "auto". Raises ConfigError."""
     own: torch.dtype = getattr(hf_config, "dtype", None) or torch.float32
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
-        return NumberType(chosen, "as asked" + _slowness(chosen, device))
+        return NumberType(chosen, asked + _slowness(chosen, device))
     if device.type != "cpu":
         return NumberType(own, "the checkpoint's own")
     if own == torch.bfloat16:

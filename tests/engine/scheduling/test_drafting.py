@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lora_serve.core.memory import MemoryPlan
 from lora_serve.core.messages import ErrorEvent, FinishEvent
 from lora_serve.core.request import FinishReason
-from tests.engine.fake_constraints import FakeConstraints, grammar
+from tests.engine.fake_constraints import TOO_COMPLEX, FakeConstraints, grammar
 from tests.engine.fake_runner import next_token
 from tests.engine.world import World, adapter
 
@@ -150,6 +150,17 @@ def test_grammar_keeps_its_answers() -> None:
         world.run()
         world.check_answers()
         assert (world.runner.num_accepted > 0) == (speculate == "8")
+
+
+def test_grammar_that_fails_at_a_guess_ends_its_row_once() -> None:
+    world = World(next_token=cycle, speculate="8", constraints=FakeConstraints())
+    steps = [[1, 2], [2, 3], [3, TOO_COMPLEX], [4, 5], [5, 6], [6, 7]]
+    world.add("a", [*range(10), 0], max_tokens=20, grammar=grammar(*steps))
+    world.add("b", [*range(10), 0, 1], max_tokens=20)
+    world.run()
+    assert isinstance(world.ends["a"], ErrorEvent)
+    assert world.tokens["b"] == world.expected("b")
+    world.check_nothing_held()
 
 
 @pytest.mark.parametrize("speculate", ["auto", "3", "16"])

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from lora_serve.model.native import compiler, levels, library
-from tests.local_engine import LocalEngine
 from tests.model.fusion.test_fuse import FUSED, fused_kinds
 from tests.model.fusion.test_row_alone import NAMES, SHAPE, assert_rows_are_alone, engine_of, numbers, requests
-from tests.model.native.conftest import QUICK, builds, flags_of
+from tests.model.native.conftest import QUICK, flags_of
 from tests.oracle import save_adapter, save_tiny_model
 
 _LOWEST = levels.available()[:2][-1].flags  # with fused multiply-adds, AVX2's on x86
@@ -26,6 +25,11 @@ PORTABLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
         (*_LOWEST, "-DLANES=16", "-DBFLOAT16_ORDER_BLOCKS"),
     ),
 }
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("builds")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +75,7 @@ def test_portable_kernels_give_the_bits_of_the_processors_own_instructions(
 
 
 @pytest.mark.parametrize("order", PORTABLE)
-def test_row_is_alone_in_portable_kernels_too(
-    order: str, folders: tuple[Path, dict[str, Path]], builds: Path
-) -> None:
+def test_row_is_alone_in_portable_kernels_too(order: str, folders: tuple[Path, dict[str, Path]], builds: Path) -> None:
     with kernels(builds, PORTABLE[order][0]):
         assert_rows_are_alone(folders, "bfloat16", (512, 23))
 

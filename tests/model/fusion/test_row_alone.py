@@ -4,7 +4,7 @@ float32 and in bfloat16, and on processors with fewer instructions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest

@@ -179,9 +179,12 @@ def test_bytes_told_are_those_of_the_packed_weights(llama: Path) -> None:
     assert int4 == plain - 4 * num_weights + num_weights // 2 + 8 * num_weights // 32
 
 
-def test_int4_takes_bfloat16_unless_told_otherwise(llama: Path) -> None:
+def test_int4_takes_bfloat16_unless_told_otherwise(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     assert build(llama, quantization="int4").spec.dtype == "bfloat16"
+    assert "dtype: bfloat16 (for --quantization int4" in caplog.text
     assert build(llama, quantization="int4", dtype="float32").spec.dtype == "float32"
+    assert "dtype: float32 (as asked); kernels: " in caplog.text
 
 
 def test_int4_rows_in_bfloat16_agree_with_peft_as_far_as_bfloat16_goes(llama: Path, tmp_path: Path) -> None:

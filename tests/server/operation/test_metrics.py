@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lora_serve.client.mock import MockReply
 from lora_serve.core.errors import NotReadyError, NumericalError
 from lora_serve.core.messages import Timings
-from lora_serve.core.stats import STEP_TOKENS, BatchInfo, EngineStats, EvictionReason, TierStats
+from lora_serve.core.stats import STEP_TOKENS, BatchInfo, EngineStats, EvictionReason, SpeculationStats, TierStats
 from lora_serve.server.operation.metrics import engine_families, tier_families
 from lora_serve.server.telemetry.metrics import Metrics
 from tests.server.conftest import leave_in_the_middle
@@ -228,3 +229,28 @@ async def test_registrys_generation_is_shown(http: aiohttp.ClientSession, house:
     after = await scrape()
     assert after["lora_serve_registry_generation"] > before["lora_serve_registry_generation"]
     assert after["lora_serve_registry_away"] == 0
+
+
+def no_figures() -> EngineStats:
+    return EngineStats(0, 0, (), (), 1, 1, 1, 16, 0, (), (), ())
+
+
+def test_guessed_tokens_have_vllms_names_where_tokens_are_guessed() -> None:
+    stats = replace(no_figures(), speculation=SpeculationStats(3, 10, 30, 12, (8, 3, 1)))
+    names = {"model_name": "m", "engine": "0"}
+    found = {
+        (sample.name, sample.labels.get("position")): sample.value
+        for family in engine_families(stats, names)
+        for sample in family.samples
+        if "spec_decode" in sample.name
+    }
+    assert found == {
+        ("vllm:spec_decode_num_drafts_total", None): 10,
+        ("vllm:spec_decode_num_draft_tokens_total", None): 30,
+        ("vllm:spec_decode_num_accepted_tokens_total", None): 12,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "0"): 8,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"): 3,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "2"): 1,
+    }
+    none = engine_families(replace(stats, speculation=SpeculationStats()), names)
+    assert not any("spec_decode" in family.name for family in none)
