@@ -46,7 +46,7 @@ class Backend:
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: StepInputs, settings: AttentionSettings
     ) -> Tensor:
-        """query of the cache's type or float32, which loses nothing; the result is of the cache's type."""
+        """query of the cache's type, or float32, which the kernel rounds to it; the result is of the cache's type."""
         num_heads, num_kv_heads = query.shape[1], self.cache.shape.num_kv_heads
         pieces = self.pieces(step, num_heads)
         query = query.float()

@@ -6,7 +6,7 @@
 /* e^x for x <= 0, NaN for NaN: 2^n times a polynomial of degree 6 (Cephes' expf). */
 ALWAYS vec exponential(vec x) {
     const vec lowest = splat(-87.0f), half = splat(-0.5f);
-    x = choose(x < lowest, lowest, x);
+    x = larger(lowest, x);
     const ints n = __builtin_convertvector(x * splat(1.44269504f) + half, ints);
     const vec whole = __builtin_convertvector(n, vec);
     const vec r = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f);

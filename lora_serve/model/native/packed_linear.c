@@ -8,16 +8,8 @@
  * multiplied together stay in the first cache, rows so that their part of x stays in the second; threads share the
  * panels. How a few rows are multiplied by a panel is in product_<order>.h.
  */
-#include "real.h"
+#include "order.h"
 #include "threads.h"
-
-#ifndef REAL_IS_BFLOAT16
-#include "product_float.h"
-#elif defined(__AMX_BF16__) || defined(BFLOAT16_ORDER_BLOCKS)
-#include "product_blocks.h"
-#else
-#include "product_dot.h"
-#endif
 
 typedef struct {
     const real *x;
@@ -43,8 +35,9 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
     float sums[MOST_ROWS * PANEL], last_bias[PANEL] = {0.0f};
     const float *start = k ? NULL : p->bias ? p->bias + panel * PANEL : zeros;
     if (start && p->bias && !is_whole) start = memcpy(last_bias, start, width * sizeof(float));
-    Group g = {.kind = p->kind, .panels = panels, .x = x, .x_stride = x_stride, .w_step = step, .depth = depth,
-               .w = p->w + panel * step + panel_words(p->kind, k), .start = start, .y_stride = is_whole ? p->out : PANEL,
+    Group g = {.kind = p->kind, .panels = panels, .x = x, .x_stride = x_stride, .depth = depth,
+               .w_row = panel_words(p->kind, 1), .w_step = step, .w = p->w + panel * step + panel_words(p->kind, k),
+               .start = start, .y_stride = is_whole ? p->out : PANEL,
                .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
     for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.part++) {
         float *y = p->y + (row + done) * p->out + panel * PANEL;

@@ -6,18 +6,21 @@
  * a few tokens of a row and walks over KEYS keys at a time, with all query heads that share a KV head, keeping the
  * running maximum and sum of the softmax (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, Dao et al., 2022).
  * Stretches of keys begin at multiples of KEYS, so a token's result is the same bits however its prompt was cut and
- * whoever stands beside it. K and V of the step are in the cache already, and widened in registers where they are
- * bfloat16. Masked keys weigh exactly zero.
+ * whoever stands beside it. K and V of the step are in the cache already. Masked keys weigh exactly zero.
+ *
+ * Both products are those of the variant (order.h). In bfloat16 their inputs are rounded once, as transformers has them:
+ * queries before they are scaled, and weights, whose total is that of the rounded ones: what is left then is a true
+ * mean of V, exact where the V that matter are equal.
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "exponential.h"
+#include "order.h"
 #include "threads.h"
-#include "tile.h"
 
 #define KEYS 32
-#define QUERIES 24 /* query vectors that one thread takes at a time, unless a KV head has more */
+#define QUERIES (MOST_ROWS > 24 ? MOST_ROWS : 24) /* that one thread takes at a time, unless a KV head has more */
 
 typedef struct {
     const float *query;         /* [tokens], heads * size each, query_stride apart */
@@ -25,27 +28,34 @@ typedef struct {
     real *out;
     const int32_t *tables; /* block numbers */
     int64_t query_stride, heads, kv_heads, size, block_size, window;
-    float scale, softcap;
+    float query_scale, score_scale, softcap;
 } Attention;
 
 typedef struct {
     int32_t first, tokens, context, table; /* of a row: packed token, how many, cached before them, offset in tables */
 } Piece;
 
-/* Where in the pools `count` keys from `start` on lie: offsets in elements. */
-static void places(const Attention *a, const int32_t *table, int64_t kv_head, int64_t start, int64_t count,
-                   int64_t *offsets) {
+typedef struct {
+    int64_t kv_head, start, count, offsets[KEYS]; /* `count` keys from `start` on; elements into the pools */
+} Stretch;
+
+static Stretch stretch_of(const Attention *a, const int32_t *table, int64_t kv_head, int64_t start, int64_t end) {
+    Stretch s = {kv_head, start, least(KEYS, end - start)};
     int64_t block = start / a->block_size, inside = start % a->block_size;
-    for (int64_t j = 0; j < count; block++, inside = 0)
-        for (; inside < a->block_size && j < count; inside++, j++)
-            offsets[j] = ((table[block] * a->block_size + inside) * a->kv_heads + kv_head) * a->size;
+    for (int64_t j = 0; j < s.count; block++, inside = 0)
+        for (; inside < a->block_size && j < s.count; inside++, j++)
+            s.offsets[j] = ((table[block] * a->block_size + inside) * a->kv_heads + kv_head) * a->size;
+    return s;
 }
 
+#define IS_BFLOAT16 (sizeof(real) == 2)
 #define WORDS (LANES * 4 / (int64_t)sizeof(real)) /* numbers of `real` in a vector */
 
-/* LANES rows of WORDS numbers, turned round: to[d * stride + r] = from[r][d]. Words of four bytes are exchanged between
- * rows ever farther apart (Eklundh, 1972); one of bfloat16 holds two neighbours d. */
-static void turn(const real *const *from, int64_t d, float *to, int64_t stride) {
+static int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
+
+/* LANES rows of LANES words turned round: to[w * PANEL + r] = from[r][w]. They are exchanged between rows ever farther
+ * apart (Eklundh, 1972); a word is a float, or a pair of neighbours in bfloat16. */
+static void turn(const real *const *from, int64_t d, uint32_t *to) {
     vec a[LANES];
     UNROLL for (int r = 0; r < LANES; r++) a[r] = load((const float *)(from[r] + d));
 #define EXCHANGE(step, firsts, seconds)                                                   \
@@ -55,148 +65,256 @@ static void turn(const real *const *from, int64_t d, float *to, int64_t stride) 
     }
     TURNS
 #undef EXCHANGE
-    UNROLL for (int w = 0; w < LANES; w++) {
-        if (sizeof(real) == 4) {
-            store(to + w * stride, a[w]);
-        } else {
-            store(to + 2 * w * stride, (vec)((bits)a[w] << 16));
-            store(to + (2 * w + 1) * stride, (vec)((bits)a[w] & 0xffff0000u));
-        }
-    }
+    UNROLL for (int w = 0; w < LANES; w++) store((float *)(to + w * PANEL), a[w]);
 }
 
-/* K of `count` keys, turned round: to [KEYS / PANEL][size][PANEL], zeros beyond count. `zeros`: `size` of them. */
-static void turn_keys(const Attention *a, const int64_t *offsets, int64_t count, float *to, const real *zeros) {
-    const real *rows[KEYS];
-    for (int64_t j = 0; j < KEYS; j++) rows[j] = j < count ? a->keys + offsets[j] : zeros;
+/* Up to `most` numbers of a row from d on, zeros after its end. */
+static void cut_out(const real *row, int64_t d, int64_t size, int64_t most, real *to) {
+    const int64_t count = d < size ? least(most, size - d) : 0;
+    memcpy(to, row + d, count * sizeof(real));
+    memset(to + count, 0, (most - count) * sizeof(real));
+}
+
+/* Numbers of a query or key, with the zeros after them that products ask for, and words of a panel of keys. */
+static int64_t depth_of(const Attention *a) { return up_to(a->size, DEPTH_UNIT); }
+static int64_t key_words(const Attention *a) { return up_to(depth_of(a), WORDS) / WORDS * LANES * PANEL; }
+
+/* K of a stretch in panels, zeros beyond count. `zeros`: `size` of them. */
+static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
+    const real *rows[KEYS], *ends[LANES];
+    real end[LANES][WORDS];
+    for (int64_t j = 0; j < KEYS; j++) rows[j] = j < s->count ? a->keys + s->offsets[j] : zeros;
     for (int64_t p = 0; p < KEYS / LANES; p++) {
-        float *panel = to + p / 2 * a->size * PANEL + p % 2 * LANES;
-        int64_t d = 0;
-        for (; d + WORDS <= a->size; d += WORDS) turn(rows + p * LANES, d, panel + d * PANEL, PANEL);
-        for (; d < a->size; d++)
-            for (int64_t j = 0; j < LANES; j++) panel[d * PANEL + j] = float_of(rows[p * LANES + j][d]);
-    }
-}
-
-/* Rows of `real` in w, or of float. Of a panel of bfloat16 come the sums of its even columns, then of its odd ones: a word
- * is widened to both by two operations. */
-static void many_rows(const int is_real, int64_t rows, const float *x, int64_t x_stride, const void *w, int64_t w_stride,
-                      int64_t depth, float *y, int64_t y_stride) {
-    const int64_t groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t r = rows * g / groups, end = rows * (g + 1) / groups;
-        if (is_real && sizeof(real) == 2)
-            rows_of_pairs(end - r, x + r * x_stride, x_stride, w, w_stride / 2, depth, y + r * y_stride, y_stride);
-        else rows_of_floats(end - r, x + r * x_stride, x_stride, w, w_stride, depth, y + r * y_stride, y_stride);
-    }
-}
-
-/* sums [queries][width] += weights [queries][KEYS] V of `count` keys; V is read in place where its rows are whole
- * panels, and through `line` [KEYS][width] elsewhere. */
-static void add_values(const Attention *a, const int64_t *offsets, int64_t start, int64_t count, int64_t queries,
-                       const float *weights, float *sums, int64_t width, real *line) {
-    const int64_t in_place = a->size == width;
-    for (int64_t j = 0, next; j < count; j = next) {
-        next = in_place ? j + a->block_size - (start + j) % a->block_size : count;
-        if (next > count) next = count;
-        const real *values = in_place ? a->values + offsets[j] : line;
-        const int64_t stride = in_place ? a->kv_heads * a->size : width;
-        for (int64_t i = 0; i < count && !in_place; i++) {
-            memcpy(line + i * width, a->values + offsets[i], a->size * sizeof(real));
-            memset(line + i * width + a->size, 0, (width - a->size) * sizeof(real));
+        const real **own = rows + p * LANES;
+        uint32_t *panel = to + p / 2 * key_words(a) + p % 2 * LANES;
+        for (int64_t d = 0; d < depth_of(a); d += WORDS, panel += LANES * PANEL) {
+            const int is_whole = d + WORDS <= a->size;
+            for (int64_t r = 0; !is_whole && r < LANES; r++)
+                ends[r] = end[r] - d, cut_out(own[r], d, a->size, WORDS, end[r]);
+            turn(is_whole ? own : ends, d, panel);
         }
-        for (int64_t d = 0; d < width; d += PANEL)
-            many_rows(1, queries, weights + j, KEYS, values + d, stride, next - j, sums + d, width);
     }
 }
 
-static void cap(float *scores, int64_t count, float softcap) {
-    for (int64_t i = 0; i < count; i++) scores[i] = softcap * tanhf(scores[i] / softcap);
+/* V of a stretch in panels of pairs of keys, zeros beyond count; PANEL columns as load_pairs has them: those at even
+ * places first. */
+static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
+    real end[2][PANEL];
+    for (int64_t j = 0; j < KEYS; j += 2, to += PANEL) {
+        const real *rows[2];
+        for (int64_t i = 0; i < 2; i++) rows[i] = j + i < s->count ? a->values + s->offsets[j + i] : zeros;
+        for (int64_t d = 0; d < a->size; d += PANEL) {
+            const real *pair[2] = {rows[0] + d, rows[1] + d};
+            for (int64_t i = 0; d + PANEL > a->size && i < 2; i++)
+                cut_out(rows[i], d, a->size, PANEL, end[i]), pair[i] = end[i];
+            const bits one = *(const bits *)pair[0], other = *(const bits *)pair[1];
+            uint32_t *panel = to + d * (KEYS / 2);
+            *(bits *)panel = (one & 0xffffu) | (other << 16);
+            *(bits *)(panel + LANES) = (one >> 16) | (other & 0xffff0000u);
+        }
+    }
 }
 
-/* Scores of one query to weights, in place: first .. end (relative to this stretch) are visible. Returns the factor
+/* y [rows][panels][PANEL] = start + x times `panels` panels; start NULL: y goes on. */
+static void multiply_by(const input *x, int64_t x_stride, int64_t rows, const void *w, int64_t w_row, int64_t w_step,
+                        int64_t panels, int64_t depth, const float *start, float *y, int64_t y_stride) {
+    const int64_t wide = panels_at_once(rows);
+    for (int64_t p = 0, taken; p < panels; p += taken) {
+        taken = p + wide <= panels ? wide : 1;
+        Group g = {.kind = IS_BFLOAT16 ? DEPTH_PAIRS : FLOATS, .panels = taken, .x = x, .x_stride = x_stride,
+                   .w = (const uint32_t *)w + p * w_step, .w_row = w_row, .w_step = w_step, .depth = depth, .start = start,
+                   .y = y + p * PANEL, .y_stride = y_stride};
+        for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.y += g.rows * y_stride) {
+            g.rows = rows_at_once(rows - done);
+            multiply(&g);
+        }
+    }
+}
+
+/* V of float32 is read in place where its rows are whole panels, and through `line` [KEYS][width] elsewhere. */
+static void add_floats(const Attention *a, const Stretch *s, int64_t queries, const input *weights, float *sums,
+                       int64_t width, real *line) {
+    const int64_t in_place = a->size == width;
+    for (int64_t i = 0; i < s->count && !in_place; i++)
+        cut_out(a->values + s->offsets[i], 0, a->size, width, line + i * width);
+    for (int64_t j = 0, next; j < s->count; j = next) {
+        next = in_place ? least(s->count, j + a->block_size - (s->start + j) % a->block_size) : s->count;
+        multiply_by(weights + j, KEYS, queries, in_place ? a->values + s->offsets[j] : line,
+                    in_place ? a->kv_heads * a->size : width, PANEL, width / PANEL, next - j, NULL, sums, width);
+    }
+}
+
+static void cap(float *scores, int64_t count, float scale, float softcap) {
+    for (int64_t i = 0; i < count; i++) scores[i] = softcap * tanhf(scale * scores[i] / softcap);
+}
+
+/* Scores before `first` and from `end` on: -INFINITY. */
+static void hide(float *scores, int64_t first, int64_t end) {
+    static const int32_t numbers[KEYS] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                          16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    const int32_t from = first > 0 ? first : 0, to = least(end, KEYS);
+    for (int64_t j = 0; j < KEYS; j += LANES) {
+        const ints number = *(const ints *)(numbers + j);
+        store(scores + j, choose((number < from) | (number >= to), splat(-INFINITY), load(scores + j)));
+    }
+}
+
+/* In every lane. */
+ALWAYS vec largest_lane(vec v) {
+#define EXCHANGE(step, firsts, seconds) v = larger(SHUFFLE(v, v, firsts), SHUFFLE(v, v, seconds));
+    TURNS
+#undef EXCHANGE
+    return v;
+}
+
+/* By what sums shrink as the largest score grows. */
+ALWAYS float shrunk(float before, float now) {
+    if (before == now) return before == -INFINITY ? 0.0f : 1.0f;
+    if (before == -INFINITY) return 0.0f;
+    return IS_BFLOAT16 ? exponential(splat(before - now))[0] : expf(before - now);
+}
+
+/* A total of weights: of bfloat16 in SUM_LANES lanes up to the end, of float32 one number. */
+#define TOTAL_LANES (IS_BFLOAT16 ? SUM_LANES : 1)
+
+ALWAYS void add_total(float *total, float factor, sums weights) {
+    if (!IS_BFLOAT16) *total = *total * factor + add_sums(weights);
+    UNROLL for (int v = 0; v < SUM_VECTORS && IS_BFLOAT16; v++)
+        store(total + v * LANES, load(total + v * LANES) * splat(factor) + weights.part[v]);
+}
+
+ALWAYS float whole_total(const float *total) {
+    if (!IS_BFLOAT16) return *total;
+    sums lanes;
+    UNROLL for (int v = 0; v < SUM_VECTORS; v++) lanes.part[v] = load(total + v * LANES);
+    return add_sums(lanes);
+}
+
+/* Scores of one query, to be scaled, to weights: first .. end (relative to this stretch) are visible. Returns the factor
  * by which what was summed before shrinks. */
-static float weigh(float *scores, int64_t first, int64_t end, float *largest, float *sum) {
+ALWAYS float weigh(float *scores, float scale, int64_t first, int64_t end, real *weights, float *largest, float *total) {
     vec top = splat(-INFINITY);
-    sums total = {};
-    for (int64_t j = 0; j < KEYS; j++)
-        if (j < first || j >= end) scores[j] = -INFINITY;
-    for (int64_t j = 0; j < KEYS; j += LANES) {
+    sums all = {};
+    if (first > 0 || end < KEYS) hide(scores, first, end);
+    UNROLL for (int64_t j = 0; j < KEYS; j += LANES) top = larger(load(scores + j), top);
+    const vec shift = larger(splat(scale) * largest_lane(top), splat(*largest));
+    UNROLL for (int64_t j = 0; j < KEYS; j += LANES) {
         const vec s = load(scores + j);
-        top = choose(s > top, s, top);
+        const vec weight = (vec)((ints)exponential(splat(scale) * s - shift) & (s != splat(-INFINITY)));
+        all.part[j / LANES % SUM_VECTORS] += round_real(weights + j, weight);
     }
-    float most = *largest;
-    for (int i = 0; i < LANES; i++) most = most > top[i] ? most : top[i];
-    const vec shift = splat(most);
-    for (int64_t j = 0; j < KEYS; j += LANES) {
-        const vec s = load(scores + j);
-        const vec weight = choose(s == splat(-INFINITY), (vec){}, exponential(s - shift));
-        store(scores + j, weight);
-        total.part[j / LANES % SUM_VECTORS] += weight;
-    }
-    const float factor = *largest == -INFINITY ? 0.0f : expf(*largest - most);
-    *largest = most;
-    *sum = *sum * factor + add_sums(total);
+    const float factor = shrunk(*largest, shift[0]);
+    *largest = shift[0];
+    add_total(total, factor, all);
     return factor;
 }
 
 typedef struct {
-    float *q, *sums, *largest, *total; /* [queries][size], [queries][width], [queries], [queries] of each KV head */
-    float *scores, *keys;              /* [queries][KEYS], [KEYS][size] of one at a time */
-    real *line, *zeros;                /* [KEYS][width] of one at a time, [size] */
+    input *q;                      /* [queries][depth] of each KV head */
+    float *sums, *largest, *total; /* [queries][width], [queries], [queries][TOTAL_LANES] likewise */
+    float *scores;                 /* [queries][KEYS] of one at a time */
+    real *weights, *rounded;       /* likewise; a query */
+    input *room;                   /* weights as products read them */
+    uint32_t *keys;                /* panels of one at a time */
+    void *values;                  /* likewise, or [KEYS][width] */
+    real *zeros;                   /* [size] */
 } Scratch;
 
-static int64_t panels_wide(int64_t size) { return (size + PANEL - 1) / PANEL * PANEL; }
+static int64_t panels_wide(int64_t size) { return up_to(size, PANEL); }
 
-static Scratch scratch_of(const Attention *a, int64_t tokens, float *from) {
+static void *take(char *from, int64_t *used, int64_t bytes) {
+    void *found = from ? from + *used : NULL;
+    *used += up_to(bytes, 64);
+    return found;
+}
+
+/* Returns the bytes that pieces of so many tokens need, `from` on. */
+static int64_t lay_out(const Attention *a, int64_t tokens, char *from, Scratch *s) {
     const int64_t each = tokens * a->heads / a->kv_heads, all = tokens * a->heads, width = panels_wide(a->size);
-    Scratch s = {.q = from};
-    s.sums = s.q + all * a->size, s.largest = s.sums + all * width, s.total = s.largest + all;
-    s.scores = s.total + all, s.keys = s.scores + each * KEYS, s.line = (real *)(s.keys + KEYS * a->size);
-    s.zeros = s.line + KEYS * width;
-    memset(s.zeros, 0, a->size * sizeof(real));
-    return s;
+    int64_t used = 0;
+    s->q = take(from, &used, all * depth_of(a) * sizeof(input));
+    s->sums = take(from, &used, all * width * sizeof(float));
+    s->largest = take(from, &used, all * sizeof(float));
+    s->total = take(from, &used, all * TOTAL_LANES * sizeof(float));
+    s->scores = take(from, &used, each * KEYS * sizeof(float));
+    s->weights = take(from, &used, each * KEYS * sizeof(real));
+    s->rounded = take(from, &used, depth_of(a) * sizeof(real));
+    s->room = take(from, &used, each * KEYS * sizeof(input));
+    s->keys = take(from, &used, KEYS / PANEL * key_words(a) * 4);
+    s->values = take(from, &used, KEYS * width * sizeof(real));
+    s->zeros = take(from, &used, a->size * sizeof(real));
+    if (from) memset(s->zeros, 0, a->size * sizeof(real));
+    return used;
 }
 
-static int64_t scratch_floats(const Attention *a, int64_t tokens) {
-    const int64_t width = panels_wide(a->size);
-    return tokens * a->heads * (a->size + width + 2 + KEYS) + KEYS * (a->size + width) + a->size;
+/* K or V of a stretch that comes soon. */
+static void ask_for(const Attention *a, const real *pool, const Stretch *s) {
+    for (int64_t j = 0; j < s->count; j++)
+        for (int64_t d = 0; d < a->size; d += 64 / sizeof(real)) __builtin_prefetch(pool + s->offsets[j] + d);
 }
 
-/* One stretch of `count` keys from `start` on, for the queries of one KV head. */
-static void stretch(const Attention *a, const Piece *piece, int64_t kv_head, const int32_t *table, int64_t start,
-                    int64_t count, const Scratch *s) {
-    const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, size = a->size;
-    const int64_t width = panels_wide(size), before = (kv_head * piece->tokens) * group;
-    float *sums = s->sums + before * width;
-    int64_t offsets[KEYS];
-    places(a, table, kv_head, start, count, offsets);
-    turn_keys(a, offsets, count, s->keys, s->zeros);
-    memset(s->scores, 0, queries * KEYS * sizeof(float));
-    for (int64_t p = 0; p < KEYS / PANEL; p++)
-        many_rows(0, queries, s->q + before * size, size, s->keys + p * size * PANEL, PANEL, size, s->scores + p * PANEL, KEYS);
-    if (a->softcap > 0) cap(s->scores, queries * KEYS, a->softcap);
+/* Scores to weights; sums so far shrink to them. */
+static void weigh_all(const Attention *a, const Piece *piece, const Stretch *own, const Scratch *s) {
+    const int64_t group = a->heads / a->kv_heads, queries = piece->tokens * group, width = panels_wide(a->size);
+    if (a->softcap > 0) cap(s->scores, queries * KEYS, a->score_scale, a->softcap);
+    const float scale = a->softcap > 0 ? 1.0f : a->score_scale;
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t position = piece->context + i / group, end = position + 1 - start;
-        const int64_t first = a->window > 0 ? position + 1 - a->window - start : 0;
-        float *own = s->scores + i * KEYS, *sum = sums + i * width;
+        const int64_t at = own->kv_head * queries + i;
+        const int64_t position = piece->context + i / group, end = position + 1 - own->start;
+        const int64_t first = a->window > 0 ? position + 1 - a->window - own->start : 0;
+        float *sum = s->sums + at * width;
         if (end <= 0 || first >= KEYS) {
-            memset(own, 0, KEYS * sizeof(float));
+            memset(s->weights + i * KEYS, 0, KEYS * sizeof(real));
             continue;
         }
-        const float factor = weigh(own, first, end, s->largest + before + i, s->total + before + i);
+        const float factor = weigh(s->scores + i * KEYS, scale, first, end, s->weights + i * KEYS, s->largest + at,
+                                   s->total + at * TOTAL_LANES);
         if (factor != 1.0f)
             for (int64_t d = 0; d < width; d++) sum[d] *= factor;
     }
-    add_values(a, offsets, start, count, queries, s->scores, sums, width, s->line);
 }
 
-/* Sums as `many_rows` leaves them, put in order. */
-static void order(float *sums, int64_t width) {
-    for (int64_t d = 0; sizeof(real) == 2 && d < width; d += PANEL) {
-        ZIP(load(sums + d), load(sums + d + LANES), low, high);
-        store(sums + d, low);
-        store(sums + d + LANES, high);
+/* One stretch of keys, for the queries of its KV head. */
+static void walk(const Attention *a, const Piece *piece, const Stretch *own, const Stretch *next, const Scratch *s) {
+    static const float nothing[MOST_PANELS * PANEL];
+    const int64_t queries = piece->tokens * a->heads / a->kv_heads, depth = depth_of(a), width = panels_wide(a->size);
+    float *sums = s->sums + own->kv_head * queries * width;
+    ask_for(a, a->keys, next);
+    turn_keys(a, own, s->keys, s->zeros);
+    multiply_by(s->q + own->kv_head * queries * depth, depth, queries, s->keys, PANEL, key_words(a), KEYS / PANEL, depth,
+                nothing, s->scores, KEYS);
+    weigh_all(a, piece, own, s);
+    ask_for(a, a->values, next);
+    int64_t stride = KEYS;
+    const input *weights = prepared(s->weights, &stride, queries, KEYS, s->room);
+    if (IS_BFLOAT16) {
+        pair_values(a, own, s->values, s->zeros);
+        multiply_by(weights, stride, queries, s->values, PANEL, KEYS / 2 * PANEL, width / PANEL, KEYS, NULL, sums, width);
+    } else {
+        add_floats(a, own, queries, weights, sums, width, s->values);
+    }
+}
+
+static void begin_query(const Attention *a, const float *query, const Scratch *s, int64_t at) {
+    const int64_t depth = depth_of(a), width = panels_wide(a->size);
+    int64_t stride = depth;
+    for (int64_t d = 0; d < depth; d++) s->rounded[d] = d < a->size ? real_of(a->query_scale * query[d]) : 0;
+    memcpy(s->q + at * depth, prepared(s->rounded, &stride, 1, depth, s->q + at * depth), depth * sizeof(input));
+    memset(s->sums + at * width, 0, width * sizeof(float));
+    memset(s->total + at * TOTAL_LANES, 0, TOTAL_LANES * sizeof(float));
+    s->largest[at] = -INFINITY;
+}
+
+static void end_query(const float *sums, float factor, int64_t size, real *out) {
+    for (int64_t d = 0; d < size; d += PANEL) {
+        /* -0 becomes 0, as it does where a token beside this one sees a further stretch. */
+        const vec first = load(sums + d) * splat(factor) + (vec){};
+        const vec second = load(sums + d + LANES) * splat(factor) + (vec){};
+        ZIP(first, second, low, high); /* as pair_values has them */
+        real both[PANEL];
+        store_real(both, IS_BFLOAT16 ? low : first);
+        store_real(both + LANES, IS_BFLOAT16 ? high : second);
+        memcpy(out + d, both, least(PANEL, size - d) * sizeof(real));
     }
 }
 
@@ -205,25 +323,22 @@ static void attend(const Attention *a, const Piece *piece, int64_t first_head, i
     const int64_t width = panels_wide(size);
     const int32_t *table = a->tables + piece->table;
     for (int64_t h = first_head; h < end_head; h++)
-        for (int64_t i = 0; i < queries; i++) {
-            const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
-            const float *query = a->query + token * a->query_stride + head * size;
-            for (int64_t d = 0; d < size; d++) s->q[at * size + d] = a->scale * query[d];
-            memset(s->sums + at * width, 0, width * sizeof(float));
-            s->largest[at] = -INFINITY, s->total[at] = 0.0f;
-        }
+        for (int64_t i = 0; i < queries; i++)
+            begin_query(a, a->query + (piece->first + i / group) * a->query_stride + (h * group + i % group) * size, s,
+                        h * queries + i);
     const int64_t end = piece->context + piece->tokens;
     const int64_t begin = a->window > 0 && piece->context + 1 > a->window ? piece->context + 1 - a->window : 0;
-    for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS)
-        for (int64_t h = first_head; h < end_head; h++)
-            stretch(a, piece, h, table, start, end - start < KEYS ? end - start : KEYS, s);
+    Stretch own = stretch_of(a, table, first_head, begin / KEYS * KEYS, end), next;
+    for (; own.count > 0; own = next) {
+        const int is_last = own.kv_head + 1 == end_head;
+        next = stretch_of(a, table, is_last ? first_head : own.kv_head + 1, own.start + is_last * KEYS, end);
+        walk(a, piece, &own, &next, s);
+    }
     for (int64_t h = first_head; h < end_head; h++)
         for (int64_t i = 0; i < queries; i++) {
             const int64_t at = h * queries + i, token = piece->first + i / group, head = h * group + i % group;
-            const float factor = 1.0f / s->total[at];
-            order(s->sums + at * width, width);
-            for (int64_t d = 0; d < size; d++) s->sums[at * width + d] *= factor;
-            round_row(s->sums + at * width, size, a->out + (token * a->heads + head) * size);
+            end_query(s->sums + at * width, 1.0f / whole_total(s->total + at * TOTAL_LANES), size,
+                      a->out + (token * a->heads + head) * size);
         }
 }
 
@@ -234,18 +349,23 @@ void paged_attention(const float *query, int64_t query_stride, const real *keys,
                      int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, const int32_t *tables,
                      const int32_t *pieces, int64_t num_pieces, int64_t most_tokens, float scale, int64_t window,
                      float softcap) {
-    const Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, scale, softcap};
+    Attention a = {query, keys, values, out, tables, query_stride, heads, kv_heads, size, block_size, window, scale, 1.0f,
+                   softcap};
+    if (IS_BFLOAT16) a.query_scale = 1.0f, a.score_scale = scale;
     const int64_t enough = 2 * omp_get_max_threads();
     const int64_t parts = num_pieces >= enough ? 1 : kv_heads < enough ? kv_heads : enough; /* of the KV heads */
 #pragma omp parallel
     {
-        float *room = aligned_alloc(64, (scratch_floats(&a, most_tokens) * sizeof(float) + 63) / 64 * 64);
-        const Scratch scratch = scratch_of(&a, most_tokens, room);
+        Scratch scratch;
+        char *room = aligned_alloc(64, lay_out(&a, most_tokens, NULL, &scratch));
+        lay_out(&a, most_tokens, room, &scratch);
+        const uint64_t before = begin_products();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < num_pieces * parts; i++) {
             const int64_t part = i % parts;
             attend(&a, (const Piece *)pieces + i / parts, kv_heads * part / parts, kv_heads * (part + 1) / parts, &scratch);
         }
+        end_products(before);
         free(room);
     }
 }

@@ -9,10 +9,10 @@ typedef struct { /* some rows of x to be multiplied by some neighbouring panels 
     const input *x;
     int64_t x_stride;
     const uint32_t *w;
-    int64_t w_step, depth; /* words from panel to panel */
+    int64_t w_row, w_step, depth; /* words from row to row (of float32: others have whole panels) and from panel to panel */
     const float *start;    /* the sums' beginning, the same for every row; NULL: they go on from y */
     float *y;
-    int64_t y_stride, part, parts; /* which it is of the parts of x that this part of the panels meets */
+    int64_t y_stride, part, parts; /* which it is of the parts of x that this part of the panels meets; 0: panels lie near */
 } Group;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -7,6 +7,7 @@
  * for every number of rows, or by the same arithmetic on widened numbers. After `in` come zeros up to a whole block.
  */
 typedef real input;
+#include "flushing.h"
 #include "product.h"
 
 #define DEPTH_UNIT 32
@@ -57,10 +58,13 @@ ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) {
     return rows <= MOST_ROWS ? left : (spread(left, DEPTH_BLOCK) + DEPTH_UNIT - 1) / DEPTH_UNIT * DEPTH_UNIT;
 }
 ALWAYS int64_t rows_at_once(int64_t left) { return left < MOST_ROWS ? left : MOST_ROWS; }
-ALWAYS uint64_t begin_products(void) { return shaped_for = 0; }
+ALWAYS uint64_t begin_products(void) {
+    shaped_for = 0;
+    return flush_denormals(); /* tiles do always; what stands between products shall at every level as well */
+}
 ALWAYS void end_products(uint64_t before) {
-    (void)before;
     _tile_release();
+    restore_denormals(before);
 }
 
 /* Panel number `panel`, or that and the next, by up to 16 rows or, of one panel, up to 32. */
@@ -72,7 +76,8 @@ ALWAYS void tiles(const int halves, const int panels, const Group *g, int64_t pa
     const float *from = g->start ? g->start + panel * PANEL : y, *other = from + (g->start && halves == 2 ? 0 : second);
     const int64_t apart = g->start ? 0 : bytes;
     /* Lines of each block that this group asks for ahead: those of the panels after its own, shared by the parts. */
-    const int64_t first = LINES * g->part / g->parts, last = LINES * (g->part + 1) / g->parts;
+    const int64_t parts = g->parts ? g->parts : LINES + 1; /* 0: nothing is asked for */
+    const int64_t first = LINES * g->part / parts, last = LINES * (g->part + 1) / parts;
     const char *ahead = (const char *)(halves == 2 ? w + g->panels * g->w_step : w) + 64 * first;
     __asm__ volatile("" ::: "memory"); /* the compiler's own loads of tiles do not say that they read */
     _tile_loadd(0, from, apart);
@@ -99,7 +104,7 @@ ALWAYS void tiles(const int halves, const int panels, const Group *g, int64_t pa
             _tile_loadd(7, next + 16, 4 * PANEL);
             _tile_dpbf16ps(3, 4, 7);
         }
-        if (halves == 1)
+        if (halves == 1 && g->parts)
             for (int64_t line = 0; line < LINES; line++) {
                 __builtin_prefetch((const char *)w + AHEAD + 64 * line);
                 if (panels == 2) __builtin_prefetch((const char *)next + AHEAD + 64 * line);
@@ -122,7 +127,6 @@ static void multiply(const Group *g) {
 }
 
 #else
-#include "flushing.h"
 
 #define MOST_PANELS 1
 #define PANELS_IN_TURN 1

@@ -22,6 +22,9 @@ typedef float input;
 ALWAYS int64_t panel_words(int64_t kind, int64_t in) { return (void)kind, (in + 1) / 2 * PANEL; }
 ALWAYS int64_t depth_at_once(int64_t rows, int64_t left) { return (void)rows, least(DEPTH_BLOCK, left); }
 ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
+/* The instruction flushes always; what stands between products shall at every level as well. */
+ALWAYS uint64_t begin_products(void) { return flush_denormals(); }
+ALWAYS void end_products(uint64_t before) { restore_denormals(before); }
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -30,9 +33,6 @@ ALWAYS int64_t rows_at_once(int64_t left) { return spread(left, MAX_ROWS); }
 #define ROOM (ROW_BLOCK * DEPTH_UNIT) /* the last numbers of rows of an odd length */
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
-ALWAYS uint64_t begin_products(void) { return 0; } /* the instruction has a rule of its own */
-ALWAYS void end_products(uint64_t before) { (void)before; }
-
 ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64_t depth, input *room) {
     return depth % DEPTH_UNIT == 0 ? x : padded(x, stride, rows, depth, DEPTH_UNIT, room);
 }
@@ -78,9 +78,6 @@ static void multiply(const Group *g) {
 #define ROOM (ROW_BLOCK * DEPTH_BLOCK) /* x widened, odd one first */
 
 ALWAYS int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : 1; }
-ALWAYS uint64_t begin_products(void) { return flush_denormals(); }
-ALWAYS void end_products(uint64_t before) { restore_denormals(before); }
-
 ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64_t depth, input *room) {
     const int64_t whole = (depth + 1) / 2 * 2;
     for (int64_t r = 0; r < rows; r++)

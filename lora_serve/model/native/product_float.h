@@ -23,11 +23,10 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
 }
 
 static void multiply(const Group *g) {
-    const int64_t words = g->kind == PAIRS ? LANES : PANEL;
     begin(g);
     if (g->panels == 1)
-        (g->kind == PAIRS ? rows_of_pairs : rows_of_floats)(g->rows, g->x, g->x_stride, g->w, words, g->depth, g->y,
+        (g->kind == PAIRS ? rows_of_pairs : rows_of_floats)(g->rows, g->x, g->x_stride, g->w, g->w_row, g->depth, g->y,
                                                             g->y_stride);
     else if (g->kind == PAIRS) tile(PAIRS, 1, 4, g->x, 0, g->w, LANES, g->w_step, g->depth, g->y, 0);
-    else tile(FLOATS, 1, 4, g->x, 0, g->w, PANEL, g->w_step, g->depth, g->y, 0);
+    else tile(FLOATS, 1, 4, g->x, 0, g->w, g->w_row, g->w_step, g->depth, g->y, 0);
 }

@@ -40,12 +40,20 @@ ALWAYS uint16_t bfloat16_of(float x) {
 typedef uint16_t real;
 ALWAYS vec load_real(const real *p) { return load_bfloat16(p); }
 ALWAYS void store_real(real *p, vec v) { store_bfloat16(p, v); }
+/* Stored and returned as it was stored, for numbers or NaN that came out of arithmetic on bfloat16: such a NaN has no
+ * bits in its lower half, which rounding might carry into a number. */
+ALWAYS vec round_real(real *p, vec v) {
+    const bits rounded = (bits)v + 0x7fffu + (((bits)v >> 16) & 1u);
+    *(halves *)p = __builtin_convertvector(rounded >> 16, halves);
+    return (vec)(rounded & 0xffff0000u);
+}
 ALWAYS float float_of(real x) { return float_of_bfloat16(x); }
 ALWAYS real real_of(float x) { return bfloat16_of(x); }
 #else
 typedef float real;
 ALWAYS vec load_real(const real *p) { return load(p); }
 ALWAYS void store_real(real *p, vec v) { store(p, v); }
+ALWAYS vec round_real(real *p, vec v) { return store(p, v), v; }
 ALWAYS float float_of(real x) { return x; }
 ALWAYS real real_of(float x) { return x; }
 #endif

@@ -4,6 +4,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #ifndef LANES /* given from outside in tests */
 #if defined(__AVX512F__)
@@ -67,6 +70,16 @@ ALWAYS vec splat(float v) { return v - (vec){}; }
 
 ALWAYS vec choose(ints where, vec then, vec otherwise) {
     return (vec)((where & (ints)then) | (~where & (ints)otherwise));
+}
+/* a > b ? a : b, so b where one is no number: in one instruction, which compilers do not find. */
+ALWAYS vec larger(vec a, vec b) {
+#if defined(__AVX512F__) && LANES == 16
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__) && LANES == 8
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
 }
 ALWAYS float add_lanes(vec v) {
     float sum = 0.0f;
