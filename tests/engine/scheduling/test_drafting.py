@@ -117,7 +117,7 @@ def test_wrong_guesses_end_and_right_ones_begin_again() -> None:
     def token(key: object, tokens: list[int]) -> int:
         return next_token(key, tokens) % 10 if is_random else cycle(key, tokens)
 
-    world = World(num_blocks=400, next_token=token, speculate="auto", max_model_len=1000)
+    world = World(num_blocks=400, next_token=token, speculate="auto", max_model_len=1000, clock=VirtualClock())
     world.add("a", [*range(10), 0, 1], max_tokens=900)
     for _ in range(300):
         world.step()
