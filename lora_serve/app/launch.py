@@ -27,6 +27,7 @@ from lora_serve.adapters.storage import open_storage
 from lora_serve.adapters.stores.monitor import StoreMonitor
 from lora_serve.app.shutdown import ENDING_SECONDS, EXIT_SECONDS, end_within, on_signals
 from lora_serve.app.tracing import opened_traces
+from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.settings import Settings
 from lora_serve.engine_host.hosts import engine_host_module
 from lora_serve.engine_host.hosts.base import LoadedEngine
@@ -127,6 +128,8 @@ async def run_server(
             if model is None:
                 drained(0)
                 return 0
+            if model.spec.pooling is None:
+                _log.info("%s", speculation_note(settings.speculate))
             services = serving.build_services(
                 settings,
                 model=model,
@@ -141,6 +144,15 @@ async def run_server(
             )
             code: int = await serving.run(services, settings, host, restarts, listener, stop, tls, drained, log)
             return code
+
+
+def speculation_note(setting: str) -> str:
+    """A line for the log: whether tokens are guessed, how many, and how that is changed."""
+    if setting == "auto":
+        return f"speculation: auto, up to {MAX_DRAFT} tokens a row and step (--speculate off: none)"
+    if setting == "off":
+        return "speculation: off (--speculate auto: as many tokens as pay)"
+    return f"speculation: up to {setting} tokens a row and step (--speculate auto: as many as pay)"
 
 
 def _import_serving() -> ModuleType:

@@ -122,7 +122,7 @@ def parse_draft(value: Any) -> Any:
         return text
     if re.fullmatch(r"[1-9]\d?", text) and int(text) <= MAX_DRAFT:
         return text
-    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT}, not {value!r:.200}")
+    raise ValueError(f"expected auto, off or a number of tokens from 1 to {MAX_DRAFT}")
 
 
 Draft = Annotated[str, BeforeValidator(parse_draft)]

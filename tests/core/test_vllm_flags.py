@@ -121,10 +121,39 @@ def test_other_speculation_is_refused_in_words(model: str, config: str, words: s
         load_settings([model, "--speculative-config", config])
 
 
+@pytest.mark.parametrize(
+    ("given", "setting", "note"),
+    [
+        (["-sc", '{"method": "ngram", "num_speculative_tokens": 4}', "--speculate", "off"], "off",
+         "--speculative-config means nothing here: --speculate off is given, too"),
+        (["-sc", '{"method": "ngram", "num_speculative_tokens": 4}', "--speculate", "4"], "4", None),
+        (["-sc", '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}'], "auto",
+         "--speculative-config means nothing here in prompt_lookup_max, prompt_lookup_min: "
+         + "the lengths of matches that pay are learned"),
+        (["-sc", '{"method": "ngram"}'], "auto", None),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_in_speculation_is_noted(
+    model: str, given: list[str], setting: str, note: str | None
+) -> None:
+    settings, notes = command_line([model, *given])
+    assert settings.speculate == setting
+    assert notes == (() if note is None else (note,))
+
+
+def test_number_of_guessed_tokens_has_a_flag_of_ours(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--num-speculative-tokens 4: .*; use --speculate 4$"):
+        load_settings([model, "--num-speculative-tokens", "4"])
+    with pytest.raises(ConfigError, match=r"from prompt and earlier answers.*, or --speculate N$"):
+        load_settings([model, "-sc", '{"method": "eagle"}'])
+
+
 @pytest.mark.parametrize("value", ["0", "17", "-1", "on", "true", "4.0"])
 def test_unknown_speculation_is_refused_with_what_may_be_given(model: str, value: str) -> None:
-    with pytest.raises(ConfigError, match="--speculate: expected auto, off or a number of tokens from 1 to 16"):
+    with pytest.raises(ConfigError) as refused:
         load_settings([model, f"--speculate={value}"])
+    words = "--speculate: expected auto, off or a number of tokens from 1 to 16"
+    assert str(refused.value) == f"{words} (got {value!r})"
 
 
 @pytest.mark.parametrize(

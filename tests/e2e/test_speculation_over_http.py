@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lora_serve.app.launch import speculation_note
 from lora_serve.commands.demo import DATA
 from lora_serve.commands.server_process import ServerProcess
 from tests.e2e.plain_http import call
@@ -52,6 +53,7 @@ def answers(root: Path, *flags: str) -> tuple[list[Any], dict[str, float]]:
         with ThreadPoolExecutor(12) as pool:
             replies = list(pool.map(lambda body: call(f"{server.url}/v1/chat/completions", body), bodies()))
         metrics = call(f"{server.url}/metrics").text
+        assert speculation_note(flags[flags.index("--speculate") + 1]) in (root / "log").read_text()
     assert [reply.text for reply in replies if reply.status != 200] == []
     figures = re.findall(r"^vllm:spec_decode_num_(\w+?)_total\{?[^}\n]*\}? (\S+)$", metrics, re.MULTILINE)
     return [reply.json["choices"] for reply in replies], {name: float(value) for name, value in figures}

@@ -33,9 +33,10 @@ class VllmFlag:
     takes: Takes = Takes.ONE
     short: str = ""
     harmless: tuple[str, ...] = ()  # values of a refused flag that say what is so here anyway
-    setting: str = ""  # with MEANT: the flag of ours
+    setting: str = ""  # with MEANT: the flag of ours; with REFUSED: the one that takes the value instead
     values: Mapping[str, str] = field(default_factory=dict)  # with MEANT: vLLM's value -> ours; empty: as it is
     read: Callable[[str], str] | None = None  # in place of `values`; raises ValueError in words
+    ignored: Callable[[str], str] | None = None  # with MEANT: names what means nothing in a value, and why; else ""
 
     @property
     def dest(self) -> str:

@@ -8,7 +8,7 @@ from lora_serve.core.setting_types import MAX_DRAFT
 from lora_serve.core.strict_json import JsonError, parse_json
 
 _METHODS = ("ngram", "ngram_gpu")
-_MEANS_NOTHING = {"prompt_lookup_max", "prompt_lookup_min"}  # the longest and the shortest match: learned here
+_MEANS_NOTHING = {"prompt_lookup_max", "prompt_lookup_min"}  # the longest and the shortest match
 _KNOWN = {"method", "num_speculative_tokens", "model", *_MEANS_NOTHING}
 
 
@@ -22,10 +22,19 @@ def read_speculative_config(text: str) -> str:
         raise ValueError("expected a JSON object")
     method = config.get("method", "ngram" if config.get("model") in _METHODS else None)
     if method not in _METHODS:
-        raise ValueError('tokens are guessed from the prompt and the answer alone: give {"method": "ngram"}')
+        raise ValueError(
+            "tokens are guessed from prompt and earlier answers, without a second model:"
+            ' give {"method": "ngram"}, or --speculate N'
+        )
     if unknown := sorted(config.keys() - _KNOWN):
         raise ValueError(f"{', '.join(unknown)[:200]}: not known for the method ngram")
     return _count(config.get("num_speculative_tokens", "auto"))
+
+
+def ignored_in_speculative_config(text: str) -> str:
+    """The parts of what `read_speculative_config` took that mean nothing here, with the reason; else nothing."""
+    found = sorted(_MEANS_NOTHING & parse_json(text.encode()).keys())
+    return f"{', '.join(found)}: the lengths of matches that pay are learned" if found else ""
 
 
 def _count(value: Any) -> str:

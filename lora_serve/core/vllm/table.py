@@ -5,7 +5,7 @@ server mean the same and are not in it.
 from __future__ import annotations
 
 from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
-from lora_serve.core.vllm.speculation import read_speculative_config
+from lora_serve.core.vllm.speculation import ignored_in_speculative_config, read_speculative_config
 
 _ONE_DEVICE = "this server runs on one device"
 _ALWAYS = "always on"
@@ -26,8 +26,10 @@ def _ignored(name: str, why: str, takes: Takes = Takes.ONE, **more: object) -> V
     return VllmFlag(name, Fate.IGNORED, why, takes, **more)  # type: ignore[arg-type]
 
 
-def _refused(name: str, why: str, *harmless: str, takes: Takes = Takes.ONE, short: str = "") -> VllmFlag:
-    return VllmFlag(name, Fate.REFUSED, why, takes, short, harmless)
+def _refused(
+    name: str, why: str, *harmless: str, takes: Takes = Takes.ONE, short: str = "", instead: str = ""
+) -> VllmFlag:
+    return VllmFlag(name, Fate.REFUSED, why, takes, short, harmless, instead)
 
 
 _SWITCH, _MANY = Takes.SWITCH, Takes.MANY
@@ -48,6 +50,7 @@ _MEANT = (
         "the method `ngram` with its `num_speculative_tokens`; other methods are refused",
         short="-sc",
         read=read_speculative_config,
+        ignored=ignored_in_speculative_config,
     ),
     _meant(
         "--runner", "--task", "for `pooling` give --task embed or classify", values={"auto": "", "generate": "generate"}
@@ -201,7 +204,7 @@ _REFUSED = (
     _refused("--enable-prompt-adapter", "adapters are LoRA's kind", takes=_SWITCH),
     # Speculation.
     _refused("--speculative-model", _SPECULATION),
-    _refused("--num-speculative-tokens", _SPECULATION, "0"),
+    _refused("--num-speculative-tokens", _SPECULATION, "0", instead="--speculate"),
     # Requests and answers.
     _refused("--chat-template-content-format", "content is given to templates as text", "auto", "string"),
     _refused("--trust-request-chat-template", "a template in a request is never used", takes=_SWITCH),

@@ -53,7 +53,7 @@ def parsed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taken(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Parsed arguments -> settings as given, and a line for each flag that means nothing here.
+    """Parsed arguments -> settings as given, and a line for each flag, or part of one, that means nothing here.
 
     Raises ConfigError with one line per refused flag.
     """
@@ -63,11 +63,15 @@ def taken(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     lines = [*_model(given, settings), *(line for flag, value in ours for line in _refusals(flag, value))]
     if lines:
         raise ConfigError("\n".join(lines))
+    notes = [f"{flag.name} means nothing here: {flag.why}" for flag, _ in ours if flag.fate is Fate.IGNORED]
     for flag, value in ours:
         if flag.fate is Fate.MEANT and (meant := _meaning(flag, value)):
-            settings.setdefault(flag.setting.removeprefix("--").replace("-", "_"), meant)
-    notes = tuple(f"{flag.name} means nothing here: {flag.why}" for flag, _ in ours if flag.fate is Fate.IGNORED)
-    return settings, notes
+            stands = _shown(settings.setdefault(flag.setting.removeprefix("--").replace("-", "_"), meant))
+            if stands != meant:
+                notes.append(f"{flag.name} means nothing here: {flag.setting} {stands[:100]} is given, too")
+            elif flag.ignored is not None and (ignored := flag.ignored(_shown(value))):
+                notes.append(f"{flag.name} means nothing here in {ignored}")
+    return settings, tuple(notes)
 
 
 def _model(given: Mapping[str, Any], settings: dict[str, Any]) -> Iterator[str]:
@@ -82,8 +86,9 @@ def _model(given: Mapping[str, Any], settings: dict[str, Any]) -> Iterator[str]:
 def _refusals(flag: VllmFlag, value: Any) -> Iterator[str]:
     shown = _shown(value)
     if flag.fate is Fate.REFUSED and value is not False and shown not in flag.harmless:
-        harmless = f"; what may be given is {' or '.join(filter(None, flag.harmless))}" if any(flag.harmless) else ""
-        yield f"{_as_given(flag, value)}: vLLM's flag would change answers or do nothing here: {flag.why}{harmless}"
+        advice = f"; what may be given is {' or '.join(filter(None, flag.harmless))}" if any(flag.harmless) else ""
+        advice += f"; use {flag.setting} {shown[:100]}" if flag.setting else ""
+        yield f"{_as_given(flag, value)}: vLLM's flag would change answers or do nothing here: {flag.why}{advice}"
     if flag.read is not None:
         try:
             flag.read(shown)

@@ -35,6 +35,8 @@ async def put_engine(request: web.Request) -> web.StreamResponse:
     """
     services = request.app[SERVICES]
     body = await read_json(request, keep_null=True)
+    if "speculate" in body:
+        raise InvalidRequestError("`speculate` cannot be changed while the server runs.", param="speculate")
     off = {name: 0 for name in _MAY_BE_OFF if name in body and body[name] is None}
     fields = check_fields(LimitFields, body | off)
     resize = Resize(fields.max_loras, fields.adapter_memory, fields.adapter_host_memory, fields.max_cpu_loras)

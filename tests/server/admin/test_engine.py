@@ -58,6 +58,7 @@ async def test_new_limits_reach_the_engine_and_its_figures_come_back(admin: aioh
         ({"preferred_batch_size": -1}, "preferred_batch_size"),
         ({"latency_target_ms": "fast"}, "latency_target_ms"),
         ({"inter_token_target_ms": [50]}, "inter_token_target_ms"),
+        ({"max_loras": 2, "speculate": "off"}, "speculate"),  # it cannot be changed
         ({"max_loras": 2, "max_num_seqs": 65}, "max_num_seqs"),  # nothing of it is done
     ],
 )
