@@ -14,6 +14,7 @@ from lora_serve.core.settings import Settings, command_line, load_settings
 from lora_serve.core.vllm.flag import Fate, Takes, VllmFlag
 from lora_serve.core.vllm.table import FLAGS
 
+LEARNED = "the lengths of matches that pay are learned"
 OURS = {flag_name(name) for name in Settings.model_fields}
 
 
@@ -128,8 +129,7 @@ def test_other_speculation_is_refused_in_words(model: str, config: str, words: s
          "--speculative-config means nothing here: --speculate off is given, too"),
         (["-sc", '{"method": "ngram", "num_speculative_tokens": 4}', "--speculate", "4"], "4", None),
         (["-sc", '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}'], "auto",
-         "--speculative-config means nothing here in prompt_lookup_max, prompt_lookup_min: "
-         + "the lengths of matches that pay are learned"),
+         f"--speculative-config means nothing here in prompt_lookup_max, prompt_lookup_min: {LEARNED}"),
         (["-sc", '{"method": "ngram"}'], "auto", None),
     ],
 )  # fmt: skip
