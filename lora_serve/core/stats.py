@@ -143,9 +143,10 @@ class AdapterSpeculation:
     """The guesses of one adapter's tokens, or of several that answer together."""
 
     digests: tuple[str, ...]  # none: the base model
-    num_drafted: int
+    names: tuple[str, ...]  # of the same, where they are in a slot; else empty
+    num_drafted: int  # tokens, of all tenants
     num_accepted: int
-    rates: tuple[float, ...]  # learned, by kind of guess (`engine/speculation/acceptance.py`)
+    acceptance: float  # accepted over drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class SpeculationStats:
     num_accepted: int = 0
     accepted_by_place: tuple[int, ...] = ()  # how often the first guess of a draft was accepted, the second, ...
     adapters: tuple[AdapterSpeculation, ...] = ()  # those with the most guesses
+    mode: str = "off"  # --speculate: "auto", "off" or a number
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class Engine:
             num_constrained=sum(sequence.constraint is not None for sequence in self.scheduler.running),
             num_forced=self.scheduler.outputs.num_forced,
             constraints=ConstraintStats() if self._constraints is None else self._constraints.stats(),
-            speculation=self.scheduler.drafting.stats(),
+            speculation=self.scheduler.drafting.stats({slot.digest: slot.name for slot in slots}),
             num_hung_loads=residency.num_hung_loads,
         )
 

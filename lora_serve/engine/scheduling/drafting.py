@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lora_serve.core.batch import AllowedTokens, StepLoad
@@ -14,10 +14,10 @@ from lora_serve.engine.kv.blocks import BlockManager
 from lora_serve.engine.scheduling.continuation import Ends
 from lora_serve.engine.scheduling.step_rows import StepRows
 from lora_serve.engine.sequence import Sequence
-from lora_serve.engine.speculation.acceptance import AcceptanceByAdapter
+from lora_serve.engine.speculation.acceptance import AcceptanceByOwner
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.engine.speculation.gain import DraftedStep, Gain, GainByRows
-from lora_serve.engine.speculation.habits import HabitsByOwner
+from lora_serve.engine.speculation.habits import HabitsByOwner, Owner
 
 _READ_PER_ROW, _READ_PER_STEP = 1024, 4096  # tokens that a step takes into indexes: about a millisecond
 _NUM_SWEEPS = 3  # of Dinkelbach's iteration; it converges faster than linearly
@@ -53,7 +53,8 @@ class Drafting:
         """`setting`: "auto", "off" or the number of tokens of every draft."""
         self._is_auto = setting == "auto"
         self._most = 0 if setting == "off" else MAX_DRAFT if self._is_auto else int(setting)
-        self._cost = cost
+        self._mode = setting
+        self._cost = cost  # of all tenants: it is learned of the machine, as for batching
         self._ends = ends
         self._blocks = blocks
         self._gains = GainByRows()
@@ -61,7 +62,7 @@ class Drafting:
         self._plain_seconds = 0.0  # that the present step would take without its drafts
         self._promise = 0.0  # of its drafts: the logarithm of the gain in tokens per second
         self._num_accepted = 0  # guesses of the present step
-        self._acceptance = AcceptanceByAdapter()
+        self._acceptance = AcceptanceByOwner()
         self._habits = HabitsByOwner()
         self._num_drafts = 0
         self._num_drafted = 0
@@ -94,7 +95,7 @@ class Drafting:
             return []
         if not self._is_auto:
             return self._chosen(running, rows)
-        self._gain = gain = self._gains.of(len(running))
+        self._gain = gain = self._gains.of({_owner(sequence)[0] for sequence in running}, len(running))
         if not gain.may_look():
             return []
         found = self._chosen(running, rows)
@@ -142,11 +143,17 @@ class Drafting:
         elif gain.is_control:
             gain.observe_plain(self._cost.seconds(load), seconds)
 
-    def stats(self) -> SpeculationStats:
-        busiest = self._acceptance.busiest(_NUM_SHOWN)
+    def stats(self, names: Mapping[str, str]) -> SpeculationStats:
+        """`names`: those of the adapters that are known here, by digest."""
         adapters = [
-            AdapterSpeculation(digests, one.num_drafted, one.num_accepted, tuple(round(rate, 3) for rate in one.rates))
-            for digests, one in busiest
+            AdapterSpeculation(
+                digests,
+                tuple(names.get(digest, "") for digest in digests),
+                num_drafted,
+                num_accepted,
+                round(num_accepted / num_drafted, 3),
+            )
+            for digests, num_drafted, num_accepted in self._acceptance.busiest(_NUM_SHOWN)
         ]
         return SpeculationStats(
             self._most,
@@ -155,6 +162,7 @@ class Drafting:
             sum(self._accepted_by_place),
             tuple(self._accepted_by_place),
             tuple(adapters),
+            self._mode,
         )
 
     def _candidates(self, awake: list[tuple[Sequence, Drafter]], price: float, budget: int) -> list[_Candidate]:
@@ -188,14 +196,18 @@ class Drafting:
         return price
 
     def _begin(self, sequence: Sequence) -> Drafter:
-        request, digests = sequence.request, tuple(ref.digest for ref in sequence.refs)
-        habits = self._habits.of((request.cache_scope or request.tenant, digests))
+        request, owner = sequence.request, _owner(sequence)
+        habits, acceptance = self._habits.of(owner), self._acceptance.of(owner)
         ends = () if request.sampling.ignore_eos else self._ends.eos_token_ids
         ends = (*ends, *request.sampling.stop_token_ids)
-        acceptance = self._acceptance.of(digests)
         drafter = Drafter(sequence.token_ids, habits, acceptance, ends, sequence.num_prompt)
         sequence.drafter = drafter
         return drafter
+
+
+def _owner(sequence: Sequence) -> Owner:
+    request = sequence.request
+    return request.cache_scope or request.tenant, tuple(ref.digest for ref in sequence.refs)
 
 
 def _allowed(sequence: Sequence, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AllowedTokens, ...]]:

@@ -1,10 +1,10 @@
-"""The part of guesses that come true, learned for each adapter and kind of guess."""
+"""The part of guesses that come true, learned for each tenant's adapter and kind of guess."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from lora_serve.engine.speculation.habits import LONGEST_STREAK
+from lora_serve.engine.speculation.habits import LONGEST_STREAK, Owner
 from lora_serve.engine.speculation.lookup import LONGEST_MATCH
 
 _FIRST_LOOKUPS = (
@@ -19,7 +19,7 @@ _FIRST_HABITS = (0.1, 0.4, 0.6, 0.8)  # by the times that the habit was kept
 NUM_KINDS = LONGEST_MATCH + 2 * (LONGEST_STREAK + 1)
 _FORGETTING = 0.02  # weight of the newest guess, once there were enough
 _FIRST_WEIGHT = 3.0  # guesses that the first rates count as
-_MAX_ADAPTERS = 4096
+_MAX_OWNERS = 4096
 _FRUITLESS = 128  # times in a row that nothing was worth running, after which one answer in 8 is learned from
 _LEARN_EVERY = 8
 
@@ -35,7 +35,7 @@ def kind_of_habit(num_tokens: int, streak: int) -> int:
 
 
 class Acceptance:
-    """The rates of one adapter's guesses. Also a guess that was not run is compared with the token that came."""
+    """The rates of one owner's guesses. Also a guess that was not run is compared with the token that came."""
 
     def __init__(self) -> None:
         self.rates = [*_FIRST_LOOKUPS, *_FIRST_HABITS, *_FIRST_HABITS]
@@ -57,20 +57,24 @@ class Acceptance:
         self.rates[kind] += weight * (is_right - self.rates[kind])
 
 
-class AcceptanceByAdapter:
-    """The rates of the adapters that were seen last; those of the base model under no digest."""
+class AcceptanceByOwner:
+    """The rates of the owners that were seen last; no tenant's texts change what is guessed for another."""
 
     def __init__(self) -> None:
-        self._adapters: OrderedDict[tuple[str, ...], Acceptance] = OrderedDict()
+        self._owners: OrderedDict[Owner, Acceptance] = OrderedDict()
 
-    def of(self, digests: tuple[str, ...]) -> Acceptance:
-        found = self._adapters.setdefault(digests, Acceptance())
-        self._adapters.move_to_end(digests)
-        if len(self._adapters) > _MAX_ADAPTERS:
-            self._adapters.popitem(last=False)
+    def of(self, owner: Owner) -> Acceptance:
+        found = self._owners.setdefault(owner, Acceptance())
+        self._owners.move_to_end(owner)
+        if len(self._owners) > _MAX_OWNERS:
+            self._owners.popitem(last=False)
         return found
 
-    def busiest(self, count: int) -> list[tuple[tuple[str, ...], Acceptance]]:
-        """Those with the most tokens drafted, the most first."""
-        drafted = [item for item in self._adapters.items() if item[1].num_drafted]
-        return sorted(drafted, key=lambda item: -item[1].num_drafted)[:count]
+    def busiest(self, count: int) -> list[tuple[tuple[str, ...], int, int]]:
+        """The adapters with the most tokens drafted, over all tenants: their digests, tokens drafted and accepted."""
+        sums: dict[tuple[str, ...], tuple[int, int]] = {}
+        for (_, digests), one in self._owners.items():
+            num_drafted, num_accepted = sums.get(digests, (0, 0))
+            sums[digests] = num_drafted + one.num_drafted, num_accepted + one.num_accepted
+        drafted = [(digests, *both) for digests, both in sums.items() if both[0]]
+        return sorted(drafted, key=lambda item: -item[1])[:count]

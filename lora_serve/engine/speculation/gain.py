@@ -9,7 +9,8 @@ that promise more than the last ones did by more than those broke of their promi
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 
@@ -24,6 +25,7 @@ _LOOK_EVERY = 16  # steps of such a rest, whether drafts promise more
 _LEAST_HURDLE = 0.2  # logarithm of the gain promised; and by how much it rises each time that was not kept either
 _PATIENCE = 8  # steps that no draft was found for, until some are passed over
 _EACH_DOUBLING, _NUM_DOUBLINGS = 4, 5  # further such steps that double those, up to 32
+_MAX_GAINS = 4096
 _NORMAL = 1.4826 * 1.2533  # times the median deviation, over the root of the number: the standard error of a median
 
 
@@ -145,13 +147,22 @@ class Gain:
 
 
 class GainByRows:
-    """The gains in steps of 1 row, 2, 3 to 4, 5 to 8, ..."""
+    """The gains in steps of 1 row, 2, 3 to 4, 5 to 8, ... of one tenant, each by itself, or of several together.
+
+    So the texts of a tenant decide nothing in steps that it has no rows in.
+    """
 
     def __init__(self) -> None:
-        self._gains: dict[int, Gain] = {}
+        self._gains: OrderedDict[tuple[str | None, int], Gain] = OrderedDict()
 
-    def of(self, num_rows: int) -> Gain:
-        return self._gains.setdefault((num_rows - 1).bit_length(), Gain())
+    def of(self, tenants: Collection[str], num_rows: int) -> Gain:
+        """The gain in steps of so many rows of these tenants."""
+        key = (next(iter(tenants)) if len(tenants) == 1 else None, (num_rows - 1).bit_length())
+        found = self._gains.setdefault(key, Gain())
+        self._gains.move_to_end(key)
+        if len(self._gains) > _MAX_GAINS:
+            self._gains.popitem(last=False)
+        return found
 
 
 def _error_of_median(values: deque[float] | list[float]) -> float:

@@ -25,10 +25,20 @@ _Context = TypeVar("_Context", tuple[int, int], tuple[int, int, int])
 Owner = tuple[str, tuple[str, ...]]  # the tenant, as the prefix cache knows it, and the adapters' digests
 
 
+class Tally:
+    """The number of habits of all owners together, counted as they come and go."""
+
+    __slots__ = ("num_habits",)
+
+    def __init__(self) -> None:
+        self.num_habits = 0
+
+
 class Habits:
     """The habits of one owner: adapters, and the tenant whose requests they answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally | None = None) -> None:
+        self._tally = tally or Tally()
         self._after_two: dict[tuple[int, int], Habit] = {}
         self._after_three: dict[tuple[int, int, int], Habit] = {}
 
@@ -42,14 +52,20 @@ class Habits:
 
     def learn(self, one: int, two: int, three: int, token: int) -> None:
         """Notes that `token` came after these three."""
-        _note(self._after_two, (two, three), token)
-        _note(self._after_three, (one, two, three), token)
+        self._tally.num_habits += _note(self._after_two, (two, three), token)
+        self._tally.num_habits += _note(self._after_three, (one, two, three), token)
+
+    def leave(self) -> None:
+        """Counts no longer among the others; rows that run go on with it."""
+        self._tally.num_habits -= len(self)
+        self._tally = Tally()
 
 
-def _note(habits: dict[_Context, Habit], context: _Context, token: int) -> None:
-    known = habits.get(context)
+def _note(habits: dict[_Context, Habit], context: _Context, token: int) -> int:
+    """Returns by how many there are more now."""
+    known, num_before = habits.get(context), len(habits)
     if known is None:
-        if len(habits) >= _MAX_CONTEXTS:
+        if num_before >= _MAX_CONTEXTS:
             for oldest in list(islice(habits, _FORGOTTEN)):
                 del habits[oldest]
         habits[context] = (token, 0)
@@ -57,6 +73,7 @@ def _note(habits: dict[_Context, Habit], context: _Context, token: int) -> None:
         habits[context] = (token, 0)
     elif known[1] < LONGEST_STREAK:
         habits[context] = (token, known[1] + 1)
+    return len(habits) - num_before
 
 
 class HabitsByOwner:
@@ -64,11 +81,12 @@ class HabitsByOwner:
 
     def __init__(self) -> None:
         self._owners: OrderedDict[Owner, Habits] = OrderedDict()
+        self._tally = Tally()
 
     def of(self, owner: Owner) -> Habits:
         """The habits of one owner; room is made for them among the others."""
-        found = self._owners.setdefault(owner, Habits())
+        found = self._owners.setdefault(owner, Habits(self._tally))
         self._owners.move_to_end(owner)
-        while len(self._owners) > _MAX_OWNERS or sum(map(len, self._owners.values())) > _MAX_ALL:
-            self._owners.popitem(last=False)
+        while len(self._owners) > _MAX_OWNERS or self._tally.num_habits > _MAX_ALL:
+            self._owners.popitem(last=False)[1].leave()
         return found

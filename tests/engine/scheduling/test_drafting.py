@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -148,6 +149,46 @@ def test_answers_of_one_tenant_leave_no_guess_for_another() -> None:
         world.run()
         found = world.runner.num_accepted - accepted
         assert (found > 8) == (request_id == "b"), request_id
+
+
+def drafts_of_two(others: Callable[[World], None]) -> list[tuple[int, int]]:
+    """Where the drafts of a tenant's rows stand and how long they are, after another tenant's requests."""
+    world = World(next_token=cycle, num_blocks=400, max_model_len=400, clock=VirtualClock(), speculate="auto")
+    others(world)
+    num_before = len(world.runner.batches)
+    for request_id in ("x", "y", "z"):
+        world.add(request_id, [*range(10), 0, 1], tenant="two", max_tokens=40)
+        world.run()
+    return [(row.start, row.num_draft) for batch in world.runner.batches[num_before:] for row in batch.rows]
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_drafts_of_a_tenant_are_the_same_whatever_another_sent(repeats: bool) -> None:
+    """Though both use the base model alone: guesses of the other's text come true every time, or never."""
+
+    def others(world: World) -> None:
+        world.runner.next_token = lambda key, tokens: cycle(key, tokens) if repeats else next_token(key, tokens) % 10
+        for index in range(8):
+            world.add(f"a{index}", [*range(10), 0, 1], tenant="one", max_tokens=300)
+            world.run()
+        world.runner.next_token = cycle
+
+    alone = drafts_of_two(lambda world: None)
+    assert sum(num_draft for _, num_draft in alone) > 30
+    assert drafts_of_two(others) == alone
+
+
+def test_figures_of_an_adapter_are_summed_over_tenants_and_named() -> None:
+    world = World(next_token=cycle, speculate="4", max_num_batched_tokens=64)
+    for request_id, tenant in (("a", "one"), ("b", "two")):
+        world.add(request_id, [*range(10), 0, 1], adapter("a"), tenant=tenant, max_tokens=40)
+        world.run()
+    stats = world.engine.stats().speculation
+    (one,) = stats.adapters
+    assert (one.digests, one.names) == (("sha256:a",), (world.engine.stats().slots[0].name,))
+    assert (one.num_drafted, one.num_accepted) == (stats.num_drafted, stats.num_accepted)
+    assert one.acceptance == round(stats.num_accepted / stats.num_drafted, 3)
+    assert (stats.mode, stats.most) == ("4", 4)
 
 
 def test_draft_of_a_row_that_memory_has_no_room_for_is_left_out() -> None:

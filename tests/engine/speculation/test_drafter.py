@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from lora_serve.engine.speculation.acceptance import Acceptance, AcceptanceByAdapter
+import pytest
+
+from lora_serve.engine.speculation.acceptance import Acceptance, AcceptanceByOwner
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.engine.speculation.habits import Habits, HabitsByOwner
 
@@ -86,13 +88,31 @@ def test_tables_are_bounded() -> None:
     assert 2 * 7168 <= len(habits) <= 2 * 8192
     assert habits.after(39_999, 40_000, 40_001) == ((0, 0), (0, 0))
     assert habits.after(0, 1, 2) == (None, None)
-    owners, adapters = HabitsByOwner(), AcceptanceByAdapter()
+    owners, adapters = HabitsByOwner(), AcceptanceByOwner()
     first = owners.of(("t", ("a",)))
     assert owners.of(("t", ("a",))) is first
     for index in range(2000):
         owners.of(("t", (str(index),)))
     assert owners.of(("t", ("a",))) is not first
-    kept = adapters.of(("a",))
+    kept = adapters.of(("t", ("a",)))
     for index in range(5000):
-        adapters.of((str(index),))
-    assert adapters.of(("a",)) is not kept
+        adapters.of(("t", (str(index),)))
+    assert adapters.of(("t", ("a",))) is not kept
+
+
+def test_habits_of_all_owners_are_counted_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lora_serve.engine.speculation.habits._MAX_ALL", 1000)
+    owners, known = HabitsByOwner(), {}
+    for index in range(200):
+        known[index] = owners.of((str(index % 50), ()))
+        for token in range(index % 7 * 20):
+            known[index].learn(index, token, token + 1, token % 5)
+            known[index // 2].learn(token, index, token, 0)  # also one that was forgotten and is in use still
+        owners.of((str(index % 50), ()))
+        kept = owners._owners.values()
+        assert owners._tally.num_habits == sum(map(len, kept))
+        assert owners._tally.num_habits <= 1000 or len(kept) == 1
+    counted: list[Habits] = []
+    monkeypatch.setattr(Habits, "__len__", lambda habits: counted.append(habits) or 0)
+    owners.of(("0", ()))
+    assert not counted, "a request costs the same however many owners there are"
