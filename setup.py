@@ -67,7 +67,7 @@ def build(folder: Path) -> None:
         return
     wanted = {compiler.file_name(*variant): variant for variant in compiler.variants(found.machine)}
     for file in folder.glob("*"):
-        if file.name not in wanted or machine_of(file) != found.machine:
+        if file.name not in wanted or not compiler.is_whole(file) or machine_of(file) != found.machine:
             file.unlink()
 
     def make(name: str) -> None:

@@ -85,7 +85,7 @@ def make_world(
         quantization="none",
         fuse_layers=False,
     )
-    loaded = described(config, FrozenModule(_random_model(shape, device, dtype), (), dtype, device))
+    loaded = described(config, FrozenModule(_random_model(shape, device, dtype), (), dtype, device, None))
     num_blocks = 1 + num_rows * -(-(context + steps) // block_size)
     cache = KVCache(loaded.observation.kv_shape, num_blocks, block_size, device, num_spare=1)
     for layer in range(loaded.spec.num_layers):

@@ -69,3 +69,7 @@ def _usage() -> str:
         "\nlora-serve COMMAND --help explains a command's flags; lora-serve --version prints the version.",
     ]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

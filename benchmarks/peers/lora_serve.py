@@ -14,6 +14,7 @@ from benchmarks.peers.seam import BASE, MAX_MODEL_LEN, POPULARITIES, Checkpoints
 from benchmarks.workload import Load
 from lora_serve.commands.bench.plan import Target
 from lora_serve.commands.server_process import HOST, free_port
+from lora_serve.core.child_environment import without_settings
 
 KV_CACHE_BYTES = 256 * 2**20
 
@@ -37,10 +38,7 @@ class LoraServe:
 
     def start(self, checkpoints: Checkpoints, load: Load, num_threads: int) -> HttpEngine:
         port = free_port()
-        environment = environment_of(num_threads)
-        settings = [name for name in environment if name.startswith("LORA_SERVE_")]
-        for name in settings:
-            del environment[name]  # it does what its command line says
+        environment = without_settings(environment_of(num_threads))  # it does what its command line says
         command = [sys.executable, "-m", "lora_serve", "serve", *self._arguments(checkpoints, load, port)]
         child = Child(command, checkpoints.scratch / f"{self.name}.log", environment)
         seconds = child.wait_until_answers(port, "/ready")

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from lora_serve.client.wire import FrameSplitter, frame_of, from_engine
+from lora_serve.core.child_environment import without_settings
 from lora_serve.core.errors import EngineLostError
 from lora_serve.core.messages import Configure, FromEngine, LoadRefused, Ready, Stop, ToEngine
 from lora_serve.core.model_spec import ModelSpec
@@ -50,23 +51,17 @@ class EngineProcess:
         """Run `command` with the number of its end of the socket pair as its last argument, and send `configure`.
 
         Settings in this process's environment (LORA_SERVE_X) are withheld, as there are secrets among them;
-        LORA_SERVE_KERNELS (`model/native/levels.py`) is none and is handed on. Raises OSError
-        if there can be no process.
+        LORA_SERVE_KERNELS is none and is handed on. Raises OSError if there can be no process.
         """
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as unless_started:
             unless_started.enter_context(ours)
-            environment = {
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith("LORA_SERVE_") or name == "LORA_SERVE_KERNELS"
-            }
             child = await asyncio.create_subprocess_exec(
                 *command,
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=without_settings(os.environ),
             )
             unless_started.pop_all()
         ours.setblocking(False)

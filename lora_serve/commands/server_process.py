@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from lora_serve.core.child_environment import without_settings
+
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.05
 
@@ -29,6 +31,7 @@ class ServerProcess:
 
     It stands in a process group of its own, so a Ctrl-C at the terminal reaches only its parent, which decides.
     Settings of this process's environment (LORA_SERVE_X) do not reach it: it does what `arguments` say.
+    LORA_SERVE_KERNELS, which is none, does.
     """
 
     def __init__(self, arguments: Sequence[str], log: Path, port: int = 0) -> None:
@@ -40,14 +43,13 @@ class ServerProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ServerProcess:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LORA_SERVE_")}
         with self.log.open("wb") as log:
             self._child = subprocess.Popen(
                 self._arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=without_settings(os.environ),
                 start_new_session=True,
             )
         return self

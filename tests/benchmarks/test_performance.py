@@ -116,7 +116,13 @@ def test_server_of_the_start_benchmark_has_the_stated_budget_and_flags_that_exis
 
 def test_start_summary_takes_medians_of_times_and_the_largest_peak() -> None:
     starts = [
-        {"first": {"ready_s": s}, "again": {"ready_s": s / 2, "peak_rss": peak, "failed": 0}}
+        {"first": {"ready_s": s}, "again": {"ready_s": s / 2, "ready_cpu_s": s / 4, "peak_rss": peak, "failed": 0}}
         for s, peak in ((8.0, 5), (4.0, 9), (6.0, 7))
     ]
-    assert summary(starts) == {"first_ready_s": 6.0, "again_ready_s": 3.0, "peak_rss": 9, "failed": 0}
+    assert summary(starts) == {
+        "first_ready_s": 6.0,
+        "again_ready_s": 3.0,
+        "again_ready_cpu_s": 1.5,
+        "peak_rss": 9,
+        "failed": 0,
+    }

@@ -55,6 +55,7 @@ class Gain:
         self._plain_errors: deque[float] = deque(maxlen=_NUM_PLAIN_KEPT)
         self._num_since = 0  # steps with drafts since the last verdict
         self._is_sure = False
+        self._is_plain_next = False  # on trial: the last step to be compared had drafts
         self._turn = 0
         self._rest = 0  # steps left after a trial that failed
         self._next_rest = _FIRST_REST
@@ -77,7 +78,7 @@ class Gain:
             return False
         else:
             self._turn += 1
-            is_due = self._turn % _CONTROL_EVERY == 0 if self._is_sure else len(self._plain_errors) < len(self._drafted)
+            is_due = self._turn % _CONTROL_EVERY == 0 if self._is_sure else self._is_plain_next
             self.is_control = is_due and bool(self._drafted)
         return not self.is_control
 
@@ -101,9 +102,11 @@ class Gain:
     def observe_plain(self, expected_seconds: float, seconds: float) -> None:
         """Takes in a step that went without drafts to be compared."""
         self._plain_errors.append(math.log(seconds / expected_seconds))
+        self._is_plain_next = False
 
     def observe_drafted(self, step: DraftedStep) -> None:
         self._drafted.append(step)
+        self._is_plain_next = True
         self._num_since += 1
         num_pairs = min(len(self._drafted), len(self._plain_errors) + 1)
         if num_pairs >= _LEAST_SAMPLES and self._num_since >= _LEAST_SAMPLES:

@@ -86,8 +86,9 @@ def _recorded(module: nn.Module, call: Call, written: Tensor) -> _Truth:
     """The result of the module's own code in the pass, and K and V of its own layer as the pass left them."""
     output = call.output[0] if isinstance(call.output, tuple) else call.output
     cached = torch.zeros_like(written)
-    for layer in {int(one.layer_idx) for one in module.modules() if isinstance(getattr(one, "layer_idx", None), int)}:
-        cached[:, layer] = written[:, layer]
+    for layer in {getattr(one, "layer_idx", None) for one in module.modules()}:
+        if isinstance(layer, int):
+            cached[:, layer] = written[:, layer]
     return _Truth(output, cached)
 
 

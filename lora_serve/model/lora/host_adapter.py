@@ -104,6 +104,7 @@ def _row(delta: LinearDelta) -> tuple[int, int, int, int, int, float, int]:
     )
 
 
+@torch.inference_mode(False)  # its tensors are as those that were read: they may be written to
 def in_arena(adapter: HostAdapter, linears: Iterable[str], *, pin: bool) -> HostAdapter:
     """The adapter with its linear layers' tensors in one arena. `pin`: in memory that a GPU reads by itself.
 

@@ -23,6 +23,7 @@ _GCC_FLAGS = (
     "--param=avoid-fma-max-bits=0",
 )
 _NAMES = ("gcc", "cc", "clang")
+_SEAL = b"lora_serve kernels, SHA-256 "  # after the ELF file, of which the loader reads no more than its headers say
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,17 @@ def variants(machine: str) -> list[tuple[Level, str]]:
     return [(level, dtype) for dtype in DTYPES for level in levels if serving(level, dtype) is level]
 
 
+def is_whole(library: Path) -> bool:
+    """True for a file as `compile_kernels` left it: loading a part of one would end the process. Raises OSError."""
+    content, mark, digest = library.read_bytes().rpartition(_SEAL)
+    return bool(mark) and digest == hashlib.sha256(content).digest()
+
+
 def compile_kernels(compiler: Compiler, level: Level, dtype: str, target: Path) -> None:
     """Compiles into a temporary file and renames it, so that two servers starting at once never read half a file.
 
-    Linked with no OpenMP runtime: see `one_thread.h`. Raises OSError or SubprocessError with the reason.
+    A seal at its end tells a whole file from a part of one, e.g. of a full disk (`is_whole`). Linked with no OpenMP
+    runtime: see `one_thread.h`. Raises OSError or SubprocessError with the reason.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     given = [flag for flag in flags(level, dtype) if compiler.is_gcc or flag not in _GCC_FLAGS]
@@ -77,7 +85,17 @@ def compile_kernels(compiler: Compiler, level: Level, dtype: str, target: Path) 
             done = subprocess.run([compiler.path, *arguments], capture_output=True, text=True, timeout=300, check=False)
             if done.returncode != 0:
                 raise OSError(f"{compiler.path} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        _seal(library)
         library.replace(target)
+
+
+def _seal(library: Path) -> None:
+    with library.open("r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+        file.write(_SEAL + digest)
+        file.flush()
+        os.fchmod(file.fileno(), 0o755)  # whatever the umask: nobody else may change it
+        os.fsync(file.fileno())  # else a machine that stops may keep its name without its content
 
 
 def _output(*command: str) -> str:

@@ -1,7 +1,8 @@
 """The compiled kernels of this process: one library per type of numbers, at the level of the processor at hand.
 
 Looked for in the wheel, then among those that this machine compiled before; else they are compiled now. Both are found
-by a name with the digest of their sources, so that those of other sources are never taken.
+by a name with the digest of their sources, so that those of other sources are never taken. Files that are not whole,
+or not this user's, are not loaded: whatever a library holds runs in this process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import functools
 import logging
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +25,11 @@ from lora_serve.model.system.threads import openmp
 
 _log = logging.getLogger(__name__)
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_FUNCTIONS = (
+    "decoder_layer", "gated", "lora_add", "num_threads", "pack", "packed_linear", "paged_attention", "panel_outputs",
+    "queries_together", "rms_norm", "room_bytes", "rotate_store", "words_of_panel",
+)  # fmt: skip
+_WRITABLE_BY_OTHERS = 0o022
 
 
 def load(dtype: torch.dtype) -> ctypes.CDLL:
@@ -71,11 +80,13 @@ def _loaded(dtype: torch.dtype) -> tuple[ctypes.CDLL, str]:
     level = levels.serving(levels.current(), name)
     openmp()  # its functions are found before the kernels' own
     file = compiler.file_name(level, name)
-    for place, source in ((compiler.SHIPPED / file, "shipped"), (_cache() / file, "compiled")):
-        if (found := _opened(place)) is not None:
-            _warn_of_one_thread(found, "torch's OpenMP runtime was not found")
-            return found, source
-    found = ctypes.CDLL(str(_compiled(level, name, file)))
+    found, source = _opened(compiler.SHIPPED / file), "shipped"
+    if found is None:
+        found, source = _kept(file), "compiled"
+    if found is not None:
+        _warn_of_one_thread(found, "torch's OpenMP runtime was not found")
+        return found, source
+    found = _compiled(level, name, file)
     _warn_of_one_thread(found, "clang's OpenMP is another than torch's: install gcc")
     return found, "compiled"
 
@@ -86,25 +97,95 @@ def _warn_of_one_thread(kernels: ctypes.CDLL, reason: str) -> None:
 
 
 def _opened(place: Path) -> ctypes.CDLL | None:
-    if not place.exists():
-        return None
+    """The kernels in the file; None with a line of the log if it is there and cannot be used."""
     try:
-        return ctypes.CDLL(str(place))
-    except OSError as error:  # e.g. of a newer C library than this machine's
+        return _open(place) if place.exists() else None
+    except OSError as error:
         _log.warning("kernels: %s cannot be loaded: %s", place, error)
         return None
 
 
-def _compiled(level: levels.Level, dtype: str, file: str) -> Path:
-    """The place of the kernels, compiled here if they are not yet. Raises OSError and SubprocessError."""
+def _open(place: Path) -> ctypes.CDLL:
+    """Raises OSError with the reason, e.g. that it is of a newer C library than this machine's."""
+    if not place.is_file():
+        raise OSError("it is no file")
+    if not compiler.is_whole(place):
+        raise OSError("its content is not what was compiled: cut short, changed, or stripped")
+    kernels = ctypes.CDLL(str(place))
+    if missing := [name for name in _FUNCTIONS if not hasattr(kernels, name)]:
+        raise OSError(f"it lacks {', '.join(missing)}")
+    return kernels
+
+
+def _compiled(level: levels.Level, dtype: str, file: str) -> ctypes.CDLL:
+    """The kernels, compiled now, and kept for the next start if they can be. Raises OSError and SubprocessError."""
     found = compiler.find()
     if found is None:
         raise OSError("no C compiler (gcc, cc or clang) was found")
-    place = _cache() / (file if found.is_gcc else f"one-thread-{file}")
-    if not place.exists():
-        compiler.compile_kernels(found, level, dtype, place)
-    return place
+    if not found.is_gcc:
+        file = f"one-thread-{file}"
+        if (kept := _kept(file)) is not None:
+            return kept
+    with _workplace() as (folder, cache):
+        made = folder / file
+        compiler.compile_kernels(found, level, dtype, made)
+        kernels = _open(made)  # under a new path: that of a file which was opened before would mean that one
+        if cache is not None:
+            _keep(made, cache / file)
+    return kernels
+
+
+def _keep(made: Path, place: Path) -> None:
+    try:
+        made.replace(place)
+    except OSError as error:
+        _log.warning("kernels: they are compiled again at the next start: %s", error)
+
+
+@contextmanager
+def _workplace() -> Iterator[tuple[Path, Path | None]]:
+    """A folder of this process alone, which goes afterwards, and the cache if it lies there."""
+    try:
+        cache = _cache()
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(cache)
+        own = tempfile.TemporaryDirectory(dir=cache)
+    except (OSError, RuntimeError) as error:
+        _log.warning("kernels: no cache can be used, they are compiled at every start: %s", error)
+        with tempfile.TemporaryDirectory(prefix="lora_serve-") as folder:
+            yield Path(folder), None
+        return
+    with own as folder:
+        yield Path(folder), cache
+
+
+def _kept(file: str) -> ctypes.CDLL | None:
+    """The kernels that this machine compiled before."""
+    try:
+        place = _cache() / file
+        if not place.exists():
+            return None
+        _check_owner(place.parent)
+        _check_owner(place)
+    except (OSError, RuntimeError) as error:
+        _log.warning("kernels: those compiled before are passed over: %s", error)
+        return None
+    return _opened(place)
+
+
+def _check_owner(path: Path) -> None:
+    """Raises OSError if another user than root might have written it."""
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise OSError(f"{path} belongs to another user, of number {status.st_uid}")
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        raise OSError(f"{path} is writable by other users (chmod go-w)")
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lora_serve"
+    """The user's folder, whether it is there or not; a relative XDG_CACHE_HOME counts for nothing, says its standard.
+
+    Raises RuntimeError if the user has no folder.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "lora_serve"

@@ -117,7 +117,15 @@ def test_wrong_guesses_end_and_right_ones_begin_again() -> None:
     def token(key: object, tokens: list[int]) -> int:
         return next_token(key, tokens) % 10 if is_random else cycle(key, tokens)
 
-    world = World(num_blocks=400, next_token=token, speculate="auto", max_model_len=1000, clock=VirtualClock())
+    clock = VirtualClock()
+    world = World(num_blocks=400, next_token=token, speculate="auto", max_model_len=1000, clock=clock)
+    run = world.runner.run
+
+    def timed(batch: Batch) -> list[RowOutput]:
+        clock.now += 5e-3 + 2e-5 * batch.num_tokens
+        return run(batch)
+
+    world.engine._runner.run = timed  # type: ignore[method-assign]
     world.add("a", [*range(10), 0, 1], max_tokens=900)
     for _ in range(300):
         world.step()
@@ -127,7 +135,7 @@ def test_wrong_guesses_end_and_right_ones_begin_again() -> None:
     after = world.engine.stats().speculation
     assert after.num_accepted - before.num_accepted < 40
     is_random = False
-    for _ in range(60):
+    for _ in range(150):
         world.step()
     assert world.engine.stats().speculation.num_accepted > after.num_accepted + 60
 
