@@ -87,9 +87,9 @@ FLAGS = """\
 Every setting of `lora-serve serve` is a flag, an environment variable and a key of the YAML file that `--config`
 names. A flag wins over the environment, the environment over the file. A flag that takes several values may be
 repeated; in the environment its values stand with commas between them, or as a JSON list. Bytes may be given as
-`512MiB` or `2GiB`; a flag that is on is turned off by `--no-` before its name. A wrong value ends the start with exit
-code 2 and a line that names the flag, the value and what is allowed.
-`LORA_SERVE_KERNELS`, a variable alone, takes a lower level of [kernels](../how-to/production.md#kernels)."""
+`512MiB` or `2GiB`; `--no-` before its name turns a flag off. A wrong value ends the start with exit code 2 and a line
+that names the flag, the value and what is allowed. `LORA_SERVE_KERNELS`, a variable that is no flag, takes a lower
+level of the CPU's [kernels](../how-to/production.md#kernels) than the processor's best."""
 
 
 def vllm_flags_page() -> str:
@@ -215,7 +215,7 @@ and `Server-Timing` (queue, load, prefill and decode in ms).
 
 A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
 body, the header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`.
-[Kernels](../how-to/production.md#kernels) says what `kernels` of `GET /version` mean: `level`, `dtype`, `order`, `source`."""
+`kernels` of `GET /version` (level, dtype, order, source): see [Kernels](../how-to/production.md#kernels)."""
 
 
 def _operations(openapi: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
