@@ -366,3 +366,10 @@ def test_help_names_the_unit_of_each_number(capsys: pytest.CaptureFixture[str]) 
     }
     assert wrong == {}
     assert (units["prompt-stretch"], units["kv-cache-memory"], units["block-size"]) == ("NUMBER", "BYTES", "N")
+
+
+@pytest.mark.parametrize("module", ["lora_serve", "lora_serve.cli"])
+def test_modules_of_the_command_run_it(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'nonsense' is no command" in done.stderr

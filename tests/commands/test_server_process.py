@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.commands.server_process import ServerFailedError, ServerProcess, free_port, is_port_free
+from lora_serve.core.child_environment import KERNELS
 
 
 def test_a_server_that_cannot_start_fails_at_once_with_its_own_words(tmp_path: Path) -> None:
@@ -26,6 +27,18 @@ def test_settings_in_the_environment_do_not_reach_the_child(tmp_path: Path, monk
     ):
         server.wait_until_ready(60)
     assert "abacus" not in str(caught.value)
+
+
+def test_level_of_the_kernels_reaches_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KERNELS, "abacus")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with (
+        ServerProcess(["--model", str(model)], tmp_path / "log") as server,
+        pytest.raises(ServerFailedError, match="LORA_SERVE_KERNELS=abacus: not one of"),
+    ):
+        server.wait_until_ready(60)
 
 
 def test_a_server_that_is_late_is_reported_and_ended(tmp_path: Path) -> None:

@@ -175,11 +175,14 @@ def _kept(file: str) -> ctypes.CDLL | None:
 
 def _check_owner(path: Path) -> None:
     """Raises OSError if another user than root might have written it."""
-    status = path.stat()
-    if status.st_uid not in (os.geteuid(), 0):
-        raise OSError(f"{path} belongs to another user, of number {status.st_uid}")
-    if status.st_mode & _WRITABLE_BY_OTHERS:
+    if (owner := _owner(path)) not in (os.geteuid(), 0):
+        raise OSError(f"{path} belongs to another user, of number {owner}")
+    if path.stat().st_mode & _WRITABLE_BY_OTHERS:
         raise OSError(f"{path} is writable by other users (chmod go-w)")
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
 
 
 def _cache() -> Path:

@@ -34,6 +34,24 @@ def test_answers_without_all_their_tokens_have_failed() -> None:
     assert (sample.index, sample.first_token, sample.gaps, sample.token_ids) == (0, 0.5, (1.0,), (7, 8))
 
 
+def test_our_server_gets_no_setting_of_the_environment_but_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORA_SERVE_ADMIN_KEY", "a long enough secret")
+    monkeypatch.setenv("LORA_SERVE_KERNELS", "generic")
+    given: dict[str, str] = {}
+
+    def child(command: list[str], log: Path, environment: dict[str, str]) -> None:
+        given.update(environment)
+        raise PeerError("seen")
+
+    monkeypatch.setattr("benchmarks.peers.lora_serve.Child", child)
+    with pytest.raises(PeerError, match="seen"):
+        LoraServe().start(Checkpoints(tmp_path, {}, tmp_path), Load(), 1)
+    assert [name for name in given if name.startswith("LORA_SERVE_")] == ["LORA_SERVE_KERNELS"]
+    assert given["LORA_SERVE_KERNELS"] == "generic"
+
+
 @pytest.mark.parametrize("text", [" t7 t8", "t7 t8", "t7t8"])
 def test_ids_are_read_from_any_engines_spacing(text: str) -> None:
     assert token_ids(text) == (7, 8)

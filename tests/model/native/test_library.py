@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ import torch
 from lora_serve.core.errors import ConfigError
 from lora_serve.model.attention import create_attention
 from lora_serve.model.frozen_linear import FrozenLinear
-from lora_serve.model.native import compiler, library, packed_linear
+from lora_serve.model.native import compiler, levels, library, packed_linear
+from lora_serve.model.native.levels import Level
 from lora_serve.model.system.threads import openmp
 from tests.local_engine import LocalEngine
 from tests.model.native.conftest import flags_of
@@ -110,6 +113,171 @@ def test_kernels_that_cannot_be_loaded_are_told_and_passed_over(
     with caplog.at_level(logging.WARNING):
         assert library.description().source == "compiled"
     assert "cannot be loaded" in caplog.text
+
+
+def broken(made: Path, content: bytes) -> None:
+    made.unlink()  # it is mapped in this process
+    made.write_bytes(content)
+
+
+def without(function: str) -> Callable[[Level, str], tuple[str, ...]]:
+    """Flags with which the kernels lack a function."""
+    return flags_of((*QUICK, f"-D{function}=another_{function}"))
+
+
+@pytest.mark.parametrize("kept", [slice(3000), slice(0), slice(-1), slice(1, None)])
+def test_part_of_a_file_is_not_loaded_but_compiled_again_over_it(
+    empty_cache: Path, kept: slice, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.load(torch.float32)
+    (made,) = empty_cache.iterdir()
+    whole = made.read_bytes()
+    broken(made, whole[kept])
+    code = f"import torch; from lora_serve.model.native import library; print(library._kept({made.name!r}))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (child.returncode, child.stdout) == (0, b"None\n")  # not ended by a signal
+    library.forget()
+    assert library.description().source == "compiled"
+    assert f"{made} cannot be loaded: its content is not what was compiled" in caplog.text
+    assert list(empty_cache.iterdir()) == [made]
+    assert compiler.is_whole(made)
+
+
+def test_content_is_on_the_disk_before_the_name(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append("fsync"), sync(file))[1])
+    monkeypatch.setattr(Path, "replace", lambda *paths: (calls.append("replace"), replace(*paths))[1])
+    library.load(torch.float32)
+    assert calls == ["fsync", "replace", "replace"]
+
+
+def test_kernels_that_lack_a_function_are_compiled_again(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = compiler.find()
+    assert found is not None
+    for folder in (compiler.SHIPPED, empty_cache):
+        folder.mkdir(parents=True, mode=0o700)
+        with monkeypatch.context() as patch:
+            name = compiler.file_name(*(variant := (levels.serving(levels.current(), "float32"), "float32")))
+            patch.setattr(compiler, "flags", without("rms_norm"))
+            compiler.compile_kernels(found, *variant, folder / name)
+    assert library.load(torch.float32).rms_norm is not None
+    assert library.description().source == "compiled"
+    for folder in (compiler.SHIPPED, empty_cache):
+        assert f"{folder / name} cannot be loaded: it lacks rms_norm" in caplog.text
+
+
+def test_what_a_compiler_makes_wrong_is_a_reason_and_torch_serves(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "flags", without("lora_add"))
+    assert library.why_not(CPU, torch.float32) == "it lacks lora_add"
+    assert library.description().source == "torch"
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_relative_cache_folder_counts_for_nothing(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    library.load(torch.float32)
+    assert not (tmp_path / "here").exists()
+    assert len(list((tmp_path / "home" / ".cache" / "lora_serve").iterdir())) == 1
+
+
+def not_a_folder(cache: Path) -> None:
+    cache.parent.write_text("a file")
+
+
+def writable_by_others(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [(not_a_folder, "Not a directory|File exists"), (writable_by_others, "writable by other users")],
+)
+def test_cache_that_cannot_be_trusted_is_not_used(
+    empty_cache: Path,
+    prepare: Callable[[Path], None],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prepare(empty_cache)
+    own = tmp_path / "temporary"
+    own.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    modes: list[int] = []
+    compile_kernels = compiler.compile_kernels
+
+    def noting(found: compiler.Compiler, level: Level, dtype: str, target: Path) -> None:
+        modes.append(target.parent.stat().st_mode & 0o777)
+        assert target.is_relative_to(own)
+        compile_kernels(found, level, dtype, target)
+
+    monkeypatch.setattr(compiler, "compile_kernels", noting)
+    assert library.description().source == "compiled"
+    assert modes == [0o700]
+    assert list(own.iterdir()) == []
+    assert not empty_cache.is_dir() or list(empty_cache.iterdir()) == []
+    assert re.search(f"no cache can be used, they are compiled at every start: .*({reason})", caplog.text)
+
+
+def test_folder_of_another_user_is_not_used(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty_cache.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(library, "_owner", lambda path: os.geteuid() + 12345)
+    assert library.description().source == "compiled"
+    assert f"{empty_cache} belongs to another user" in caplog.text
+    assert list(empty_cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_files_of_another_user_are_not_loaded_and_those_of_root_are(
+    empty_cache: Path, other: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.load(torch.float32)
+    library.forget()
+    (made,) = empty_cache.iterdir()
+    number = os.geteuid() + 12345 if other else 0
+    monkeypatch.setattr(library, "_owner", lambda path: number if path == made else os.geteuid())
+    opened: list[Path] = []
+    monkeypatch.setattr(library, "_open", lambda place, open=library._open: (opened.append(place), open(place))[1])
+    assert library.description().source == "compiled"
+    assert (made in opened) is not other
+    assert (f"passed over: {made} belongs to another user, of number {number}" in caplog.text) is other
+
+
+def test_folder_in_the_place_of_the_file_is_told(empty_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    library.load(torch.float32)
+    library.forget()
+    (made,) = empty_cache.iterdir()
+    made.unlink()
+    made.mkdir(mode=0o700)
+    assert library.description().source == "compiled"
+    assert f"{made} cannot be loaded: it is no file" in caplog.text
+    assert "compiled again at the next start: [Errno 21] Is a directory" in caplog.text
+    assert list(empty_cache.iterdir()) == [made]
+
+
+def test_a_wide_umask_leaves_kernels_that_are_loaded_again(empty_cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        library.load(torch.float32)
+    finally:
+        os.umask(before)
+    library.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compile_kernels", lambda *_: pytest.fail("compiled again"))
+        assert library.why_not(CPU, torch.float32) is None
 
 
 def test_compiler_that_fails_is_told_in_its_own_words_and_asked_once(
