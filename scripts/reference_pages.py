@@ -211,7 +211,7 @@ an adapter that cannot be served, 429 a caller's own limit, 503 overloaded, drai
 and 503 carry `Retry-After`.
 
 Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest`
-and `Server-Timing` (queue, load, prefill and decode in ms). `/version` tells [kernels](../how-to/production.md#kernels).
+and `Server-Timing` (queue, load, prefill and decode in ms). `/version` has [kernels](../how-to/production.md#kernels).
 
 A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
 body, the header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""
