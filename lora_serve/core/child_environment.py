@@ -1,4 +1,4 @@
-"""What children of a server and of its tools get of the environment: their settings come by other ways."""
+"""The environment of children that a server and its tools start: their settings come by other ways."""
 
 from __future__ import annotations
 
