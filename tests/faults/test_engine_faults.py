@@ -60,7 +60,7 @@ def test_step_that_fails_once_is_run_again_and_nobody_notices(house: House, cana
 def failing_for(digest: str, error: Exception, from_position: int = 0) -> Run:
     def run(batch: Batch, sound: Callable[[], list[RowOutput]]) -> list[RowOutput]:
         mine = [row for row in batch.rows if any(adapter.slot.digest == digest for adapter in row.adapters)]
-        if any(row.start >= from_position for row in mine):
+        if any(row.start + len(row.token_ids) > from_position for row in mine):
             raise error
         return sound()
 
