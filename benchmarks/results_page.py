@@ -40,6 +40,7 @@ COMMANDS = {  # of files that do not tell theirs; without options where it was n
     "overload": "python -m benchmarks.overload",
     "prefix-cache": "python -m benchmarks.prefix_cache",
     "reliability": "python -m benchmarks.reliability",
+    "speculation": "python -m benchmarks.speculation --dtype float32",
     "simulator-check": "python -m benchmarks.simulator_check",
     "structured-output": "python -m benchmarks.structured_output",
 }
