@@ -13,11 +13,13 @@ import torch
 from llguidance import LLMatcher
 
 import lora_serve
+from lora_serve.core.memory import ActivationModel
 from lora_serve.core.request import InferenceRequest, TokenGrammar
 from lora_serve.core.stats import EngineStats
 from lora_serve.engine.speculation import drafter
 from lora_serve.engine.speculation.drafter import Drafter
 from lora_serve.model.attention import varlen
+from lora_serve.model.memory.setup import ActivationProbe
 from lora_serve.text.tokenizer import TextModel
 from tests.contracts.test_attention import plain_varlen
 from tests.local_engine import Answer, LocalEngine
@@ -140,6 +142,7 @@ def test_a_gpu_s_programs_give_the_same_tokens(
     folders: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton's, interpreted, and paged FlashAttention in plain maths."""
+    monkeypatch.setattr(ActivationProbe, "learn", lambda *_: ActivationModel())  # the interpreter takes 10 s for it
 
     def answers(speculate: str) -> tuple[list[InferenceRequest], list[Answer]]:
         engine = engine_of(folders, speculate, kv_cache_memory="8MiB", fuse_layers=False, lora_kernel="triton")
