@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.contracts.test_attention import plain_varlen
 from tests.local_engine import Answer, LocalEngine
 from tests.model.test_resized_vocabulary import Resized, V, save_resized
 from tests.oracle import load_alone, load_plain, save_adapter, save_tiny_model
+from tests.tiers import mostly_nightly
 
 DEMO = Path(lora_serve.__file__).parent / "demo_data" / "model"
 # a head of its own: one that is the embedding too is torch's product, whose last bits depend on the number of rows
@@ -115,8 +117,15 @@ def same(found: Sequence[Answer], wanted: Sequence[Answer], *, to_the_bit: bool)
                 assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
 
 
-@pytest.mark.parametrize("guesses", ["looked up", "told"])
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    ("kind", "guesses"),
+    mostly_nightly(
+        product(ENGINES, ("looked up", "told")),
+        *product(ENGINES, ("told",)),
+        ("roomy", "looked up"),
+        ("bfloat16", "looked up"),
+    ),
+)
 def test_answers_are_those_without_guesses(
     folders: tuple[Path, dict[str, Path]], kind: str, guesses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
