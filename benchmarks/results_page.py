@@ -2,8 +2,9 @@
 
     python -m benchmarks.results_page
 
-A file's own words count where it has them (`machine` with the day and the commit that was measured, `command`); else the
-day of its last commit, today for one that is not committed as it is, and the command that makes a file of this name.
+A file's own words count where it has them (`machine` with the day and the commit that was measured, `command`); else
+the day of its last commit, today for one that is not committed as it is, and the command that makes a file of this
+name.
 """
 
 from __future__ import annotations
