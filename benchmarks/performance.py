@@ -46,7 +46,6 @@ SIDE_BY_SIDE, SPECULATION = "side-by-side*.json", "speculation*.json"
 JOINT: dict[str, tuple[str, Callable[[list[dict[str, Any]]], str]]] = {  # one table of all files of a pattern
     "beside": (SIDE_BY_SIDE, functools.partial(tables.beside, popularities=("base", "identical", "uniform"))),
     "latencies": (SIDE_BY_SIDE, tables.latencies),
-    "headline": (SIDE_BY_SIDE, tables.headline),
     "measured": (SIDE_BY_SIDE, functools.partial(tables.beside, popularities=("base", "uniform"))),
 }
 

@@ -10,8 +10,6 @@ from lora_serve.commands.bench.report import processor_words
 
 Report = dict[str, Any]
 OURS, ALONE = "lora_serve", "itself alone"
-HEADLINE_SHAPE = "135m"
-HEADLINES = {"base": "base only", "uniform": "with 16 adapters"}
 PEERS = {  # as a reader knows them
     "llama_cpp-f16": "llama.cpp (f16)",
     "vllm-lora-off-float32": "vLLM without LoRA (float32)",
@@ -97,31 +95,6 @@ def _times(median: Report | None) -> str:
     if median is None:
         return ""
     return f"{median['ttft_ms']['p50'] / 1000:.1f} s, {median['itl_ms']['p50']:.0f} ms"
-
-
-def headline(reports: Sequence[Report]) -> str:
-    """A line for each kind of processor, of the smallest shape: what the side by sides found."""
-    kinds: dict[str, list[Report]] = {}
-    for report in reports:
-        if report["shape"] == HEADLINE_SHAPE:
-            kinds.setdefault(f"**{short(report)}** ({numbers(report)}, {made(report)})", []).append(report)
-    return "\n".join(f"- {kind}: {_findings(found)}." for kind, found in kinds.items()) + "\n"
-
-
-def _findings(reports: Sequence[Report]) -> str:
-    """First what adapters leave of the base's speed, then what peers do."""
-    shares, peers = [], []
-    for report in reports:
-        speeds = {(one["engine"], one["popularity"]): one["output_tokens_per_s"] for one in report["medians"]}
-        if (speed := speeds.get((OURS, "uniform"))) is not None:
-            kept = report["ratios"]["uniform"]["share of base-only kept"]
-            shares.append(f"{speed:.0f} tokens/s with 16 different adapters in the batch, {kept:.2f} of base only")
-        for popularity in ("uniform", "base"):
-            for (peer, measured), theirs in speeds.items():
-                if measured == popularity and peer != OURS:
-                    times = speeds[OURS, popularity] / theirs
-                    peers.append(f"{HEADLINES[popularity]} {times:.2f} times {PEERS.get(peer, peer)}")
-    return "; ".join(shares + sorted(peers, reverse=True))
 
 
 def numbers(report: Report) -> str:
