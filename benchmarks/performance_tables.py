@@ -60,15 +60,13 @@ def _load(report: Report) -> str:
 
 
 def _ratio(report: Report, peer: str, popularity: str) -> str:
-    """Ours, and how many times the peer's; alone: which part of our own base-only figure."""
+    """Ours, which part it is of our own base-only figure, and how many times the peer's."""
     speeds = {(one["engine"], one["popularity"]): one["output_tokens_per_s"] for one in report["medians"]}
-    ours = speeds.get((OURS, popularity))
-    theirs = speeds.get((OURS, "base") if peer == ALONE else (peer, popularity))
-    if ours is None or theirs is None:
+    ours, base, theirs = (speeds.get(key) for key in ((OURS, popularity), (OURS, "base"), (peer, popularity)))
+    if ours is None or (theirs is None and peer != ALONE):
         return ""
-    if peer == ALONE:
-        return f"{ours:.0f}" if popularity == "base" else f"{ours:.0f}, {ours / theirs:.2f} of base only"
-    return f"{ours:.0f}, {ours / theirs:.2f} times its {theirs:.0f}"
+    kept = f" ({ours / base:.2f} of base only)" if base and popularity != "base" else ""
+    return f"{ours:.0f}{kept}" + (f", {ours / theirs:.2f} times its {theirs:.0f}" if theirs else "")
 
 
 def latencies(reports: Sequence[Report]) -> str:
