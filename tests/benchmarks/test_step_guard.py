@@ -46,6 +46,11 @@ def test_what_got_better_is_asked_to_be_noted(capsys: pytest.CaptureFixture[str]
     assert "--update" in capsys.readouterr().out
 
 
+def test_lower_ratios_of_a_slower_base_are_not_called_better(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not LIMITS.judge({**EXPECTED, NAMES[0]: 1.2, NAMES[2]: 1.62}).has_failed
+    assert "--update" not in capsys.readouterr().out
+
+
 def test_least_of_all_tries_counts() -> None:
     noisy = {**EXPECTED, NAMES[0]: 3.0}
     assert LIMITS.exceeded(noisy) == [NAMES[0]]
