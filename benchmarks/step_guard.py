@@ -86,7 +86,7 @@ class Limits:
         return [name for name, ratio in found.items() if ratio > self.expected[name] * (1 + self.margins[name])]
 
     def is_better(self, found: Ratios) -> bool:
-        """True if one is lower by more than its margin and none is higher by half of it: a slower base lowers ratios."""
+        """True if one is lower by its margin and none higher by half of it: a slower base lowers ratios."""
         halves = {name: margin / 2 for name, margin in self.margins.items()}
         is_higher = Limits(self.kind, self.source, self.expected, halves).exceeded(found)
         return not is_higher and bool(Limits(self.kind, self.source, found, self.margins).exceeded(self.expected))

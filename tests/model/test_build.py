@@ -43,9 +43,7 @@ def test_facts_of_the_model_are_told(mistral: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_model_whose_window_were_ignored_is_refused(
-    mistral: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_whose_window_were_ignored_is_refused(mistral: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create = base_model.create_attention
 
     def windowless(name: str, cache: Any) -> Any:

@@ -13,7 +13,6 @@ from safetensors import safe_open
 
 from lora_serve.model.native import levels, library
 
-
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
 
 

@@ -97,7 +97,9 @@ def test_the_files_own_type_counts_whatever_config_json_says(
     config = {key: value for key, value in json.loads(file.read_text()).items() if key != "dtype"}
     file.write_text(json.dumps(config if told is None else {**config, "dtype": told}))
     wanted = BF16 if stored == BF16 else F32
-    found = number_type("auto", read_model_config(model_slice(tmp_path, "auto")), CPU, stored=stored_type(str(tmp_path)))
+    found = number_type(
+        "auto", read_model_config(model_slice(tmp_path, "auto")), CPU, stored=stored_type(str(tmp_path))
+    )
     assert found.dtype == wanted
     assert load_frozen(model_slice(tmp_path, "auto"), AutoModelForCausalLM).dtype == wanted
 

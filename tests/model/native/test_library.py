@@ -267,9 +267,7 @@ def no_room_in(cache: Path) -> Callable[[Path], None]:
 
 
 @pytest.mark.usefixtures("empty_cache")
-def test_compiling_is_told_before_it_begins(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_compiling_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     compile_kernels = compiler.compile_kernels
     monkeypatch.setattr(compiler, "compile_kernels", lambda *these: (told.append(caplog.text), compile_kernels(*these)))
