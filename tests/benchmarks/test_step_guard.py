@@ -16,8 +16,8 @@ from lora_serve.model.native import levels
 NAMES = ("distinct / base", "identical / base", "step / its products")
 MARGINS = dict.fromkeys(NAMES, 0.1)
 EXPECTED = dict.fromkeys(NAMES, 1.5)
-LIMITS = Limits("the reference", EXPECTED, MARGINS)
 KIND = "avx2 float32 native"
+LIMITS = Limits(KIND, "the reference", EXPECTED, MARGINS)
 
 
 def times(distinct: float, identical: float, base: float, gemms: float) -> dict[str, list[float]]:
@@ -35,15 +35,20 @@ def test_ratios_are_of_neighbouring_rounds() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_ratio_fails_above_its_margin_and_passes_within(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert LIMITS.judge({**EXPECTED, name: 1.64}) == 0
-    assert LIMITS.judge({**EXPECTED, name: 1.66}) == 1
-    assert f"margin: {name}." in capsys.readouterr().out
+def test_each_ratio_fails_above_its_margin_and_passes_within(name: str) -> None:
+    within, above = (LIMITS.judge({**EXPECTED, name: ratio}) for ratio in (1.64, 1.66))
+    assert (within.has_failed, within.words) == (False, f"{KIND} is within the margins of the reference")
+    assert (above.has_failed, above.words) == (True, f"{KIND} is above the reference by more than the margin: {name}")
 
 
 def test_what_got_better_is_asked_to_be_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert LIMITS.judge({**EXPECTED, NAMES[0]: 1.2}) == 0
+    assert not LIMITS.judge({**EXPECTED, NAMES[0]: 1.2}).has_failed
     assert "--update" in capsys.readouterr().out
+
+
+def test_lower_ratios_of_a_slower_base_are_not_called_better(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not LIMITS.judge({**EXPECTED, NAMES[0]: 1.2, NAMES[2]: 1.62}).has_failed
+    assert "--update" not in capsys.readouterr().out
 
 
 def test_least_of_all_tries_counts() -> None:
@@ -116,23 +121,36 @@ def test_what_is_slow_three_times_fails(guard: Path, monkeypatch: pytest.MonkeyP
     assert step_guard.main() == 1
 
 
-def test_every_dtype_is_guarded_and_one_that_is_slow_fails_all(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_dtype_is_guarded_and_one_that_is_slow_fails_all(
+    guard: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Reference(MARGINS, {KIND: EXPECTED, "avx2 bfloat16 native": dict.fromkeys(NAMES, 9.0)}, {}).write(guard)
     monkeypatch.setattr("sys.argv", ["step_guard", "--reference", str(guard)])
     monkeypatch.setattr(step_guard, "OwnRatios", measure_own([SLOW, SLOW, SLOW]))
     assert step_guard.main() == 1
+    fine = "avx2 bfloat16 native is within the margins of the reference."
+    slow = f"{KIND} is above the reference by more than the margin: {NAMES[0]}"
+    assert capsys.readouterr().out.endswith(f"Step guard FAILED: a decode step on {slow}; {fine}\n")
     monkeypatch.setattr(step_guard, "OwnRatios", measure_own([FINE]))
     assert step_guard.main() == 0
+    assert capsys.readouterr().out.endswith(
+        f"Step guard PASSED: a decode step on {KIND} is within the margins of the reference; {fine}\n"
+    )
 
 
 @pytest.mark.parametrize(("series", "status"), [([1.02], 0), ([1.3, 1.01], 0), ([1.13, 1.2, 1.13], 1)])
 def test_without_a_reference_steps_are_held_to_the_commit_before(
-    guard: Path, monkeypatch: pytest.MonkeyPatch, series: list[float], status: int
+    guard: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    series: list[float],
+    status: int,
 ) -> None:
     Reference(MARGINS, {"generic float32 native": EXPECTED}, {}).write(guard)
     monkeypatch.setattr(step_guard, "commit_before", lambda: "before")
     monkeypatch.setattr(step_guard, "ratios_against", measure_against(series))
     assert step_guard.main() == status
+    assert "commit before" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_commit_that_is_asked_for_counts_beside_a_reference_too(guard: Path, monkeypatch: pytest.MonkeyPatch) -> None:

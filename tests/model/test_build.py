@@ -16,8 +16,9 @@ from lora_serve.core.settings import Settings
 from lora_serve.model import base_model
 from lora_serve.model import build as building
 from lora_serve.model.build import ModelParts, build_model
+from lora_serve.model.loading import exactness
 from lora_serve.model.system.threads import openmp
-from tests.oracle import save_tiny_model
+from tests.oracle import load_plain, logprobs_alone, save_tiny_model
 
 
 def build(model: Path | str, **settings: Any) -> ModelParts:
@@ -41,7 +42,8 @@ def test_facts_of_the_model_are_told(mistral: Path) -> None:
     assert spec.num_bytes >= sum(parameter.nbytes for parameter in plain.parameters())
 
 
-def test_model_whose_window_were_ignored_is_refused(mistral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_model_whose_window_were_ignored_is_refused(mistral: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create = base_model.create_attention
 
     def windowless(name: str, cache: Any) -> Any:
@@ -50,7 +52,20 @@ def test_model_whose_window_were_ignored_is_refused(mistral: Path, monkeypatch: 
 
     monkeypatch.setattr(base_model, "create_attention", windowless)
     with pytest.raises(ModelError, match=r"cannot be served exactly.*differ by"):
-        build(mistral)
+        build(mistral, dtype=dtype)
+
+
+def test_deep_model_whose_own_bfloat16_is_off_by_more_than_the_tolerance_is_served(tmp_path: Path) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "tie_word_embeddings": False}
+    own = save_tiny_model("qwen2", tmp_path / "own", vocab_size=128, max_position_embeddings=256, **shape)
+    load_plain(own, torch.bfloat16).save_pretrained(tmp_path / "model")
+    (tokens, _) = exactness.probe_tokens(128)
+    truth, theirs = (
+        logprobs_alone(load_plain(tmp_path / "model", dtype), tokens)[:-1].gather(1, torch.tensor(tokens)[1:, None])
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert (theirs - truth).abs().max() > exactness._TOLERANCE[torch.bfloat16]
+    assert build(tmp_path / "model", dtype="bfloat16").spec.dtype == "bfloat16"
 
 
 def test_model_without_attention_caches_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lora_serve.model.loading.frozen_model import LoadedModel
 _LENGTHS = (13, 9)  # tokens of the two probe sequences
 _CHUNKS = ((7, 5, 1), (1, 6, 2))  # how they are cut: prefill, continued prefill and decode rows in one batch
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.3, torch.float16: 0.1}  # of a log-probability
+_NOISE = {torch.float32: 0.0, torch.bfloat16: 0.12, torch.float16: 0.02}  # of their spread, in the root mean square
 
 Probe = tuple[tuple[int, ...], ...]
 
@@ -60,11 +61,24 @@ def check_exactness(
                 raise ModelError(f"{architecture} cannot be served: {output.error}")
             found[i].extend(item.logprob for item in output.prompt_logprobs)
         starts = [start + n for start, n in zip(starts, lengths, strict=True)]
-    worst = max(
-        abs(a - b) for mine, plain in zip(found, expected, strict=True) for a, b in zip(mine[:-1], plain, strict=True)
-    )
-    if not worst <= _TOLERANCE[dtype]:
+    mine = torch.tensor([value for values in found for value in values[:-1]])
+    plain = torch.tensor([value for values in expected for value in values])
+    if not _are_near(mine, plain, dtype):
+        worst = float((mine - plain).abs().max())
+        noise = f", or {_NOISE[dtype]:.0%} of their spread in the root mean square" if _NOISE[dtype] else ""
         raise ModelError(
             f"{architecture} cannot be served exactly: packed rows over a paged cache give log-probabilities that "
-            f"differ by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g})"
+            f"differ by {worst:.3g} from the model's own (allowed: {_TOLERANCE[dtype]:g}{noise})"
         )
+
+
+def _are_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    """True if log-probabilities differ by little, or by as much as rounding may make of such a spread.
+
+    Rounding moves large logits further: of deep or sharp models in bfloat16, transformers' own numbers are off by half
+    a nat from those in float32 here and there. A window that is one too long moves them by a fifth of their spread, a
+    token that is not seen by more.
+    """
+    difference = found - expected
+    is_near = difference.abs().max() <= _TOLERANCE[dtype]
+    return bool(is_near or difference.square().mean().sqrt() <= _NOISE[dtype] * expected.std())

@@ -20,7 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import LoraServeError, ModelError
 from lora_serve.core.model_spec import KernelDescription, ModelSpec
-from lora_serve.model.loading.number_type import NumberType, number_type
+from lora_serve.model.loading.number_type import NumberType, number_type, stored_type
 from lora_serve.model.loading.observation import Observation, first_line, on_one_line
 from lora_serve.model.loading.quantization import check_quantized, plan_quantization
 from lora_serve.model.loading.transformers_import import without_compiler
@@ -142,7 +142,7 @@ def load_frozen(config: ModelConfig, auto_class: Any) -> FrozenModule:
     try:
         plan = plan_quantization(config, hf_config, device)
         asked = "as asked" if plan.dtype == config.dtype else f"for --quantization {config.quantization}"
-        numbers = number_type(plan.dtype, hf_config, device, asked)
+        numbers = number_type(plan.dtype, hf_config, device, asked, stored_type(config.model))
         kernels = library.description(numbers.dtype) if device.type == "cpu" else None
         _tell(numbers, kernels)
         module, info = _from_pretrained(config, auto_class, numbers.dtype, plan.arguments)

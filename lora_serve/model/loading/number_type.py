@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from lora_serve.model.native import levels, library
+
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # as safetensors names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +24,28 @@ class NumberType:
     reason: str
 
 
-def number_type(name: str, hf_config: Any, device: torch.device, asked: str = "as asked") -> NumberType:
-    """The type of weights and activations for --dtype `name`; `asked`: why it is no "auto". Raises ConfigError."""
-    own: torch.dtype = getattr(hf_config, "dtype", None) or torch.float32
+def stored_type(model: str) -> torch.dtype | None:
+    """The type of most floating point numbers in a folder's safetensors; None: none are there.
+
+    config.json may lack the type, or name another than its files hold.
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for file in Path(model).glob("*.safetensors"):
+        with safe_open(file, "pt") as stored:
+            for part in map(stored.get_slice, stored.keys()):
+                if part.get_dtype() in _STORED:
+                    sizes[_STORED[part.get_dtype()]] += math.prod(part.get_shape())
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def number_type(
+    name: str, hf_config: Any, device: torch.device, asked: str = "as asked", stored: torch.dtype | None = None
+) -> NumberType:
+    """The type of weights and activations for --dtype `name`. Raises ConfigError.
+
+    `asked`: why it is no "auto"; `stored`: the type of the checkpoint's files, where it is known.
+    """
+    own: torch.dtype = stored or getattr(hf_config, "dtype", None) or torch.float32
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
         return NumberType(chosen, asked + _slowness(chosen, device))

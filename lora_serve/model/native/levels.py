@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import platform
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from lora_serve.core import child_environment
 from lora_serve.core.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 VARIABLE = child_environment.KERNELS
 _SYSCALL_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # asm/prctl.h: ARCH_REQ_XCOMP_PERM
 _AVX2 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
@@ -56,7 +58,7 @@ def current() -> Level:
         raise ConfigError(f"{VARIABLE}={name}: not one of {', '.join(LEVELS)}")
     if LEVELS[name] not in allowed:
         raise ConfigError(
-            f"{VARIABLE}={name}: this processor has not what it needs; possible here: "
+            f"{VARIABLE}={name}: this machine has not what it needs; possible here: "
             f"{', '.join(level.name for level in allowed)}"
         )
     return LEVELS[name]
@@ -90,4 +92,8 @@ def _features() -> frozenset[str]:
 def _may_use_tiles() -> bool:
     """Asks the kernel for AMX's registers, as every process must once; its threads and children have them then."""
     system = ctypes.CDLL(None, use_errno=True)
-    return bool(system.syscall(_SYSCALL_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+    if system.syscall(_SYSCALL_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
+        return True
+    reason = os.strerror(ctypes.get_errno())
+    _log.warning("kernels: this processor has AMX, but the system refuses its tiles (%s): a lower level serves", reason)
+    return False

@@ -13,8 +13,6 @@ import logging
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -126,8 +124,19 @@ def _compiled(level: levels.Level, dtype: str, file: str) -> ctypes.CDLL:
         file = f"one-thread-{file}"
         if (kept := _kept(file)) is not None:
             return kept
-    with _workplace() as (folder, cache):
-        made = folder / file
+    _log.info("kernels: %s compiles those of %s in %s, once per machine", found.path, level.name, dtype)
+    if (cache := _usable_cache()) is not None:
+        try:
+            return _made(found, level, dtype, file, cache)
+        except OSError as error:  # e.g. its disk is full, or may hold no programs
+            _log.warning("kernels: not compiled in %s, tried in a temporary folder: %s", cache, error)
+    return _made(found, level, dtype, file, None)
+
+
+def _made(found: compiler.Compiler, level: levels.Level, dtype: str, file: str, cache: Path | None) -> ctypes.CDLL:
+    """Compiles in a folder of this process alone, which goes afterwards. Raises OSError and SubprocessError."""
+    with tempfile.TemporaryDirectory(prefix="lora_serve-", dir=cache) as folder:
+        made = Path(folder) / file
         compiler.compile_kernels(found, level, dtype, made)
         kernels = _open(made)  # under a new path: that of a file which was opened before would mean that one
         if cache is not None:
@@ -142,21 +151,17 @@ def _keep(made: Path, place: Path) -> None:
         _log.warning("kernels: they are compiled again at the next start: %s", error)
 
 
-@contextmanager
-def _workplace() -> Iterator[tuple[Path, Path | None]]:
-    """A folder of this process alone, which goes afterwards, and the cache if it lies there."""
+def _usable_cache() -> Path | None:
+    """The folder that keeps kernels; None with a line of the log if it cannot."""
     try:
         cache = _cache()
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(cache)
-        own = tempfile.TemporaryDirectory(dir=cache)
+        tempfile.TemporaryDirectory(dir=cache).cleanup()
     except (OSError, RuntimeError) as error:
         _log.warning("kernels: no cache can be used, they are compiled at every start: %s", error)
-        with tempfile.TemporaryDirectory(prefix="lora_serve-") as folder:
-            yield Path(folder), None
-        return
-    with own as folder:
-        yield Path(folder), cache
+        return None
+    return cache
 
 
 def _kept(file: str) -> ctypes.CDLL | None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
+from lora_serve.core.config import ModelConfig
 from lora_serve.core.errors import ConfigError
 from lora_serve.core.settings import Settings
 from lora_serve.model.base_model import load_model
-from lora_serve.model.loading.frozen_model import LoadedModel
-from lora_serve.model.loading.number_type import number_type
+from lora_serve.model.loading.frozen_model import LoadedModel, load_frozen, read_model_config
+from lora_serve.model.loading.number_type import number_type, stored_type
 from lora_serve.model.native import compiler, levels, library
-from tests.oracle import save_tiny_model
+from tests.oracle import load_plain, save_tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -74,8 +78,38 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model("llama", tmp_path_factory.mktemp("numbers") / "model")
 
 
+def model_slice(model: Path, dtype: str) -> ModelConfig:
+    return Settings(model=str(model), dtype=dtype).model_slice()
+
+
 def loaded(model: Path, dtype: str) -> LoadedModel:
-    return load_model(Settings(model=str(model), dtype=dtype).model_slice())
+    return load_model(model_slice(model, dtype))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("level", ["amx"], indirect=True)
+@pytest.mark.parametrize(("stored", "told"), [(BF16, None), (BF16, "float32"), (F32, "bfloat16"), (F16, "bfloat16")])
+def test_the_files_own_type_counts_whatever_config_json_says(
+    stored: torch.dtype, told: str | None, model: Path, tmp_path: Path
+) -> None:
+    load_plain(model, stored).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = {key: value for key, value in json.loads(file.read_text()).items() if key != "dtype"}
+    file.write_text(json.dumps(config if told is None else {**config, "dtype": told}))
+    wanted = BF16 if stored == BF16 else F32
+    found = number_type(
+        "auto", read_model_config(model_slice(tmp_path, "auto")), CPU, stored=stored_type(str(tmp_path))
+    )
+    assert found.dtype == wanted
+    assert load_frozen(model_slice(tmp_path, "auto"), AutoModelForCausalLM).dtype == wanted
+
+
+def test_type_of_most_numbers_is_that_of_the_files(tmp_path: Path) -> None:
+    assert stored_type(str(tmp_path)) is None
+    save_file({"norm": torch.ones(9), "ids": torch.ones(99, dtype=torch.int64)}, tmp_path / "1.safetensors")
+    assert stored_type(str(tmp_path)) == F32
+    save_file({"weight": torch.ones(4, 4, dtype=BF16)}, tmp_path / "2.safetensors")
+    assert stored_type(str(tmp_path)) == BF16
 
 
 def test_log_and_spec_say_which_numbers_and_kernels_serve(model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,7 +62,9 @@ def test_other_machines_are_generic(processor: Callable[[str], None], monkeypatc
     assert levels.current() is levels.GENERIC
 
 
-def test_permission_for_tiles_is_asked_of_the_kernel_and_its_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_for_tiles_is_asked_of_the_kernel_and_a_refusal_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[tuple[int, ...]] = []
 
     class System:
@@ -71,7 +73,9 @@ def test_permission_for_tiles_is_asked_of_the_kernel_and_its_answer_counts(monke
             return -1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: System())
+    monkeypatch.setattr(ctypes, "get_errno", lambda: 1)
     assert not levels._may_use_tiles()
+    assert "has AMX, but the system refuses its tiles (Operation not permitted): a lower level serves" in caplog.text
     assert asked == [(158, 0x1023, 18)]  # ARCH_REQ_XCOMP_PERM, XTILEDATA: Documentation/arch/x86/xstate.rst
 
 
@@ -85,7 +89,7 @@ def test_lower_level_may_be_forced(processor: Callable[[str], None], monkeypatch
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("avx2", "this processor has not what it needs; possible here: generic"),
+        ("avx2", "this machine has not what it needs; possible here: generic"),
         ("amx", "possible here: generic"),
         ("AVX2", "not one of generic, avx2, avx512, avx512_bf16, amx"),
         ("fast", "LORA_SERVE_KERNELS=fast: not one of"),

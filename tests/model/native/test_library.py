@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -245,6 +246,46 @@ def test_cache_that_cannot_be_trusted_is_not_used(
     assert re.search(f"no cache can be used, they are compiled at every start: .*({reason})", caplog.text)
 
 
+def test_full_disk_of_the_cache_is_told_and_passed_by(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "temporary"
+    own.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    empty_cache.parent.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", empty_cache.parent], check=False).returncode:
+        monkeypatch.setattr(compiler, "_seal", no_room_in(empty_cache))
+    try:
+        assert library.description().source == "compiled"
+        assert [*empty_cache.iterdir(), *own.iterdir()] == []
+    finally:
+        subprocess.run(["umount", "-l", empty_cache.parent], check=False, stderr=subprocess.DEVNULL)
+    assert f"not compiled in {empty_cache}, tried in a temporary folder" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+def no_room_in(cache: Path) -> Callable[[Path], None]:
+    """A seal for which the disk of the cache has no room: where no small disk can be mounted."""
+    seal = compiler._seal
+
+    def sealing(library: Path) -> None:
+        if library.is_relative_to(cache):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        seal(library)
+
+    return sealing
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_compiling_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+    compile_kernels = compiler.compile_kernels
+    monkeypatch.setattr(compiler, "compile_kernels", lambda *these: (told.append(caplog.text), compile_kernels(*these)))
+    with caplog.at_level(logging.INFO):
+        library.load(torch.float32)
+    assert re.search("kernels: .* compiles those of .* in float32", told[0])
+
+
 def test_folder_of_another_user_is_not_used(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,7 +334,7 @@ def test_a_wide_umask_leaves_kernels_that_are_loaded_again(empty_cache: Path) ->
     assert_kept()
 
 
-def test_compiler_that_fails_is_told_in_its_own_words_and_asked_once(
+def test_compiler_that_fails_is_told_in_its_own_words_and_asked_no_more(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = tmp_path / "calls"
@@ -301,7 +342,7 @@ def test_compiler_that_fails_is_told_in_its_own_words_and_asked_once(
     monkeypatch.setenv("CC", str(program(tmp_path / "broken", noting)))
     for _ in range(3):
         assert "out of vectors" in str(library.why_not(CPU, torch.float32))
-    assert calls.read_text() == "x"
+    assert calls.read_text() == "xx"  # in the cache, and out of it
     assert list(empty_cache.iterdir()) == []
     assert library.description().source == "torch"
     assert "out of vectors" in library.description().reason
