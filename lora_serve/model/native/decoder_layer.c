@@ -152,17 +152,22 @@ static void adapt(const Step *s, const Adapters *a, int64_t count, const real *x
                   const Joining *joining) {
     for (int64_t p = 0; p < s->num_passes; p++) {
         const Pass *pass = s->passes + p;
-#pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t i = 0; i < pass->num_pieces * count; i++) {
-            if (has_joined(joining, p, i / count)) continue;
-            const int64_t later = i + omp_get_num_threads(); /* the next that this thread takes, if all go on alike */
-            const Adapters *own = a + i % count;
-            const void *after = later < pass->num_pieces * count
-                                    ? (const void *)a[later % count].a[pass->pieces[3 * (later / count) + 2]]
-                                    : NULL;
-            add_piece(x, in, y + own->column, stride, in, own->out, pass->pieces + 3 * (i / count),
-                      pass->weights ? pass->weights[i / count] : 1.0f, own->a, own->b, own->gain, own->shift, own->rank,
-                      own->scale, own->is_bfloat16, after);
+#pragma omp parallel
+        {
+            const uint64_t before = begin_products();
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < pass->num_pieces * count; i++) {
+                if (has_joined(joining, p, i / count)) continue;
+                const int64_t later = i + omp_get_num_threads(); /* the next that this thread takes, if all go on alike */
+                const Adapters *own = a + i % count;
+                const void *after = later < pass->num_pieces * count
+                                        ? (const void *)a[later % count].a[pass->pieces[3 * (later / count) + 2]]
+                                        : NULL;
+                add_piece(x, in, y + own->column, stride, in, own->out, pass->pieces + 3 * (i / count),
+                          pass->weights ? pass->weights[i / count] : 1.0f, own->a, own->b, own->gain, own->shift,
+                          own->rank, own->scale, own->is_bfloat16, after);
+            }
+            end_products(before);
         }
     }
 }

@@ -204,17 +204,15 @@ static void expand_together(int64_t tokens, const real *s, const real *b, int64_
 static void add_rounded(int64_t tokens, const real *x, int64_t x_stride, const real *a, const real *b, int64_t rank,
                         int64_t in, int64_t out, float scale, float *y, int64_t y_stride, const void *after) {
     real s[CHUNK * RANKS];
-    const uint64_t before = begin_products();
     for (int64_t j = 0, ranks; j < rank; j += ranks) {
         ranks = least(RANKS, rank - j);
         const real *own = b + j * out;
         const Shrink shrinking = {a + j * in, ranks, scale, s, up_to(ranks, DEPTH_UNIT)};
         memset(s, 0, tokens * shrinking.s_stride * sizeof(real));
-        shrink_piece(&shrinking, tokens, x, x_stride, in, own);
-        if (tokens == 1) expand_one(s, own, ranks, out, y, after ? after : own);
+        shrink_piece(&shrinking, tokens, x, x_stride, in, own, out);
+        if (tokens == 1) expand_one(s, own, ranks, out, y, after ? (const real *)after : own, in);
         else expand_together(tokens, s, own, ranks, out, y, y_stride);
     }
-    end_products(before);
 }
 
 #endif
@@ -261,10 +259,15 @@ void lora_add(const real *x, int64_t x_stride, float *y, int64_t y_stride, int64
               const int32_t *pieces, int64_t num_pieces, const float *weights, const int64_t *a, const int64_t *b,
               const int64_t *gain, const int64_t *shift, const int32_t *rank, const float *scale,
               const int32_t *is_bfloat16) {
-#pragma omp parallel for schedule(dynamic, 1) if (num_pieces > 1)
-    for (int64_t i = 0; i < num_pieces; i++) {
-        const int64_t later = i + omp_get_num_threads();
-        add_piece(x, x_stride, y, y_stride, in, out, pieces + 3 * i, weights ? weights[i] : 1.0f, a, b, gain, shift,
-                  rank, scale, is_bfloat16, later < num_pieces ? (const void *)a[pieces[3 * later + 2]] : NULL);
+#pragma omp parallel if (num_pieces > 1)
+    {
+        const uint64_t before = begin_products();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < num_pieces; i++) {
+            const int64_t later = i + omp_get_num_threads();
+            add_piece(x, x_stride, y, y_stride, in, out, pieces + 3 * i, weights ? weights[i] : 1.0f, a, b, gain, shift,
+                      rank, scale, is_bfloat16, later < num_pieces ? (const void *)a[pieces[3 * later + 2]] : NULL);
+        }
+        end_products(before);
     }
 }

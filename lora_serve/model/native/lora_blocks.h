@@ -2,6 +2,7 @@
  * product by B are products like the base's. One token without tiles of its own would be most of a tile of zeros: its x
  * is the right-hand matrix of x A^T, and B is read as it lies. */
 #define DEPTH_TURNED 512 /* inputs of A at a time */
+#define COLUMNS 128 /* of A and B, ahead of those that are multiplied, are asked for */
 
 /* s = scale * x A^T of several adapters of one x, side by side in panels of ranks. */
 static void shrink_together(const Shrink *own, int64_t count, int64_t tokens, const real *x, int64_t x_stride,
@@ -62,8 +63,9 @@ static void shape_for_one(int64_t first, int64_t second) {
     shaped_for = shape;
 }
 
-/* totals [32] of one token and up to 32 rows of A; as many bytes from `next` on are fetched meanwhile. */
-static void shrink_one(int64_t ranks, const real *x, const real *a, int64_t in, float *totals, const char *next) {
+/* totals [32] of one token and up to 32 rows of A. Of `next`, whose rows are next_row apart, the first columns are asked
+ * for at the end. */
+static void shrink_one(int64_t ranks, const real *x, const real *a, int64_t in, float *totals, const real *next, int64_t next_row) {
     const int64_t first = least(ranks, TILE_ROWS), second = ranks - first, whole = in / DEPTH_UNIT * DEPTH_UNIT;
     shape_for_one(first, second);
     _tile_zero(0);
@@ -85,7 +87,10 @@ static void shrink_one(int64_t ranks, const real *x, const real *a, int64_t in, 
             _tile_loadd(3, own + TILE_ROWS * stride, 2 * stride);
             _tile_dpbf16ps(1, 3, 4);
         }
-        for (int64_t j = 0; j < ranks && next; j++) __builtin_prefetch(next + (j * in + k) * 2);
+        if (k + COLUMNS < in)
+            for (int64_t j = 0; j < ranks; j++) __builtin_prefetch(a + j * in + k + COLUMNS);
+        else
+            for (int64_t j = 0; j < ranks && next; j++) __builtin_prefetch(next + j * next_row + k + COLUMNS - in);
     }
     _tile_stored(0, totals, 4);
     if (second) _tile_stored(1, totals + TILE_ROWS, 4);
@@ -93,13 +98,15 @@ static void shrink_one(int64_t ranks, const real *x, const real *a, int64_t in, 
 
 #define FEW 3 /* tokens, for which A is not worth turning */
 
-ALWAYS void shrink_few(const Shrink *own, int64_t tokens, const real *x, int64_t x_stride, int64_t in, const void *after) {
+ALWAYS void shrink_few(const Shrink *own, int64_t tokens, const real *x, int64_t x_stride, int64_t in, const real *after,
+                       int64_t after_row) {
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t j = 0, ranks; j < own->rank; j += ranks) {
             float totals[2 * TILE_ROWS];
             ranks = least(2 * TILE_ROWS, own->rank - j);
             shrink_one(ranks, x + t * x_stride, own->a + j * in, in, totals,
-                       j + ranks < own->rank ? (const char *)(own->a + (j + ranks) * in) : t ? NULL : after);
+                       j + ranks < own->rank ? own->a + (j + ranks) * in : t ? NULL : after,
+                       j + ranks < own->rank ? in : after_row);
             for (int64_t r = 0; r < ranks; r++) own->s[t * own->s_stride + j + r] = real_of(own->scale * totals[r]);
         }
 }
@@ -107,44 +114,50 @@ ALWAYS void shrink_few(const Shrink *own, int64_t tokens, const real *x, int64_t
 #endif
 
 static void shrink_piece(const Shrink *own, int64_t tokens, const real *x, int64_t x_stride, int64_t in,
-                         const void *after) {
+                         const real *after, int64_t after_row) {
 #ifdef TILE_ROWS
     if (tokens <= FEW) {
-        shrink_few(own, tokens, x, x_stride, in, after);
+        shrink_few(own, tokens, x, x_stride, in, after, after_row);
         return;
     }
 #endif
-    (void)after;
+    (void)after, (void)after_row;
     shrink_together(own, 1, tokens, x, x_stride, in);
 }
 
 /* PANEL outputs at even and at odd places, of up to 32 ranks: sums of the first and of the second ranks of the pairs. */
-ALWAYS void expand_panel(const float *h, int64_t ranks, const real *b, int64_t out, const char *next, vec *even, vec *odd) {
+ALWAYS void expand_panel(const float *h, int64_t ranks, const real *b, int64_t out, const real *next,
+                         int64_t next_row, vec *even, vec *odd) {
     vec low, high;
     for (int64_t r = 0; r < ranks; r += 2) {
         load_pairs(b + r * out, &low, &high);
-        fetch(BFLOAT16S, next + 2 * r * out);
+        __builtin_prefetch(next + r * next_row);
         even[0] += splat(h[r]) * low, odd[0] += splat(h[r]) * high;
         if (r + 1 == ranks) break;
         load_pairs(b + (r + 1) * out, &low, &high);
-        fetch(BFLOAT16S, next + 2 * (r + 1) * out);
+        __builtin_prefetch(next + (r + 1) * next_row);
         even[1] += splat(h[r + 1]) * low, odd[1] += splat(h[r + 1]) * high;
     }
 }
 
 /* y += s B for one token. After the last rank come zeros up to 32: they make 0 of a sum that is -0. */
-static void expand_one(const real *s, const real *b, int64_t rank, int64_t out, float *y, const char *after) {
+static void expand_one(const real *s, const real *b, int64_t rank, int64_t out, float *y, const real *after,
+                       int64_t after_row) {
     for (int64_t j = 0; j < rank; j += DEPTH_UNIT) {
         const int64_t ranks = least(DEPTH_UNIT, rank - j);
         const real *own = b + j * out;
-        const char *next = j + DEPTH_UNIT < rank ? (const char *)(own + DEPTH_UNIT * out) : after;
+        const int is_last = j + DEPTH_UNIT >= rank;
+        const real *next = is_last ? after : own + DEPTH_UNIT * out;
+        const int64_t next_row = is_last ? after_row : out;
         const float zeros[2] = {ranks < DEPTH_UNIT - 1 ? 0.0f : -0.0f, ranks < DEPTH_UNIT ? 0.0f : -0.0f};
         float h[DEPTH_UNIT];
         for (int64_t r = 0; r < ranks; r++) h[r] = float_of(s[j + r]);
         int64_t o = 0;
         for (; o + PANEL <= out; o += PANEL) {
             vec even[2] = {}, odd[2] = {};
-            expand_panel(h, ranks, own + o, out, next + 2 * o, even, odd);
+            const int is_inside = o + COLUMNS < out;
+            expand_panel(h, ranks, own + o, out, is_inside ? own + o + COLUMNS : next + o + COLUMNS - out,
+                         is_inside ? out : next_row, even, odd);
             for (int i = 0; i < 2; i++) even[i] += zeros[i], odd[i] += zeros[i];
             ZIP(even[0] + even[1], odd[0] + odd[1], first, second);
             store(y + o, load(y + o) + first);

@@ -49,8 +49,9 @@ ALWAYS void dot_block(const int tokens, const int ranks, const Shrink *own, int6
 
 /* s = scale * x A^T; `after`: what is read next, perhaps. */
 static void shrink_piece(const Shrink *own, int64_t tokens, const real *x, int64_t x_stride, int64_t in,
-                         const void *after) {
+                         const real *after, int64_t after_row) {
     int64_t t = 0;
+    (void)after_row;
     for (; t + TOKENS_DOT <= tokens; t += TOKENS_DOT) {
         int64_t j = 0;
         for (; j + RANKS_DOT <= own->rank; j += RANKS_DOT)
@@ -61,16 +62,16 @@ static void shrink_piece(const Shrink *own, int64_t tokens, const real *x, int64
         int64_t j = 0;
         for (; j + STREAMS <= own->rank; j += STREAMS)
             dot_block(1, STREAMS, own, t, j, x + t * x_stride, x_stride, in,
-                      j + STREAMS < own->rank ? (const char *)(own->a + (j + STREAMS) * in) : after);
+                      j + STREAMS < own->rank ? (const char *)(own->a + (j + STREAMS) * in) : (const char *)after);
         for (; j < own->rank; j++)
             dot_block(1, 1, own, t, j, x + t * x_stride, x_stride, in,
-                      j + 1 < own->rank ? (const char *)(own->a + (j + 1) * in) : after);
+                      j + 1 < own->rank ? (const char *)(own->a + (j + 1) * in) : (const char *)after);
     }
 }
 
 static void shrink_together(const Shrink *own, int64_t count, int64_t tokens, const real *x, int64_t x_stride,
                             int64_t in) {
-    for (int64_t n = 0; n < count; n++) shrink_piece(own + n, tokens, x, x_stride, in, NULL);
+    for (int64_t n = 0; n < count; n++) shrink_piece(own + n, tokens, x, x_stride, in, NULL, 0);
 }
 
 /* y += s B of some pairs of ranks, one after another. */
@@ -101,8 +102,11 @@ ALWAYS void expand_pairs(const int ranks, const real *s, const real *b, int64_t 
         }
 }
 
-static void expand_one(const real *s, const real *b, int64_t rank, int64_t out, float *y, const char *after) {
+static void expand_one(const real *s, const real *b, int64_t rank, int64_t out, float *y, const real *next,
+                       int64_t next_row) {
+    const char *after = (const char *)next;
     int64_t j = 0;
+    (void)next_row;
     for (; j + STREAMS <= rank; j += STREAMS)
         expand_pairs(STREAMS, s + j, b + j * out, out, y,
                      j + STREAMS < rank ? (const char *)(b + (j + STREAMS) * out) : after);
