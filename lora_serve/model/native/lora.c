@@ -8,6 +8,10 @@
  * lies, at its true rank, and nothing is copied, padded or multiplied by zero. Tokens of a segment share what is read
  * of A and B, a few at a time; no token touches another's sums, and each is computed in one order however many there
  * are. (SGMV and BGMV of Punica: Chen et al., MLSys 2024.)
+ *
+ * Sums are float32 multiply-adds; but where x, A and B are all bfloat16, x A^T is rounded to bfloat16, as an input of a
+ * product is, and both products are those of the variant (lora_<order>.h): by its instructions, or by the same
+ * arithmetic. In a decoder layer, long segments of such adapters go on with the base's sums while these are at hand.
  */
 #include <math.h>
 

@@ -12,7 +12,15 @@ import pytest
 
 from lora_serve.model.native import compiler, levels, library
 from tests.model.fusion.test_fuse import FUSED, fused_kinds
-from tests.model.fusion.test_row_alone import NAMES, SHAPE, assert_rows_are_alone, engine_of, numbers, requests, save_adapters
+from tests.model.fusion.test_row_alone import (
+    NAMES,
+    SHAPE,
+    assert_rows_are_alone,
+    engine_of,
+    numbers,
+    requests,
+    save_adapters,
+)
 from tests.model.native.conftest import QUICK, flags_of
 from tests.oracle import save_tiny_model
 
