@@ -12,8 +12,8 @@ from typing import Any
 
 import peft
 import torch
-from safetensors.torch import load_file, save_file
 from peft.tuners.lora.variants import calculate_alora_offsets
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 

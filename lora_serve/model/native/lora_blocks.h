@@ -8,7 +8,7 @@
 static void shrink_together(const Shrink *own, int64_t count, int64_t tokens, const real *x, int64_t x_stride,
                             int64_t in) {
     static const float nothing[PANEL];
-    uint32_t panel[DEPTH_TURNED / 2 * PANEL];
+    uint32_t panel[DEPTH_TURNED / 2 * PANEL] = {0};
     float totals[ROW_BLOCK * PANEL];
     input room[ROOM];
     const int64_t whole = in / DEPTH_UNIT * DEPTH_UNIT;
@@ -24,12 +24,12 @@ static void shrink_together(const Shrink *own, int64_t count, int64_t tokens, co
             if (rank < own[at].rank) break;
         }
         if (taken == 0) break;
-        for (int64_t c = taken; c < PANEL; c++) rows[c] = rows[0], scales[c] = 0.0f; /* columns that nobody reads */
+        for (int64_t c = taken; c < PANEL; c++) rows[c] = rows[0], scales[c] = 0.0f; /* nobody reads these columns */
         for (int64_t t = 0, some; t < tokens; t += some) {
             some = least(ROW_BLOCK, tokens - t);
             for (int64_t k = 0, depth; k < in; k += depth) {
                 depth = k < whole ? least(DEPTH_TURNED, whole - k) : in - k;
-                for (int64_t c = 0; c < PANEL; c += LANES)
+                for (int64_t c = 0; c < taken; c += LANES)
                     turn_rows(rows + c, k, in, up_to(depth, DEPTH_UNIT), panel + c);
                 int64_t stride = x_stride;
                 const input *from = prepared(x + t * x_stride + k, &stride, some, depth, room);

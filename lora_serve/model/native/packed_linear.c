@@ -82,10 +82,17 @@ static const Part *part_of(const Run *run, int64_t panel) {
     return NULL;
 }
 
-/* The last block of depth of one panel: the rows of each run go on with what its adapter adds. */
-static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t k, int64_t depth,
-                            const input *x, int64_t x_stride) {
-    uint32_t own[MOST_RANK / 2 * PANEL];
+/* True if neighbouring panels are the same linear layers' for every run. */
+static int are_of_one_part(const Product *p, int64_t panel, int64_t panels) {
+    for (const Run *run = p->runs; run < p->runs + p->num_runs; run++)
+        if (part_of(run, panel) != part_of(run, panel + panels - 1)) return 0;
+    return 1;
+}
+
+/* The last block of depth: the rows of each run go on with what its adapter adds. */
+static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k,
+                            int64_t depth, const input *x, int64_t x_stride) {
+    uint32_t own[MOST_PANELS][MOST_RANK / 2 * PANEL];
     input room[sizeof(input) == sizeof(real) ? 1 : ROW_BLOCK * MOST_RANK];
     int64_t done = 0;
     for (const Run *run = p->runs; run < p->runs + p->num_runs; run++) {
@@ -93,26 +100,30 @@ static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t
         const int64_t first = run->first > row ? run->first - row : 0, end = least(rows, run->first + run->rows - row);
         if (!part || first >= end) continue;
         if (done < first)
-            block(p, row + done, first - done, panel, 1, k, depth, x + done * x_stride, x_stride, NULL);
-        pair_panel(part->b, part->rank, part->out, panel * PANEL - part->column, own);
+            block(p, row + done, first - done, panel, panels, k, depth, x + done * x_stride, x_stride, NULL);
+        for (int64_t i = 0; i < panels; i++)
+            pair_panel(part->b, part->rank, part->out, (panel + i) * PANEL - part->column, own[i]);
         const real *s = part->s + (row + first - run->first) * part->depth;
         int64_t stride = part->depth;
-        const Group more = {.kind = p->kind, .panels = 1, .w = own, .w_row = PANEL, .depth = part->depth,
+        const Group more = {.kind = p->kind, .panels = panels, .w = own[0], .w_row = PANEL,
+                            .w_step = MOST_RANK / 2 * PANEL, .depth = part->depth,
                             .x = sizeof(input) == sizeof(real)
                                      ? (const input *)s
                                      : prepared(s, &stride, end - first, part->depth, room),
                             .x_stride = part->depth};
-        block(p, row + first, end - first, panel, 1, k, depth, x + first * x_stride, x_stride, &more);
+        block(p, row + first, end - first, panel, panels, k, depth, x + first * x_stride, x_stride, &more);
         done = end;
     }
-    if (done < rows) block(p, row + done, rows - done, panel, 1, k, depth, x + done * x_stride, x_stride, NULL);
+    if (done < rows) block(p, row + done, rows - done, panel, panels, k, depth, x + done * x_stride, x_stride, NULL);
 }
 
 #else
 
-static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t k, int64_t depth,
-                            const input *x, int64_t x_stride) {
-    block(p, row, rows, panel, 1, k, depth, x, x_stride, NULL);
+static int are_of_one_part(const Product *p, int64_t panel, int64_t panels) { return (void)p, (void)panel, (void)panels, 1; }
+
+static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k,
+                            int64_t depth, const input *x, int64_t x_stride) {
+    block(p, row, rows, panel, panels, k, depth, x, x_stride, NULL);
 }
 
 #endif
@@ -126,8 +137,10 @@ static void through(const Product *p, int64_t row, int64_t rows, int64_t first, 
         const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
         for (int64_t panel = first, panels; panel < last; panel += panels) {
             panels = panel + wide <= least(last, complete) ? wide : 1;
-            if (p->num_runs && k + depth == p->in) panels = 1, block_with_runs(p, row, rows, panel, k, depth, x, stride);
-            else block(p, row, rows, panel, panels, k, depth, x, stride, NULL);
+            if (p->num_runs && k + depth == p->in) {
+                if (!are_of_one_part(p, panel, panels)) panels = 1;
+                block_with_runs(p, row, rows, panel, panels, k, depth, x, stride);
+            } else block(p, row, rows, panel, panels, k, depth, x, stride, NULL);
         }
     }
 }

@@ -1,5 +1,5 @@
-"""Adapters of bfloat16 on inputs of bfloat16: x A^T is rounded, both products are of the order that is written down, with
-the instructions and without.
+"""Adapters of bfloat16 on inputs of bfloat16: x A^T is rounded, and both products are of the order that is written
+down, with the instructions and without.
 """
 
 from __future__ import annotations
