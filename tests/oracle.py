@@ -13,6 +13,7 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.lora.variants import calculate_alora_offsets
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -115,6 +116,13 @@ def _save_adapter(base: PreTrainedModel, folder: Path, seed: int, std: float, co
         if "lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * std
     model.save_pretrained(folder)
+    return folder
+
+
+def round_adapter(folder: Path) -> Path:
+    """Rewrites a checkpoint of `save_adapter` in bfloat16."""
+    file = folder / "adapter_model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
     return folder
 
 

@@ -18,7 +18,15 @@ from lora_serve.model.fusion.kinds import decoder_layer
 from lora_serve.model.native.layers import LayerKernels
 from tests.local_engine import Answer, LocalEngine
 from tests.model.fusion.test_fuse import FUSED, SHAPE, fused_kinds
-from tests.oracle import ARCHITECTURES, load_plain, logprobs_alone, peft_may_warn, save_adapter, save_tiny_model
+from tests.oracle import (
+    ARCHITECTURES,
+    load_plain,
+    logprobs_alone,
+    peft_may_warn,
+    round_adapter,
+    save_adapter,
+    save_tiny_model,
+)
 from tests.tiers import mostly_nightly
 
 BY_DEFAULT = ("llama", "qwen3", "gemma2", "gpt2", "mixtral")
@@ -26,6 +34,7 @@ ADAPTERS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"r": 8, "lora_alpha": 8},
     "dora": {"r": 3, "use_dora": True},
     "rslora": {"r": 17, "use_rslora": True},
+    "rounded": {"r": 24, "lora_alpha": 24},
 }
 LENGTHS = (45, 3, 70, 12)  # prompts run in chunks of 32 tokens beside decode rows
 NEW_TOKENS = 8
@@ -82,6 +91,7 @@ def test_answers_are_as_near_to_the_truth_as_those_of_transformers_and_peft(arch
         name: save_adapter(model, tmp_path / name, seed=i, **settings)
         for i, (name, settings) in enumerate(ADAPTERS.items())
     }
+    round_adapter(folders["rounded"])
     engine = LocalEngine(model, folders, dtype="bfloat16", max_loras=4, **LIMITS)
     assert fused_kinds(engine) == FUSED[architecture]
     left_out = ROUTED_ELSEWHERE if architecture in EXPERTS else 0.0

@@ -8,11 +8,15 @@
  * lies, at its true rank, and nothing is copied, padded or multiplied by zero. Tokens of a segment share what is read
  * of A and B, a few at a time; no token touches another's sums, and each is computed in one order however many there
  * are. (SGMV and BGMV of Punica: Chen et al., MLSys 2024.)
+ *
+ * Sums are float32 multiply-adds; but where x, A and B are all bfloat16, x A^T is rounded to bfloat16, as an input of a
+ * product is, and both products are those of the variant (lora_<order>.h): by its instructions, or by the same
+ * arithmetic. In a decoder layer, long segments of such adapters go on with the base's sums while these are at hand.
  */
 #include <math.h>
 
+#include "panels.h"
 #include "threads.h"
-#include "tile.h"
 
 #define RANKS 512  /* at a time: what the sums of a chunk take on the stack; converted adapters have any rank */
 #define CHUNK 12   /* tokens of a segment that one thread takes at a time */
@@ -159,6 +163,64 @@ ALWAYS void expand(const int form, int64_t tokens, const float *h, int64_t rank,
                 y[t * y_stride + o] = fmaf(h[t * rank + j], load_one(form, b, j * out + o), y[t * y_stride + o]);
 }
 
+#ifdef REAL_IS_BFLOAT16
+
+typedef struct { /* an adapter of one linear layer, and where scale * x A^T goes: [tokens] of s_stride numbers */
+    const real *a;
+    int64_t rank;
+    float scale;
+    real *s;
+    int64_t s_stride;
+} Shrink;
+
+#if DEPTH_UNIT == 32
+#include "lora_blocks.h"
+#else
+#include "lora_dot.h"
+#endif
+
+/* y += s B; s [tokens][up_to(rank, DEPTH_UNIT)] with zeros after the last rank. */
+static void expand_together(int64_t tokens, const real *s, const real *b, int64_t rank, int64_t out, float *y,
+                            int64_t y_stride) {
+    uint32_t panel[RANKS / 2 * PANEL];
+    input room[CHUNK * RANKS];
+    float ends[CHUNK * PANEL];
+    const int64_t depth = up_to(rank, DEPTH_UNIT);
+    int64_t s_stride = depth;
+    const input *from = sizeof(input) == sizeof(real) ? (const input *)s : prepared(s, &s_stride, tokens, depth, room);
+    for (int64_t o = 0; o < out; o += PANEL) {
+        const int64_t width = least(PANEL, out - o);
+        pair_panel(b, rank, out, o, panel);
+        if (width == PANEL) multiply_by(from, s_stride, tokens, panel, PANEL, 0, 1, depth, NULL, y + o, y_stride);
+        else {
+            for (int64_t t = 0; t < tokens; t++) {
+                memset(ends + t * PANEL, 0, PANEL * sizeof(float));
+                memcpy(ends + t * PANEL, y + t * y_stride + o, width * sizeof(float));
+            }
+            multiply_by(from, s_stride, tokens, panel, PANEL, 0, 1, depth, NULL, ends, PANEL);
+            for (int64_t t = 0; t < tokens; t++)
+                memcpy(y + t * y_stride + o, ends + t * PANEL, width * sizeof(float));
+        }
+    }
+}
+
+/* What a piece's tokens get of an adapter of bfloat16, as every number of tokens has it. */
+static void add_rounded(int64_t tokens, const real *x, int64_t x_stride, const real *a, const real *b, int64_t rank,
+                        int64_t in, int64_t out, float scale, float *y, int64_t y_stride, const void *after) {
+    real s[CHUNK * RANKS];
+    for (int64_t j = 0, ranks; j < rank; j += ranks) {
+        ranks = least(RANKS, rank - j);
+        const real *own = b + j * out;
+        const Shrink shrinking = {a + j * in, ranks, scale, s, up_to(ranks, DEPTH_UNIT)};
+        memset(s, 0, tokens * shrinking.s_stride * sizeof(real));
+        shrink_piece(&shrinking, tokens, x, x_stride, in, own, out);
+        if (tokens == 1) expand_one(s, own, ranks, out, y, after ? (const real *)after : own, in);
+        else expand_together(tokens, s, own, ranks, out, y, y_stride);
+    }
+}
+
+#endif
+
 static void rescale(float *y, int64_t out, const float *gain, const float *shift, float t) {
     if (gain)
         for (int64_t o = 0; o < out; o++) y[o] *= gain[o];
@@ -186,7 +248,13 @@ static void add_piece(const real *x, int64_t x_stride, float *y, int64_t y_strid
     for (int32_t n = 0; n < tokens; n++)
         rescale(yi + n * y_stride, out, (const float *)gain[s], (const float *)shift[s], t);
     if (a[s] == 0) return;
+#ifdef REAL_IS_BFLOAT16
+    if (is_bfloat16[s])
+        add_rounded(tokens, xi, x_stride, (const real *)a[s], (const real *)b[s], rank[s], in, out, t * scale[s], yi,
+                    y_stride, after);
+#else
     if (is_bfloat16[s]) DELTA(BFLOAT16S)
+#endif
     else DELTA(FLOATS)
 }
 
@@ -195,10 +263,15 @@ void lora_add(const real *x, int64_t x_stride, float *y, int64_t y_stride, int64
               const int32_t *pieces, int64_t num_pieces, const float *weights, const int64_t *a, const int64_t *b,
               const int64_t *gain, const int64_t *shift, const int32_t *rank, const float *scale,
               const int32_t *is_bfloat16) {
-#pragma omp parallel for schedule(dynamic, 1) if (num_pieces > 1)
-    for (int64_t i = 0; i < num_pieces; i++) {
-        const int64_t later = i + omp_get_num_threads();
-        add_piece(x, x_stride, y, y_stride, in, out, pieces + 3 * i, weights ? weights[i] : 1.0f, a, b, gain, shift,
-                  rank, scale, is_bfloat16, later < num_pieces ? (const void *)a[pieces[3 * later + 2]] : NULL);
+#pragma omp parallel if (num_pieces > 1)
+    {
+        const uint64_t before = begin_products();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < num_pieces; i++) {
+            const int64_t later = i + omp_get_num_threads();
+            add_piece(x, x_stride, y, y_stride, in, out, pieces + 3 * i, weights ? weights[i] : 1.0f, a, b, gain, shift,
+                      rank, scale, is_bfloat16, later < num_pieces ? (const void *)a[pieces[3 * later + 2]] : NULL);
+        }
+        end_products(before);
     }
 }

@@ -8,8 +8,21 @@
  * multiplied together stay in the first cache, rows so that their part of x stays in the second; threads share the
  * panels. How a few rows are multiplied by a panel is in product_<order>.h.
  */
-#include "order.h"
+#include "panels.h"
 #include "threads.h"
+
+#define MOST_JOINED 3
+#define MOST_RANK 64 /* of what is added to sums while they are at hand */
+
+typedef struct { /* an adapter's part in the columns of one linear layer: s [rows][depth] by B [rank][out]; b NULL: none */
+    const real *s, *b;
+    int64_t rank, depth, column, out;
+} Part;
+
+typedef struct { /* some rows, and what one adapter adds to their complete sums */
+    int64_t first, rows;
+    Part parts[MOST_JOINED];
+} Run;
 
 typedef struct {
     const real *x;
@@ -19,6 +32,8 @@ typedef struct {
     const float *bias;
     float *y;
     int64_t out;
+    const Run *runs; /* in order */
+    int64_t num_runs;
 } Product;
 
 int64_t panel_outputs(void) { return PANEL; }
@@ -26,9 +41,10 @@ int64_t panel_outputs(void) { return PANEL; }
 /* 4-byte words of a panel. */
 int64_t words_of_panel(int64_t kind, int64_t in) { return panel_words(kind, in); }
 
-/* `rows` rows of x, whose numbers from k on lie at `x`, times `panels` panels; an incomplete last one by buffers. */
+/* `rows` rows of x, whose numbers from k on lie at `x`, times `panels` panels; an incomplete last one by buffers.
+ * `more`: what goes on with the sums of these rows, NULL for nothing. */
 static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k, int64_t depth,
-                  const input *x, int64_t x_stride) {
+                  const input *x, int64_t x_stride, const Group *more) {
     static const float zeros[MOST_PANELS * PANEL];
     const int64_t width = least(panels * PANEL, p->out - panel * PANEL), step = panel_words(p->kind, p->in);
     const int is_whole = width == panels * PANEL;
@@ -39,6 +55,8 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
                .w_row = panel_words(p->kind, 1), .w_step = step, .w = p->w + panel * step + panel_words(p->kind, k),
                .start = start, .y_stride = is_whole ? p->out : PANEL,
                .parts = (rows + MOST_ROWS - 1) / MOST_ROWS};
+    Group then;
+    if (more) then = *more, g.then = &then;
     for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.part++) {
         float *y = p->y + (row + done) * p->out + panel * PANEL;
         g.rows = rows_at_once(rows - done);
@@ -47,11 +65,68 @@ static void block(const Product *p, int64_t row, int64_t rows, int64_t panel, in
             memcpy(sums + r * PANEL, y + r * p->out, width * sizeof(float));
             memset(sums + r * PANEL + width, 0, (PANEL - width) * sizeof(float));
         }
+        if (more)
+            then.x = more->x + done * more->x_stride, then.rows = g.rows, then.y = g.y, then.y_stride = g.y_stride;
         multiply(&g);
         for (int64_t r = 0; !is_whole && r < g.rows; r++)
             memcpy(y + r * p->out, sums + r * PANEL, width * sizeof(float));
     }
 }
+
+#ifdef REAL_IS_BFLOAT16
+
+/* The part of a run that meets a panel's columns; NULL: none. */
+static const Part *part_of(const Run *run, int64_t panel) {
+    for (const Part *part = run->parts; part < run->parts + MOST_JOINED; part++)
+        if (part->b && part->column <= panel * PANEL && panel * PANEL < part->column + part->out) return part;
+    return NULL;
+}
+
+/* True if neighbouring panels are the same linear layers' for every run. */
+static int are_of_one_part(const Product *p, int64_t panel, int64_t panels) {
+    for (const Run *run = p->runs; run < p->runs + p->num_runs; run++)
+        if (part_of(run, panel) != part_of(run, panel + panels - 1)) return 0;
+    return 1;
+}
+
+/* The last block of depth: the rows of each run go on with what its adapter adds. */
+static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k,
+                            int64_t depth, const input *x, int64_t x_stride) {
+    uint32_t own[MOST_PANELS][MOST_RANK / 2 * PANEL];
+    input room[sizeof(input) == sizeof(real) ? 1 : ROW_BLOCK * MOST_RANK];
+    int64_t done = 0;
+    for (const Run *run = p->runs; run < p->runs + p->num_runs; run++) {
+        const Part *part = part_of(run, panel);
+        const int64_t first = run->first > row ? run->first - row : 0, end = least(rows, run->first + run->rows - row);
+        if (!part || first >= end) continue;
+        if (done < first)
+            block(p, row + done, first - done, panel, panels, k, depth, x + done * x_stride, x_stride, NULL);
+        for (int64_t i = 0; i < panels; i++)
+            pair_panel(part->b, part->rank, part->out, (panel + i) * PANEL - part->column, own[i]);
+        const real *s = part->s + (row + first - run->first) * part->depth;
+        int64_t stride = part->depth;
+        const Group more = {.kind = p->kind, .panels = panels, .w = own[0], .w_row = PANEL,
+                            .w_step = MOST_RANK / 2 * PANEL, .depth = part->depth,
+                            .x = sizeof(input) == sizeof(real)
+                                     ? (const input *)s
+                                     : prepared(s, &stride, end - first, part->depth, room),
+                            .x_stride = part->depth};
+        block(p, row + first, end - first, panel, panels, k, depth, x + first * x_stride, x_stride, &more);
+        done = end;
+    }
+    if (done < rows) block(p, row + done, rows - done, panel, panels, k, depth, x + done * x_stride, x_stride, NULL);
+}
+
+#else
+
+static int are_of_one_part(const Product *p, int64_t panel, int64_t panels) { return (void)p, (void)panel, (void)panels, 1; }
+
+static void block_with_runs(const Product *p, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t k,
+                            int64_t depth, const input *x, int64_t x_stride) {
+    block(p, row, rows, panel, panels, k, depth, x, x_stride, NULL);
+}
+
+#endif
 
 /* Panels first .. last by all of a depth. Depth that is no whole unit comes as a block of its own. */
 static void through(const Product *p, int64_t row, int64_t rows, int64_t first, int64_t last, input *room) {
@@ -62,7 +137,10 @@ static void through(const Product *p, int64_t row, int64_t rows, int64_t first, 
         const input *x = prepared(p->x + row * stride + k, &stride, rows, depth, room);
         for (int64_t panel = first, panels; panel < last; panel += panels) {
             panels = panel + wide <= least(last, complete) ? wide : 1;
-            block(p, row, rows, panel, panels, k, depth, x, stride);
+            if (p->num_runs && k + depth == p->in) {
+                if (!are_of_one_part(p, panel, panels)) panels = 1;
+                block_with_runs(p, row, rows, panel, panels, k, depth, x, stride);
+            } else block(p, row, rows, panel, panels, k, depth, x, stride, NULL);
         }
     }
 }
@@ -134,15 +212,18 @@ int64_t pack(const real *w, int64_t out, int64_t in, uint32_t *panels, int64_t k
     return !lost;
 }
 
-void packed_linear(const real *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t kind,
-                   const float *bias, float *y, int64_t out) {
-    const Product product = {x, x_stride, rows, in, w, kind, bias, y, out};
-    const int64_t panels = (out + PANEL - 1) / PANEL;
+static void multiply_all(const Product *product) {
+    const int64_t panels = (product->out + PANEL - 1) / PANEL;
 #pragma omp parallel
     {
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
         const uint64_t before = begin_products();
-        share(&product, panels * thread / threads, panels * (thread + 1) / threads);
+        share(product, panels * thread / threads, panels * (thread + 1) / threads);
         end_products(before);
     }
+}
+
+void packed_linear(const real *x, int64_t x_stride, int64_t rows, int64_t in, const void *w, int64_t kind,
+                   const float *bias, float *y, int64_t out) {
+    multiply_all(&(Product){x, x_stride, rows, in, w, kind, bias, y, out, NULL, 0});
 }

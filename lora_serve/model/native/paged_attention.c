@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 #include "exponential.h"
-#include "order.h"
+#include "panels.h"
 #include "threads.h"
 
 #define KEYS 32
@@ -48,52 +48,16 @@ static Stretch stretch_of(const Attention *a, const int32_t *table, int64_t kv_h
     return s;
 }
 
-#define IS_BFLOAT16 (sizeof(real) == 2)
-#define WORDS (LANES * 4 / (int64_t)sizeof(real)) /* numbers of `real` in a vector */
-
-static int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
-
-/* LANES rows of LANES words turned round: to[w * PANEL + r] = from[r][w]. They are exchanged between rows ever farther
- * apart (Eklundh, 1972); a word is a float, or a pair of neighbours in bfloat16. */
-static void turn(const real *const *from, int64_t d, uint32_t *to) {
-    vec a[LANES];
-    UNROLL for (int r = 0; r < LANES; r++) a[r] = load((const float *)(from[r] + d));
-#define EXCHANGE(step, firsts, seconds)                                                   \
-    UNROLL for (int r = 0; r < LANES; r++) if (!(r & step)) {                             \
-        const vec one = a[r], other = a[r + step];                                        \
-        a[r] = SHUFFLE(one, other, firsts), a[r + step] = SHUFFLE(one, other, seconds);   \
-    }
-    TURNS
-#undef EXCHANGE
-    UNROLL for (int w = 0; w < LANES; w++) store((float *)(to + w * PANEL), a[w]);
-}
-
-/* Up to `most` numbers of a row from d on, zeros after its end. */
-static void cut_out(const real *row, int64_t d, int64_t size, int64_t most, real *to) {
-    const int64_t count = d < size ? least(most, size - d) : 0;
-    memcpy(to, row + d, count * sizeof(real));
-    memset(to + count, 0, (most - count) * sizeof(real));
-}
-
 /* Numbers of a query or key, with the zeros after them that products ask for, and words of a panel of keys. */
 static int64_t depth_of(const Attention *a) { return up_to(a->size, DEPTH_UNIT); }
 static int64_t key_words(const Attention *a) { return up_to(depth_of(a), WORDS) / WORDS * LANES * PANEL; }
 
 /* K of a stretch in panels, zeros beyond count. `zeros`: `size` of them. */
 static void turn_keys(const Attention *a, const Stretch *s, uint32_t *to, const real *zeros) {
-    const real *rows[KEYS], *ends[LANES];
-    real end[LANES][WORDS];
+    const real *rows[KEYS];
     for (int64_t j = 0; j < KEYS; j++) rows[j] = j < s->count ? a->keys + s->offsets[j] : zeros;
-    for (int64_t p = 0; p < KEYS / LANES; p++) {
-        const real **own = rows + p * LANES;
-        uint32_t *panel = to + p / 2 * key_words(a) + p % 2 * LANES;
-        for (int64_t d = 0; d < depth_of(a); d += WORDS, panel += LANES * PANEL) {
-            const int is_whole = d + WORDS <= a->size;
-            for (int64_t r = 0; !is_whole && r < LANES; r++)
-                ends[r] = end[r] - d, cut_out(own[r], d, a->size, WORDS, end[r]);
-            turn(is_whole ? own : ends, d, panel);
-        }
-    }
+    for (int64_t p = 0; p < KEYS / LANES; p++)
+        turn_rows(rows + p * LANES, 0, a->size, depth_of(a), to + p / 2 * key_words(a) + p % 2 * LANES);
 }
 
 /* V of a stretch in panels of pairs of keys, zeros beyond count; PANEL columns as load_pairs has them: those at even
@@ -107,26 +71,8 @@ static void pair_values(const Attention *a, const Stretch *s, uint32_t *to, cons
             const real *pair[2] = {rows[0] + d, rows[1] + d};
             for (int64_t i = 0; d + PANEL > a->size && i < 2; i++)
                 cut_out(rows[i], d, a->size, PANEL, end[i]), pair[i] = end[i];
-            const bits one = *(const bits *)pair[0], other = *(const bits *)pair[1];
             uint32_t *panel = to + d * (KEYS / 2);
-            *(bits *)panel = (one & 0xffffu) | (other << 16);
-            *(bits *)(panel + LANES) = (one >> 16) | (other & 0xffff0000u);
-        }
-    }
-}
-
-/* y [rows][panels][PANEL] = start + x times `panels` panels; start NULL: y goes on. */
-static void multiply_by(const input *x, int64_t x_stride, int64_t rows, const void *w, int64_t w_row, int64_t w_step,
-                        int64_t panels, int64_t depth, const float *start, float *y, int64_t y_stride) {
-    const int64_t wide = panels_at_once(rows);
-    for (int64_t p = 0, taken; p < panels; p += taken) {
-        taken = p + wide <= panels ? wide : 1;
-        Group g = {.kind = IS_BFLOAT16 ? DEPTH_PAIRS : FLOATS, .panels = taken, .x = x, .x_stride = x_stride,
-                   .w = (const uint32_t *)w + p * w_step, .w_row = w_row, .w_step = w_step, .depth = depth, .start = start,
-                   .y = y + p * PANEL, .y_stride = y_stride};
-        for (int64_t done = 0; done < rows; done += g.rows, g.x += g.rows * x_stride, g.y += g.rows * y_stride) {
-            g.rows = rows_at_once(rows - done);
-            multiply(&g);
+            pair_columns(pair[0], pair[1], (bits *)panel, (bits *)(panel + LANES));
         }
     }
 }

@@ -4,7 +4,7 @@
 
 #include "tile.h"
 
-typedef struct { /* some rows of x to be multiplied by some neighbouring panels */
+typedef struct Group { /* some rows of x to be multiplied by some neighbouring panels */
     int64_t kind, rows, panels;
     const input *x;
     int64_t x_stride;
@@ -13,6 +13,7 @@ typedef struct { /* some rows of x to be multiplied by some neighbouring panels 
     const float *start;    /* the sums' beginning, the same for every row; NULL: they go on from y */
     float *y;
     int64_t y_stride, part, parts; /* which it is of the parts of x that this part of the panels meets; 0: panels lie near */
+    const struct Group *then; /* another product that goes on with these sums; NULL: none */
 } Group;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -67,6 +67,27 @@ ALWAYS void end_products(uint64_t before) {
     restore_denormals(before);
 }
 
+/* One block of depth: x by `halves` times 16 rows, weights of one panel or of two. */
+ALWAYS void step(const int halves, const int panels, const Group *g, const input *x, const uint32_t *w,
+                 const uint32_t *next) {
+    _tile_loadd(4, x, 2 * g->x_stride);
+    _tile_loadd(6, w, 4 * PANEL);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + 16, 4 * PANEL);
+    _tile_dpbf16ps(1, 4, 7);
+    if (halves == 2) {
+        _tile_loadd(5, x + TILE_ROWS * g->x_stride, 2 * g->x_stride);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    if (panels == 2) {
+        _tile_loadd(6, next, 4 * PANEL);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, next + 16, 4 * PANEL);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+}
+
 /* Panel number `panel`, or that and the next, by up to 16 rows or, of one panel, up to 32. */
 ALWAYS void tiles(const int halves, const int panels, const Group *g, int64_t panel) {
     const uint32_t *w = g->w + panel * g->w_step, *next = w + (panels == 2 ? g->w_step : 0);
@@ -87,28 +108,19 @@ ALWAYS void tiles(const int halves, const int panels, const Group *g, int64_t pa
         _tile_loadd(3, other + 16, apart);
     }
     for (int64_t k = 0; k < g->depth; k += DEPTH_UNIT, x += DEPTH_UNIT, w += BLOCK, next += BLOCK, ahead += 4 * BLOCK) {
-        _tile_loadd(4, x, 2 * g->x_stride);
-        _tile_loadd(6, w, 4 * PANEL);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w + 16, 4 * PANEL);
-        _tile_dpbf16ps(1, 4, 7);
-        if (halves == 2) {
-            _tile_loadd(5, x + TILE_ROWS * g->x_stride, 2 * g->x_stride);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-            for (int64_t line = first; line < last; line++) __builtin_prefetch(ahead + 64 * (line - first), 0, 2);
-        }
-        if (panels == 2) {
-            _tile_loadd(6, next, 4 * PANEL);
-            _tile_dpbf16ps(2, 4, 6);
-            _tile_loadd(7, next + 16, 4 * PANEL);
-            _tile_dpbf16ps(3, 4, 7);
-        }
+        step(halves, panels, g, x, w, next);
+        for (int64_t line = first; halves == 2 && line < last; line++)
+            __builtin_prefetch(ahead + 64 * (line - first), 0, 2);
         if (halves == 1 && g->parts)
             for (int64_t line = 0; line < LINES; line++) {
                 __builtin_prefetch((const char *)w + AHEAD + 64 * line);
                 if (panels == 2) __builtin_prefetch((const char *)next + AHEAD + 64 * line);
             }
+    }
+    for (const Group *more = g->then; more; more = more->then) {
+        const uint32_t *own = more->w + panel * more->w_step;
+        for (int64_t k = 0; k < more->depth; k += DEPTH_UNIT, own += BLOCK)
+            step(halves, panels, more, more->x + k, own, own + (panels == 2 ? more->w_step : 0));
     }
     _tile_stored(0, y, bytes);
     _tile_stored(1, y + 16, bytes);
@@ -151,6 +163,7 @@ static void multiply(const Group *g) {
             }
             store(g->y + c, load(g->y + c) + (even + odd));
         }
+    if (g->then) multiply(g->then);
 }
 
 #endif

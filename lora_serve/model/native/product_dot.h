@@ -60,11 +60,11 @@ ALWAYS void dot_tile(const int rows, const int panels, const Group *g) {
         dot_tile(rows, panels, g); \
         return;
 
-static void multiply(const Group *g) {
+static void multiply_once(const Group *g) {
     begin(g);
     if (g->panels == 4) dot_tile(1, 4, g);
     else if (g->panels == 2)
-        switch (g->rows) { DOT_CASE(2, 2) DOT_CASE(3, 2) DOT_CASE(4, 2) }
+        switch (g->rows) { DOT_CASE(1, 2) DOT_CASE(2, 2) DOT_CASE(3, 2) DOT_CASE(4, 2) }
     else
         switch (g->rows) {
             DOT_CASE(1, 1) DOT_CASE(2, 1) DOT_CASE(3, 1) DOT_CASE(4, 1) DOT_CASE(5, 1) DOT_CASE(6, 1)
@@ -89,10 +89,14 @@ ALWAYS const input *prepared(const real *x, int64_t *stride, int64_t rows, int64
     return room;
 }
 
-static void multiply(const Group *g) {
+static void multiply_once(const Group *g) {
     begin(g);
     if (g->panels == 1) rows_of_depth_pairs(g->rows, g->x, g->x_stride, g->w, PANEL, g->depth, g->y, g->y_stride);
     else tile(DEPTH_PAIRS, 1, 4, g->x, 0, g->w, PANEL, g->w_step, g->depth, g->y, 0);
 }
 
 #endif
+
+static void multiply(const Group *g) {
+    for (; g; g = g->then) multiply_once(g);
+}

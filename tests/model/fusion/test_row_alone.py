@@ -12,7 +12,7 @@ import torch
 
 from lora_serve.core.request import InferenceRequest
 from tests.local_engine import Answer, LocalEngine
-from tests.oracle import save_adapter, save_tiny_model
+from tests.oracle import round_adapter, save_adapter, save_tiny_model
 
 LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 90, 7, 18, 31, 9)
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
@@ -25,7 +25,15 @@ NAMES = (None, "a", "b", "c")
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
     root = tmp_path_factory.mktemp(request.param)
     model = save_tiny_model(request.param, root / "model", **SHAPE)
-    return model, {name: save_adapter(model, root / name, seed=i, r=3 + 4 * i) for i, name in enumerate("abc")}
+    return model, save_adapters(model, root)
+
+
+def save_adapters(model: Path, root: Path) -> dict[str, Path]:
+    """One in float32, and two in bfloat16."""
+    folders = {name: save_adapter(model, root / name, seed=i, r=3 + 15 * i) for i, name in enumerate("abc")}
+    for name in "bc":
+        round_adapter(folders[name])
+    return folders
 
 
 def engine_of(folders: tuple[Path, dict[str, Path]], budget: int, dtype: str) -> LocalEngine:
