@@ -18,7 +18,7 @@ LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 130, 7, 18, 31, 9)
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
 # A float32 weight that is embedding and output head in one is left to torch's own product, whose bits depend on rows.
 SHAPE["tie_word_embeddings"] = False
-NAMES: tuple[str | dict[str, float] | None, ...] = (None, "a", "b", {"c": 0.5, "b": 2.0})
+NAMES: tuple[str | dict[str, float] | None, ...] = (None, "a", "b", {"b": 2.0, "c": 0.5})
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "gemma3_text", "stablelm"])
