@@ -101,9 +101,24 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(DATA / "model")
     cells = [cell for rows in options.rows for cell in _cells(options, tokenizer, rows)]
-    facts = {"machine": machine(), "speculate": options.speculate, "clock": options.clock, "max_tokens": MAX_TOKENS}
+    facts = {
+        "machine": machine(),
+        "command": command(options),
+        "speculate": options.speculate,
+        "clock": options.clock,
+        "max_tokens": MAX_TOKENS,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(facts | {"cells": cells}, indent=1) + "\n")
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command line, but for where its report goes."""
+    rows, cases = " ".join(map(str, options.rows)), " ".join(options.cases)
+    return (
+        f"python -m benchmarks.speculation --rows {rows} --prompts {options.prompts} --rounds {options.rounds} "
+        f"--cases {cases} --speculate {options.speculate} --dtype {options.dtype} --clock {options.clock}"
+    )
 
 
 def _cells(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, num_rows: int) -> list[dict[str, Any]]:
