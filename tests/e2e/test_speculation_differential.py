@@ -24,7 +24,16 @@ from tests.e2e.test_speculation_over_http import FORMAT, PROMPTS, TOOLS
 
 pytestmark = pytest.mark.nightly
 CACHED = {"prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "input_tokens"}  # who came first
-VARYING = CACHED | {"id", "created", "created_at", "completed_at", "system_fingerprint", "call_id", "item_id", "metrics"}
+VARYING = CACHED | {
+    "id",
+    "created",
+    "created_at",
+    "completed_at",
+    "system_fingerprint",
+    "call_id",
+    "item_id",
+    "metrics",
+}
 NUMBERS = {"logprob", "logprobs", "token_logprobs", "top_logprobs", "prompt_logprobs"}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SAMPLING: list[dict[str, Any]] = [
@@ -108,7 +117,7 @@ def numbers(value: Any, key: str = "") -> list[float]:
 
 
 def joined(text: str) -> Any:
-    """A stream as its texts joined, by where they stand; and all that is said beside them, sorted: choices end as they come."""
+    """A stream as its texts joined, by where they stand; and all that is said beside them, sorted."""
     parts: dict[str, str] = {}
     rest: list[Any] = []
     for line in text.splitlines():
@@ -166,7 +175,7 @@ def leave_early(url: str) -> None:
     host = url.removeprefix("http://")
     for text in texts("harbor/extract")[:6]:
         connection = http.client.HTTPConnection(host, timeout=60)
-        body = {"model": "harbor/extract", "prompt": text * 3, "max_tokens": 300, "ignore_eos": True, "stream": True}
+        body = {"model": "harbor/extract", "prompt": text * 3, "max_tokens": 200, "ignore_eos": True, "stream": True}
         connection.request("POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})
         assert connection.getresponse().readline().startswith(b"data: ")
         connection.close()
@@ -207,4 +216,3 @@ def test_answers_are_those_of_a_server_without_guesses(
         assert numbers(one) == pytest.approx(numbers(other), abs=1e-3), body
     assert metric(metrics, "vllm:spec_decode_num_accepted_tokens_total") > 100
     assert (metric(metrics, "vllm:num_preemptions_total") > 0) == ("priority" in flags)
-

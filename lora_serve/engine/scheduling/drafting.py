@@ -109,7 +109,7 @@ class Drafting:
         return found if found and gain.may_run(self._promise) else []
 
     def _chosen(self, running: Iterable[Sequence], rows: StepRows) -> list[tuple[Sequence, tuple[int, ...]]]:
-        if self._is_auto and not any([s.drafter is None or s.drafter.allowance.seconds > 0 for s in running]):
+        if self._is_auto and not any(s.drafter is None or s.drafter.allowance.seconds > 0 for s in running):
             return []  # most steps of text that cannot be guessed end here
         decoding = [sequence for sequence in running if _continues(sequence, rows)]
         drafters = [(sequence, sequence.drafter or self._begin(sequence)) for sequence in decoding]

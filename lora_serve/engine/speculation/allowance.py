@@ -1,10 +1,10 @@
 """The time that one owner's guesses may take: next to nothing of the steps' own, until guesses come true.
 
 Looking for guesses costs time whether any is found or not, and so does learning from answers. So each owner has an
-account in seconds. Every step that gives one of its rows a token pays in a small share of that row's time, and guesses
-that came true pay in half of the time that they saved. Looks and lessons are paid from it; while it is empty there are
-none. Where text can be guessed the account stays full and every step is looked at; where it cannot, looks become as rare
-as the share pays for: often where steps are long, seldom where they are short.
+account in seconds. Every step that gives one of its rows a token pays in a small share of that row's time, and
+guesses that came true half of the time that they saved. Looks and lessons are paid from it; while it is empty there
+are none. Where text can be guessed the account stays full and every step is looked at; where it cannot, looks become
+as rare as the share pays for: often where steps are long, seldom where they are short.
 """
 
 from __future__ import annotations
