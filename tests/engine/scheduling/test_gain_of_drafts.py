@@ -154,13 +154,13 @@ def test_trials_of_one_tenant_decide_nothing_for_another() -> None:
     gains = GainByRows()
     lost = gains.of({"one"}, 1)
     for _ in range(100):
-        if lost.may_look() and lost.may_run(0.5):
+        if lost.begin_step() and lost.may_run(0.5):
             lost.observe_drafted(DraftedStep(1, 1, 0.5, 1e-3, 1e-3, 3e-3))
         elif lost.is_control:
             lost.observe_plain(1e-3, 1e-3)
-    assert not any(lost.may_look() and lost.may_run(0.5) for _ in range(16)), "its drafts do not pay"
-    assert gains.of({"two"}, 1).may_look()
-    assert gains.of({"one", "two"}, 2).may_look()
+    assert not any(lost.begin_step() and lost.may_run(0.5) for _ in range(16)), "its drafts do not pay"
+    assert gains.of({"two"}, 1).begin_step()
+    assert gains.of({"one", "two"}, 2).begin_step()
     assert gains.of({"one"}, 1) is lost
     for index in range(5000):
         gains.of({str(index)}, 1)
