@@ -158,7 +158,9 @@ async def _fault(response: aiohttp.ClientResponse, runners: Field, number: int) 
 
 async def _shown(response: aiohttp.ClientResponse) -> Truth:
     shown = (await response.json())["choices"][0]["logprobs"]
-    return tuple(int(token.removeprefix("token_id:")) for token in shown["tokens"]), torch.tensor(shown["token_logprobs"])
+    return tuple(int(token.removeprefix("token_id:")) for token in shown["tokens"]), torch.tensor(
+        shown["token_logprobs"]
+    )
 
 
 async def _churn(
