@@ -20,9 +20,11 @@ def failures(report: dict[str, Any]) -> list[str]:
         found.append(f"disconnects: {storm}")
     if flood["canary_faults"] or set(flood["statuses"]) - {"200", "429", "503"}:
         found.append(f"overload: {flood}")
-    for long in report["soaks"]:
-        if long["wrong"] or long["memory_slope_mib_per_minute"] > MAX_SLOPE or long["descriptor_slope_per_minute"] > 1:
-            found.append(f"soak: { {name: value for name, value in long.items() if name != 'samples'} }")
+    found += [
+        f"soak: { {name: value for name, value in long.items() if name != 'samples'} }"
+        for long in report["soaks"]
+        if long["wrong"] or long["memory_slope_mib_per_minute"] > MAX_SLOPE or long["descriptor_slope_per_minute"] > 1
+    ]
     return found
 
 

@@ -77,7 +77,7 @@ def _truth(plain: torch.nn.Module, folder: Path | None, prompt: Sequence[int]) -
 
 
 async def quiet_field(url: str, admin: Mapping[str, str], runners: Field) -> Field:
-    """The same adapters with the answers of the server itself, one request at a time: in a race they are the same bits."""
+    """The same adapters with the server's own answers, one request at a time: in a race they are the same bits."""
     outcome, truths = Outcome(), dict[str, list[Truth]]()
     async with aiohttp.ClientSession(url, headers=admin) as session:
         for name, folder in runners.folders.items():
