@@ -49,6 +49,11 @@ def test_alarms_ring_when_they_should() -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     for command in (["check", "rules", str(FILE)], ["test", "rules", str(STORIES)]):
         done = subprocess.run(
-            ["promtool", *command], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False, timeout=60
+            ["promtool", *command],
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -79,7 +79,9 @@ def test_selectors_find_their_own_pods_and_nobody_elses(renderings: dict[str, Re
         selector = spec.get("selector", spec.get("podSelector"))
         assert found(selector.get("matchLabels", selector)) == [expected], (kind, suffix)
     assert found(renderings["gateway"].of("InferencePool")["spec"]["selector"]["matchLabels"]) == ["server"]
-    assert found(rendering.of("NetworkPolicy", "-redis")["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]) == ["server"]
+    assert found(
+        rendering.of("NetworkPolicy", "-redis")["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    ) == ["server"]
 
 
 def test_monitor_scrapes_each_pod_once(renderings: dict[str, Rendered]) -> None:
@@ -124,7 +126,9 @@ def test_names_of_adapters_are_open_to_a_picker_alone(renderings: dict[str, Rend
     pool = renderings["gateway"].of("InferencePool")["spec"]
     assert pool["targetPorts"] == [{"number": renderings["gateway"].server()["ports"][0]["containerPort"]}]
     (rule,) = renderings["gateway"].of("HTTPRoute")["spec"]["rules"]
-    assert rule["backendRefs"] == [{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "lora-serve"}]
+    assert rule["backendRefs"] == [
+        {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "lora-serve"}
+    ]
     (rule,) = renderings["tls"].of("HTTPRoute")["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": "lora-serve", "port": 8000}]
 

@@ -1,4 +1,4 @@
-"""Dashboard, alarms, autoscalers and the endpoint picker ask for metrics that a real server has, in PromQL that parses."""
+"""Dashboard, alarms, autoscalers and endpoint picker ask for metrics that a real server has, in PromQL that parses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def queries(renderings: dict[str, Rendered]) -> Iterator[tuple[str, str]]:
             yield f"panel {panel['title']}", target["expr"].replace("$__rate_interval", "5m")
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
-            yield f"variable {variable['name']}", re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1]
+            yield (
+                f"variable {variable['name']}",
+                re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1],
+            )
     for group in ALERTS:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]

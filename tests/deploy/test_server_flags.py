@@ -1,4 +1,4 @@
-"""What the chart tells the server is what the server understands: flags, settings, variables, paths, the uid, the drain."""
+"""The server understands what the chart tells it: flags, settings, variables, paths, the uid, the drain."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_more_flags_win_over_settings_and_tls_is_on(
     assert found.max_loras == 7
     assert (found.ssl_certfile, found.ssl_keyfile) == (tmp_path / "tls.crt", tmp_path / "tls.key")
     container = renderings["tls"].server()
-    assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {"HTTPS"}
+    assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {
+        "HTTPS"
+    }
 
 
 def test_schema_names_every_setting_of_the_server() -> None:
@@ -110,7 +112,10 @@ def test_pod_lives_until_the_server_has_drained_and_ended(renderings: dict[str, 
 
 def test_start_may_take_many_times_what_was_measured(renderings: dict[str, Rendered]) -> None:
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
-    measured = [float(found) for found in re.findall(r"^\| (?:a new store|the store of a server).*\| ([\d.]+) s \|$", page, re.M)]
+    measured = [
+        float(found)
+        for found in re.findall(r"^\| (?:a new store|the store of a server).*\| ([\d.]+) s \|$", page, re.M)
+    ]
     probe = renderings["plain"].server()["startupProbe"]
     assert len(measured) >= 2
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 40 * max(measured)

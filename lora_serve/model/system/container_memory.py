@@ -1,4 +1,4 @@
-"""What a container may still take of its memory limit: /proc/meminfo tells of the whole machine, whatever the limit."""
+"""The memory that a container's limit leaves: /proc/meminfo tells of the whole machine, whatever the limit."""
 
 from __future__ import annotations
 
