@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.step_seams import PARTS
 from lora_serve.commands.bench.report import processor_words
 
 Report = dict[str, Any]
+OURS, ALONE = "lora_serve", "itself alone"
+PEERS = {  # as a reader knows them
+    "llama_cpp-f16": "llama.cpp (f16)",
+    "vllm-lora-off-float32": "vLLM without LoRA (float32)",
+    "vllm-lora-off-bfloat16": "vLLM without LoRA (bfloat16)",
+    "vllm-float32": "vLLM (float32)",
+    "vllm-bfloat16": "vLLM (bfloat16)",
+}
 POPULARITIES = {"base": "base only", "identical": "one adapter for all", "uniform": "16 adapters in the batch"}
 
 
@@ -23,27 +31,94 @@ def processor(report: Report) -> str:
     return processor_words(report["machine"])
 
 
+def short(report: Report) -> str:
+    """The kind of processor in a few words, for tables that name several."""
+    name = report["machine"]["cpu"].replace("(R)", "").removesuffix(" Processor")
+    tiles = "with AMX" if report["machine"].get("kernels") == "amx" else ""
+    bf16 = f"with{'' if report['machine']['bf16_instructions'] else 'out'} bf16 instructions"
+    return f"{name}, {report['machine']['cores']} cores, {tiles or bf16}"
+
+
 def beside(reports: Sequence[Report], popularities: Sequence[str]) -> str:
-    """Engines of several side by sides, each under its processor: tokens/s, time to the first and between tokens."""
+    """Side by sides, a row for each peer: tokens/s of this server, and how many times the peer's of the same run."""
+    rows = [row for report in reports for row in _beside(report, popularities)]
+    titles = [f"{POPULARITIES[name]}, tokens/s" for name in popularities]
+    return table(["processor", "beside", "load", *titles], rows)
+
+
+def _beside(report: Report, popularities: Sequence[str]) -> Iterator[list[str]]:
+    where = f"{short(report)}; {numbers(report)}; {made(report)}"
+    peers = [engine["engine"] for engine in report["engines"] if engine["engine"] != OURS]
+    for number, peer in enumerate(peers or [ALONE]):
+        cells = [_ratio(report, peer, name) for name in popularities]
+        if any(cells):
+            yield [where if number == 0 else "", PEERS.get(peer, peer), _load(report), *cells]
+
+
+def _load(report: Report) -> str:
+    return f"{report['shape']}, {report['rounds']} rounds of {report['load']['num_requests']}"
+
+
+def _ratio(report: Report, peer: str, popularity: str) -> str:
+    """Ours, which part it is of our own base-only figure, and how many times the peer's."""
+    speeds = {(one["engine"], one["popularity"]): one["output_tokens_per_s"] for one in report["medians"]}
+    ours, base, theirs = (speeds.get(key) for key in ((OURS, popularity), (OURS, "base"), (peer, popularity)))
+    if ours is None or (theirs is None and peer != ALONE):
+        return ""
+    kept = f" ({ours / base:.2f} of base only)" if base and popularity != "base" else ""
+    return f"{ours:.0f}{kept}" + (f", {ours / theirs:.2f} times its {theirs:.0f}" if theirs else "")
+
+
+def latencies(reports: Sequence[Report]) -> str:
+    """Every engine of the side by sides: times to the first and between tokens, memory and start."""
     rows = []
     for report in reports:
-        cells = {(median["engine"], median["popularity"]): median for median in report["medians"]}
-        measured = [one for one in report["engines"] if any((one["engine"], name) in cells for name in popularities)]
-        for engine in measured:
-            first = processor(report) if engine is measured[0] else ""
-            found = [_throughput(cells.get((engine["engine"], name))) for name in popularities]
-            load = f"{report['rounds']} x {report['load']['num_requests']}, {report['shape']}"
-            memory = f"{engine['peak_rss'] / 2**30:.1f} GiB"
-            rows.append([first, engine["engine"], load, *found, memory, f"{engine['start_s']:.0f} s"])
-    titles = [POPULARITIES[name] for name in popularities]
-    return table(["processor", "engine", "rounds x requests", *titles, "peak memory", "start"], rows)
+        for number, engine in enumerate(report["engines"]):
+            found = [one for one in report["medians"] if one["engine"] == engine["engine"]]
+            cells = {one["popularity"]: one for one in found}
+            memory, start_s = f"{engine['peak_rss'] / 2**30:.1f} GiB", f"{engine['start_s']:.0f} s"
+            times = [_times(cells.get(name)) for name in ("base", "uniform")]
+            where = f"{short(report)}; {_load(report)}; {made(report)}" if number == 0 else ""
+            name = PEERS.get(engine["engine"], engine["engine"])
+            rows.append([where, f"{name}, {_version(engine)}", *times, memory, start_s])
+    return table(["processor", "engine", "base only", "16 adapters in the batch", "peak memory", "start"], rows)
 
 
-def _throughput(median: Report | None) -> str:
+def _version(engine: Report) -> str:
+    """The version of an engine, the first that its report names: the others are those of its libraries."""
+    return next(iter(engine["versions"].values()), "")
+
+
+def _times(median: Report | None) -> str:
     if median is None:
         return ""
-    first, between = median["ttft_ms"]["p50"] / 1000, median["itl_ms"]["p50"]
-    return f"{median['output_tokens_per_s']:.0f} tokens/s, {first:.1f} s, {between:.0f} ms"
+    return f"{median['ttft_ms']['p50'] / 1000:.1f} s, {median['itl_ms']['p50']:.0f} ms"
+
+
+def numbers(report: Report) -> str:
+    """The type of numbers of this server; an older report does not tell: float32, as it had no bfloat16 kernels."""
+    return str(report.get("dtype", "float32"))
+
+
+def made(report: Report) -> str:
+    """The day, and the commit where it was noted."""
+    commit = report["machine"].get("commit")
+    day = str(report.get("date") or report["machine"]["date"])
+    return f"{day}, commit {commit}" if commit else day
+
+
+def speculation(reports: Sequence[Report]) -> str:
+    """Tokens per second with guesses over those without, by text and rows, all reports of one kind of processor."""
+    cells = [cell for report in reports for cell in report["cells"]]
+    counts = sorted({cell["rows"] for cell in cells})
+    found = {(cell["case"], cell["rows"]): cell for cell in cells}
+    rows = []
+    for case in dict.fromkeys(cell["case"] for cell in cells):
+        ratios = [found.get((case, count)) for count in counts]
+        rows.append([f"`{case}`", *("" if one is None else f"{one['ratio']:.2f}" for one in ratios)])
+    differ, prompts = (sum(cell[name] for cell in cells) for name in ("different_answers", "prompts"))
+    head = ["tokens/s, `auto` over `off`", *(f"{count} row{'s' * (count > 1)}" for count in counts)]
+    return f"{table(head, rows)}\n{_thousands(differ)} of {_thousands(prompts)} answers differed.\n"
 
 
 def place(report: Report) -> str:
@@ -57,7 +132,7 @@ def place(report: Report) -> str:
 def caption(report: Report) -> str:
     """Where and how it was measured."""
     threads = report.get("threads")
-    words = [place(report)]
+    words = [place(report), made(report)]
     words += [f"{threads} thread{'s' if threads > 1 else ''} of torch's"] if threads else []
     words += ["processor time"] if report.get("clock") == "processor" else []
     words += [f"torch {report['machine']['versions']['torch']}"]
@@ -77,34 +152,30 @@ def roofline(report: Report) -> str:
         rows.append([
             name, _mb(base), _mb(case["floor_bytes"]), f"{operations / 1e9:.2f}",
             f"{operations / gemm / 1e6:.0f}", f"{base / gemm / 1e6:.1f}", " / ".join(products),
-            f"{case['floor_ms']:.1f}", f"{case['ms']:.1f}", f"{case['step_over_floor']:.2f}",
+            f"{case['floor_ms']:.1f}", f"{case['ms']:.1f}", f"{case['step_over_floor']:.2f}", _over_base(report, name),
         ])  # fmt: skip
     whose = "products, own / oneDNN, ms" if "gemms_ms" in case else "products, ms"
     head = ["step", "weights, MB", "adapters + KV, MB", "GFLOP of the base", "products, GFLOP/s", "products, GB/s"]
-    head += [whose, "floor, ms", "step, ms", "step / floor"]
+    head += [whose, "floor, ms", "step, ms", "step / floor", "step / base"]
     bandwidth = (
         f"Reading at {report['read_bytes_per_second'] / 1e9:.1f} GB/s (a large tensor summed in the same run).\n"
     )
     return f"{bandwidth}\n{table(head, rows)}"
 
 
-def ratios(report: Report) -> str:
-    return table(["steps", "ratio of times"], [[name, f"{ratio:.2f}"] for name, ratio in report["ratios"].items()])
+def _over_base(report: Report, name: str) -> str:
+    """The median of the rounds' own ratios, where there is one."""
+    ratio = report["ratios"].get(f"{name} / base")
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def parts(report: Report) -> str:
-    """Milliseconds of each part, and its share of the step."""
+    """Each part's share of the step."""
     rows = []
     for name, case in report["cases"].items():
         found = case["parts_ms"]
-        cells = [f"{found[part]:.1f} ({found[part] / found['total']:.0%})" for part in PARTS]
-        rows.append([name, *cells, f"{found['total']:.1f}"])
-    return table(["step, ms", *PARTS, "total"], rows)
-
-
-def operators(report: Report) -> str:
-    rows = [[f"`{row['name']}`", str(row["calls"]), f"{row['self_ms']:.2f}"] for row in report["operators"]]
-    return table(["operator", "calls per step", "ms inside it"], rows)
+        rows.append([name, *(f"{found[part] / found['total']:.0%}" for part in PARTS)])
+    return table(["step", *PARTS], rows)
 
 
 def growth_file(report: Report) -> str:
@@ -117,19 +188,20 @@ def growth_picture(report: Report) -> str:
 
 
 def growth(name: str, unit: str, report: Report) -> str:
-    """One panel: a column per x; where there is a base, what the others are of it."""
+    """One panel in ratios: the first series beside its first point, the others beside the base."""
     panel = report["panels"][name]
-    series = dict(panel["series"])
-    rows = [[label, *map(_number, values)] for label, values in series.items()]
-    base = series.get("base")
-    for label, values in series.items():
-        if base and label != "base":
-            rows.append([f"{label} / base", *(f"{a / b:.2f}" for a, b in zip(values, base, strict=True))])
-    return table([unit, *(f"{x:,}".replace(",", " ") for x in panel["x"])], rows)
+    (first, values), *others = panel["series"].items()
+    rows = [[f"{first}, times the first", *(f"{value / values[0]:.2f}" for value in values)]]
+    for label, found in others:
+        rows.append([f"{label} / {first}", *(f"{a / b:.2f}" for a, b in zip(found, values, strict=True))])
+    return table([unit, *(_thousands(x) for x in panel["x"])], rows)
 
 
 def registered(report: Report) -> str:
-    return growth("registered", "microseconds, by adapters registered", report)
+    """Microseconds, as they hold no model."""
+    panel = report["panels"]["registered"]
+    rows = [[label, *map(_number, values)] for label, values in panel["series"].items()]
+    return table(["microseconds, by adapters registered", *(_thousands(x) for x in panel["x"])], rows)
 
 
 def start(report: Report) -> str:
@@ -147,7 +219,7 @@ def many(report: Report) -> str:
     for run in report["runs"]:
         few, all_of_them = (sorted(run[kind]["output_tokens_per_s"]) for kind in ("few", "many"))
         rows.append([
-            f"{run['num_adapters']:,}".replace(",", " "), str(run["slots"]), run["shape"], str(len(few)),
+            _thousands(run["num_adapters"]), str(run["slots"]), run["shape"], str(len(few)),
             f"{few[len(few) // 2]:.0f}", f"{all_of_them[len(few) // 2]:.0f}", f"{run['kept']:.2f}",
         ])  # fmt: skip
     head = ["registered", "slots", "shape", "rounds", "tokens/s with as many adapters as slots", "with all", "kept"]
@@ -157,6 +229,10 @@ def many(report: Report) -> str:
 def _number(value: float) -> str:
     """Three digits or so: a table holds microseconds of four magnitudes."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _thousands(number: float) -> str:
+    return f"{number:,}".replace(",", " ")
 
 
 def _mb(num_bytes: float) -> str:

@@ -1,7 +1,9 @@
-"""What every report holds: the machine and its versions, and percentiles."""
+"""What every report holds: the machine and its versions, the day and the commit, and percentiles."""
 
 from __future__ import annotations
 
+import datetime
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from lora_serve.commands.bench.result import spread_ms
 from lora_serve.model.native import levels
 
 RESULTS = Path(__file__).with_name("results")
+SERVER = RESULTS.parents[1] / "lora_serve"
 PACKAGES = ("torch", "transformers", "peft", "aiohttp")
 
 
@@ -21,8 +24,21 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What ran this: processor, the level of the native kernels that it has, memory, versions."""
-    return {**bench_machine(), "kernels": kernel_level(), "versions": versions(PACKAGES)}
+    """What ran this: day, commit, processor, the level of the native kernels that it has, memory, versions."""
+    made = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit()}
+    return {**made, **bench_machine(), "kernels": kernel_level(), "versions": versions(PACKAGES)}
+
+
+def commit() -> str:
+    """The commit that is measured, with a + if the server's code was changed since; empty: there is no git."""
+    try:
+        head, changed = (
+            subprocess.run(["git", *words], cwd=RESULTS, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", f"{SERVER}"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + "+" * bool(changed)
 
 
 def kernel_level() -> str:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.results_page
 
-A file's own words count where it has them (`machine`, `date`, `command`); else the day of its last commit, today for
-one that is not committed as it is, and the command that makes a file of this name.
+A file's own words count where it has them (`machine` with the day and the commit that was measured, `command`); else
+the day of its last commit, today for one that is not committed as it is, and the command that makes a file of this
+name.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Every figure is of the processor beside it: compare ratios of one file, never ti
 processor's name; its family, model, instructions and the level of the native kernels tell the kind. Kernels `avx2` are
 those without AVX-512, `amx` those with AMX and AVX512-BF16 (`lora_serve/model/native/levels.py`). Files from before
 kernels had levels name none; a machine without bf16 instructions ran what is `avx2` now. Pictures are of the file of
-their name.
+their name. *Made* is the day, with the commit that was measured where the file notes it (a + behind it: with changes).
 
 This page is written by `python -m benchmarks.results_page`.
 
@@ -73,13 +74,15 @@ def processors() -> Iterator[tuple[str, str | None]]:
 
 
 def _row(file: Path) -> list[str]:
-    """Its processor, its day and its command."""
+    """Its processor, its day, with the commit where it was noted, and its command."""
     document = json.loads(file.read_text())
     if file.name in COUNTS:
         return ["any: checks, counts or made-up time", _day(file), f"`{COUNTS[file.name]}`"]
     found = _machine(document)
     kernels = f", kernels `{found['kernels']}`" if "kernels" in found else ""
-    return [f"{processor(document)}{kernels}", document.get("date") or _day(file), f"`{_command(file, document)}`"]
+    commit = f", commit {found['commit']}" if found.get("commit") else ""
+    made = f"{document.get('date') or found.get('date') or _day(file)}{commit}"
+    return [f"{processor(document)}{kernels}", made, f"`{_command(file, document)}`"]
 
 
 def _machine(document: Any) -> dict[str, Any]:

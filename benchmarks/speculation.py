@@ -23,7 +23,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.alternating import CLOCK_HELP, CLOCKS, Clock, median_ratio
-from benchmarks.report import machine
+from benchmarks.report import kernel_level, machine, result_file
 from lora_serve.core.messages import TokenEvent
 from lora_serve.core.request import InferenceRequest
 from tests.local_engine import LocalEngine
@@ -97,13 +97,15 @@ def main() -> None:
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help=CLOCK_HELP)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speculation.json"))
+    parser.add_argument("--out", type=Path, help="default: results/speculation-<kernels' level>.json")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(DATA / "model")
     cells = [cell for rows in options.rows for cell in _cells(options, tokenizer, rows)]
-    facts = {"machine": machine(), "speculate": options.speculate, "clock": options.clock, "max_tokens": MAX_TOKENS}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(facts | {"cells": cells}, indent=1) + "\n")
+    command = " ".join(["python -m benchmarks.speculation", *sys.argv[1:]])
+    facts = {"machine": machine(), "command": command, "speculate": options.speculate, "clock": options.clock}
+    facts |= {"max_tokens": MAX_TOKENS}
+    out: Path = options.out or result_file("speculation", kernel_level())
+    out.write_text(json.dumps(facts | {"cells": cells}, indent=1) + "\n")
 
 
 def _cells(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, num_rows: int) -> list[dict[str, Any]]:

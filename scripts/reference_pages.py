@@ -89,7 +89,8 @@ names. A flag wins over the environment, the environment over the file. A flag t
 repeated; in the environment its values stand with commas between them, or as a JSON list. Bytes may be given as
 `512MiB` or `2GiB`; `--no-` before its name turns a flag off. A wrong value ends the start with exit code 2 and a line
 that names the flag, the value and what is allowed. `LORA_SERVE_KERNELS`, a variable that is no flag, takes a lower
-level of the CPU's [kernels](../how-to/production.md#kernels) than the processor's best."""
+level of the CPU's kernels than the processor's best: [numbers and kernels](../how-to/kernels.md) says what it and
+`--dtype` do, [guessed tokens](../how-to/speculation.md) what `--speculate` does."""
 
 
 def vllm_flags_page() -> str:
@@ -211,7 +212,7 @@ an adapter that cannot be served, 429 a caller's own limit, 503 overloaded, drai
 and 503 carry `Retry-After`.
 
 Every answer to an inference request carries `X-Request-Id`, `X-Adapter-Id`, `X-Adapter-Version`, `X-Adapter-Digest`
-and `Server-Timing` (queue, load, prefill and decode in ms). `/version` has [kernels](../how-to/production.md#kernels).
+and `Server-Timing` (queue, load, prefill and decode in ms). `/version` has [kernels](../how-to/kernels.md).
 
 A request names its adapter in one of four ways; the first that is given counts: `adapters` or `adapter_id` in the
 body, the header `X-Adapter-Id`, `model`. A name may carry a version: `acme/support@3` or `acme/support@sha256:...`."""

@@ -27,6 +27,7 @@ def check_start(settings: Settings) -> None:
 
     Raises ConfigError.
     """
+    _check_extras(settings)
     with bound_socket(settings.host, settings.port) as listener:
         check_exposure(settings.server_slice(), listener)
     if (tls := settings.tls_slice()) is not None:
@@ -39,7 +40,6 @@ def check_start(settings: Settings) -> None:
     _check_model(settings)
     _check_template(settings)
     _check_modules(settings)
-    _check_extras(settings)
 
 
 def _check_model(settings: Settings) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import subprocess
+import sys
 
-from benchmarks.report import machine, percentiles
+import pytest
+
+from benchmarks.report import RESULTS, machine, percentiles
 
 
 def test_percentiles_are_the_median_and_the_tail() -> None:
@@ -18,3 +23,18 @@ def test_the_machine_is_named_with_its_cores_and_versions() -> None:
     found = machine()
     assert found["cores"] >= 1
     assert found["versions"]["torch"].startswith("2.")
+
+
+def test_report_tells_the_day_and_the_commit_that_was_measured() -> None:
+    found = machine()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RESULTS, capture_output=True, text=True, check=False).stdout
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", found["date"])
+    assert head.startswith(found["commit"].rstrip("+"))
+    assert bool(found["commit"]) == bool(head)
+
+
+@pytest.mark.nightly
+def test_libraries_are_quiet_in_a_benchmark() -> None:
+    program = "import benchmarks, torch, torchao; from torch.profiler import profile\nwith profile(): torch.ones(1)"
+    found = subprocess.run([sys.executable, "-c", program], cwd=RESULTS.parents[1], capture_output=True, check=True)
+    assert (found.stdout, found.stderr) == (b"", b"")

@@ -32,5 +32,5 @@ def test_every_file_with_times_names_its_processor_and_the_page_says_the_same() 
 
 def test_every_row_tells_a_day_and_a_command() -> None:
     for name, (_, day, command) in rows().items():
-        assert re.fullmatch(r"20\d\d-\d\d-\d\d", day), name
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d(, commit [0-9a-f]+\+?)?", day), name
         assert re.fullmatch(r"`\S.*`", command), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from tests.canary.asking import Canaries, Verdict, judge
 from tests.canary.figures import Figures, base_digest
 from tests.canary.house import House
-from tests.canary.loop_lag import LIMIT, own_part
+from tests.canary.loop_lag import INTERVAL, LIMIT, own_part
 from tests.canary.questions import NEW_TOKENS, Question, World
 from tests.canary.watch import unplanned, watching
 
@@ -71,7 +72,9 @@ def test_open_socket_and_left_file_are_noticed(house: House) -> None:
 
 
 def test_loop_that_is_kept_is_noticed(house: House) -> None:
-    """By processor time of a turn, and by lag; whoever keeps Python's lock on another thread shows as lag alone."""
+    """By processor time of a turn, and by lag; whoever keeps Python's lock on another thread shows as lag alone, and a
+    client of the tests in this process as neither.
+    """
 
     async def keep() -> None:
         start = time.thread_time()
@@ -89,10 +92,17 @@ def test_loop_that_is_kept_is_noticed(house: House) -> None:
     assert during.p99 > LIMIT
 
     before = house.lag.mark()
-    assert sum(range(20_000_000))  # one call into C: here, on the test's thread, nobody gets Python's lock meanwhile
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(sum, range(20_000_000)).result()  # one call into C: nobody gets Python's lock meanwhile
     house.on_loop(asyncio.sleep(0.1))
     during = house.lag.since(before)
     assert during.longest_turn[0] < LIMIT < max(during.lags)
+
+    before = house.lag.mark()
+    assert sum(range(20_000_000))
+    house.on_loop(asyncio.sleep(0.1))
+    during = house.lag.since(before)
+    assert max(during.lags) < LIMIT < max(during.wall)
 
 
 def test_lag_of_a_busy_machine_is_not_the_servers() -> None:
@@ -101,6 +111,13 @@ def test_lag_of_a_busy_machine_is_not_the_servers() -> None:
     assert own_part(0.5, before, {"loop": (0.0, 0.0), "reader": (5.3, 1.2)}) == pytest.approx(0.3)
     assert own_part(0.5, before, {"loop": (0.0, 0.48), "reader": (5.0, 1.0)}) == pytest.approx(0.0)
     assert own_part(0.5, before, {"loop": (0.01, 0.2), "reader": (5.02, 1.2)}) == pytest.approx(0.02)
+
+
+def test_lag_of_a_client_in_this_process_is_not_the_servers() -> None:
+    before = {"loop": (0.0, 0.0), "client": (5.0, 1.0)}
+    assert own_part(0.5, before, {"loop": (0.0, 0.0), "client": (5.5, 1.0)}, {"client"}) == pytest.approx(INTERVAL)
+    assert own_part(0.5, before, {"loop": (0.5, 0.0), "client": (5.01, 1.0)}, {"client"}) == pytest.approx(0.5)
+    assert own_part(0.5, before, {"loop": (0.02, 0.1), "client": (5.3, 1.1)}, {"client"}) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("line", ["ERROR lora_serve x failed", "WARNING x\nTraceback (most recent call last)"])

@@ -22,6 +22,7 @@ from lora_serve.model.native import compiler, levels, library, packed_linear
 from lora_serve.model.native.levels import Level
 from lora_serve.model.system.threads import openmp
 from tests.local_engine import LocalEngine
+from tests.model.compiled_once import COMPILE
 from tests.model.native.conftest import flags_of
 from tests.model.tiny import filled_cache
 from tests.oracle import save_adapter, save_tiny_model
@@ -39,6 +40,12 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     library.forget()
     yield tmp_path / "cache" / "lora_serve"
     library.forget()
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how a compiler's file is made: none is a copy of another test's."""
+    monkeypatch.setattr(compiler, "compile_kernels", COMPILE)
 
 
 @pytest.fixture
@@ -70,6 +77,7 @@ def assert_kept() -> None:
         assert library.why_not(CPU, torch.float32) is None
 
 
+@pytest.mark.usefixtures("compiles")
 def test_kernels_are_compiled_once_per_machine(empty_cache: Path) -> None:
     assert library.why_not(CPU, torch.float32) is None
     assert library.description().source == "compiled"
@@ -148,6 +156,7 @@ def test_part_of_a_file_is_not_loaded_but_compiled_again_over_it(
     assert compiler.is_whole(made)
 
 
+@pytest.mark.usefixtures("compiles")
 def test_content_is_on_the_disk_before_the_name(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     sync, replace = os.fsync, Path.replace
@@ -174,6 +183,7 @@ def test_kernels_that_lack_a_function_are_compiled_again(
         assert f"{folder / name} cannot be loaded: it lacks rms_norm" in caplog.text
 
 
+@pytest.mark.usefixtures("compiles")
 def test_what_a_compiler_makes_wrong_is_a_reason_and_torch_serves(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +283,7 @@ def test_folder_in_the_place_of_the_file_is_told(empty_cache: Path, caplog: pyte
     assert list(empty_cache.iterdir()) == [made]
 
 
+@pytest.mark.usefixtures("compiles")
 def test_a_wide_umask_leaves_kernels_that_are_loaded_again(empty_cache: Path) -> None:
     before = os.umask(0)
     try:

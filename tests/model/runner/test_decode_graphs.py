@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from lora_serve.core.batch import Batch, Row, RowAdapter, RowOutput, SampleInput, SlotRef
+from lora_serve.core.memory import ActivationModel
 from lora_serve.core.request import SamplingParams
 from lora_serve.model.attention import varlen
+from lora_serve.model.memory.setup import ActivationProbe
 from lora_serve.model.native import packed_linear
 from lora_serve.model.runner.decode_graphs import DecodeGraphs
 from lora_serve.model.runner.model_runner import ModelRunner
@@ -33,6 +35,7 @@ class World:
         adapters = {name: save_adapter(model, root / name, seed=i) for i, name in enumerate("abc")}
         with pytest.MonkeyPatch.context() as patch:  # the recorder sees torch's operators, not calls into C
             patch.setattr(packed_linear, "why_not", lambda weight: "not on a GPU")
+            patch.setattr(ActivationProbe, "learn", lambda *_: ActivationModel())  # the interpreter takes 10 s for it
             self.engine = LocalEngine(
                 model, adapters, block_size=4, max_loras=2, kv_cache_memory="200KiB", lora_kernel="triton",
                 attention="sdpa", fuse_layers=False,
