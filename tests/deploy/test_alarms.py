@@ -28,6 +28,13 @@ def test_there_are_ten_and_the_runbook_has_an_entry_for_each() -> None:
         assert rule["annotations"]["runbook_url"] == f"docs/deploy.md#{rule['alert'].lower()}"
 
 
+def test_each_alarm_is_of_this_job_alone() -> None:
+    """The chart narrows it further to a release."""
+    for rule in RULES:
+        names = re.findall(r"\b(?:up|(?:vllm:|lora_serve_)\w+)\b", rule["expr"])
+        assert len(names) == rule["expr"].count('{job="lora-serve"'), rule["alert"]
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_entry_of_the_runbook_says_what_it_means_and_what_to_do(rule: dict[str, str]) -> None:
     (entry,) = re.findall(rf"^### {rule['alert']}$(.*?)(?=^##|\Z)", PAGE, re.M | re.S)
