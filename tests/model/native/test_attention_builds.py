@@ -61,7 +61,9 @@ def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 @pytest.mark.parametrize("order", ["dot", "blocks"])
 def test_bits_are_the_same_by_every_build(order: str, builds: Path) -> None:
     of_order = [build for name, build in BUILDS.items() if name.startswith(order)]
-    first, *others = [found_by(build, builds) for build in by_tier(dict.fromkeys((of_order[0], of_order[-1])), of_order)]
+    first, *others = [
+        found_by(build, builds) for build in by_tier(dict.fromkeys((of_order[0], of_order[-1])), of_order)
+    ]
     assert len(others) >= (1 if len(BUILDS) > 2 else 0)
     for found in others:
         assert [key for key in first if not same_bits(found[key], first[key])] == []
