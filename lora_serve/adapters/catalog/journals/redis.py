@@ -5,7 +5,8 @@ per commit, whose id is its generation and whose field `keys` is a JSON list of 
 the names of commits -> generation. A commit is WATCH, MULTI, EXEC on the position, so it is atomic without a script.
 
 Position and records are the state; changes and heads tell followers how it came about. Foreign data in the latter two
-is dropped and costs followers a reload of all records. Names that heads lost are read from changes. An unreadable position is made anew over the same records.
+is dropped and costs followers a reload of all records. Names that heads lost are read from changes. An unreadable
+position is made anew over the same records.
 """
 
 from __future__ import annotations
