@@ -17,7 +17,7 @@ from tests.oracle import save_adapter
 from tests.oracle import save_tiny_model
 from tests.tiers import mostly_nightly
 
-LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 90, 7, 18, 31, 9)
+LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 130, 7, 18, 31, 9)
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
 # A float32 weight that is embedding and output head in one is left to torch's own product, whose bits depend on rows.
 SHAPE["tie_word_embeddings"] = False
@@ -34,8 +34,12 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def save_adapters(model: Path, root: Path) -> dict[str, Path]:
-    """One in float32, and two in bfloat16."""
-    folders = {name: save_adapter(model, root / name, seed=i, r=3 + 15 * i) for i, name in enumerate("abc")}
+    """One in float32, and two in bfloat16; layers that share their inputs have scales of their own."""
+    alphas = {"k_proj": 3, "up_proj": 20}
+    folders = {
+        name: save_adapter(model, root / name, seed=i, r=3 + 15 * i, alpha_pattern=alphas)
+        for i, name in enumerate("abc")
+    }
     for name in "bc":
         round_adapter(folders[name])
     return folders
