@@ -19,7 +19,7 @@
 #include "threads.h"
 
 #define RANKS 512  /* at a time: what the sums of a chunk take on the stack; converted adapters have any rank */
-#define CHUNK 12   /* tokens of a segment that one thread takes at a time */
+#define CHUNK 32   /* the most tokens of a segment that one thread takes at a time */
 #define STREAMS 4  /* rows of A or B that one token reads side by side, while the next ones are fetched */
 #define TOKENS 3   /* x TOGETHER sums of the shrink in registers */
 #define TOGETHER 4

@@ -21,7 +21,8 @@ from lora_serve.model.system.transfer import to_device
 
 SHORT_SEGMENT = 32  # tokens; longer ones are tiles. As measured on a CPU: not tuned on a GPU yet
 TILE_TOKENS = 64  # of one matrix product of a long segment
-PIECE = 12  # tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
+PIECE = 32  # the most tokens of a segment that one thread takes at a time; CHUNK of native/lora.c
+_SHORT_PIECE = 12  # where longer ones would leave threads without any
 ChangeTable = Mapping[int, Any]  # an adapter's changes of one module by slot; kept up to date by `LoraSlots`
 Piece = tuple[int, int, float]  # number of tokens, slot (BASE_SLOT: none), scale
 
@@ -143,7 +144,8 @@ class LoraTokens:
 
 def _cut(segment: LoraSegment) -> Iterator[tuple[int, int]]:
     """First token and number of tokens of the segment's pieces, PIECE at most and as equal as can be."""
-    parts = -(-segment.num_tokens // PIECE)
+    fewest, most = (-(-segment.num_tokens // size) for size in (PIECE, _SHORT_PIECE))
+    parts = max(fewest, min(most, torch.get_num_threads()))
     for part in range(parts):
         first, end = (segment.num_tokens * edge // parts for edge in (part, part + 1))
         yield segment.start + first, end - first

@@ -108,3 +108,15 @@ def test_token_that_is_not_finite_reaches_no_other_of_its_segment(bad: float) ->
 def test_pieces_are_no_longer_than_the_kernel_has_room_for() -> None:
     source = (Path(compiler.__file__).parent / "lora.c").read_text()
     assert re.findall(r"#define CHUNK (\d+)", source) == [str(PIECE)]
+
+
+@pytest.mark.parametrize(
+    ("threads", "length", "wanted"), [(1, 20, [20]), (2, 20, [10, 10]), (2, 96, [32] * 3), (16, 60, [12] * 5)]
+)
+def test_long_segment_is_cut_once_more_only_where_threads_would_wait(
+    monkeypatch: pytest.MonkeyPatch, threads: int, length: int, wanted: list[int]
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    pieces = LoraTokens.of([(5, BASE_SLOT, 1.0), (length, 3, 1.0)]).pieces.tolist()
+    assert [count for _, count, _ in pieces] == wanted
+    assert [first for first, _, _ in pieces] == [5 + sum(wanted[:i]) for i in range(len(wanted))]
