@@ -12,9 +12,7 @@ import torch
 
 from lora_serve.core.request import InferenceRequest
 from tests.local_engine import Answer, LocalEngine
-from tests.oracle import round_adapter
-from tests.oracle import save_adapter
-from tests.oracle import save_tiny_model
+from tests.oracle import round_adapter, save_adapter, save_tiny_model
 from tests.tiers import mostly_nightly
 
 LENGTHS = (45, 3, 70, 1, 33, 12, 64, 2, 40, 5, 26, 130, 7, 18, 31, 9)
